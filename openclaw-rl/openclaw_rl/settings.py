@@ -216,6 +216,8 @@ class PublisherSettings(Branch):
     """Stored replies scored by the gate."""
     gate_tokens: int = Field(default=64, ge=1)
     """Tokens of each such reply."""
+    gate_prompt_tokens: int = Field(default=4096, ge=1)
+    """Prompt tokens the gate may prefill for one comparison; the shortest prompts are taken first."""
     self_test_tolerance: float = Field(default=0.05, gt=0)
     """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading."""
     max_versions: int = Field(default=3, ge=2)

@@ -1,0 +1,191 @@
+"""Routes for the operator and for liveness: `/healthz`, `/v1/admin/*`, `/v1/turns*`, `/metrics`.
+
+`/healthz` answers anyone with a word; everything else needs the admin key, compared in constant time. Nothing here prints a secret.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from openclaw_rl import metrics
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import LedgerError, RequestError
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.publisher import Publisher
+from openclaw_rl.supervisor import ChildStatus
+from openclaw_rl.types import TurnState, Version, VersionState
+
+
+@dataclass(frozen=True, slots=True)
+class AdminDeps:
+    admin_key: str
+    ledger: Ledger
+    serving: ServingVersions
+    publisher: Publisher
+    children: Callable[[], list[ChildStatus]]
+    train_now: Callable[[], Awaitable[None]]
+    model_name: str
+    method: str
+    started_at: float
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Rollback(_Body):
+    to: int | None = Field(default=None, ge=0)
+    """The version to go back to; the parent of the one that serves when None."""
+    requeue: bool = False
+    """Let the samples of the abandoned versions wait again."""
+
+
+class Pin(_Body):
+    weight_version: int | None = Field(ge=0)
+    """Serve this version and publish nothing by itself; None unpins."""
+
+
+class Learning(_Body):
+    on: bool
+
+
+def build_admin_router(deps: AdminDeps) -> APIRouter:
+    router = APIRouter()
+
+    async def admin(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), deps.admin_key.encode()):
+            raise RequestError("this route needs the admin key (keys/admin.key in the data directory)", status=401, code="invalid_api_key")
+
+    guarded = APIRouter(dependencies=[Depends(admin)])
+
+    @router.get("/healthz")
+    async def healthz() -> JSONResponse:
+        """`ok`, or `degraded` while a part is down; chats are held, not refused, meanwhile."""
+        failing = problems(deps)
+        return JSONResponse({"status": "degraded" if failing else "ok", "weight_version": deps.serving.current})
+
+    @guarded.get("/v1/admin/status")
+    async def status() -> JSONResponse:
+        versions = await deps.ledger.versions()
+        return JSONResponse(
+            {
+                "model": deps.model_name,
+                "method": deps.method,
+                "started_at": deps.started_at,
+                "serving": deps.serving.current,
+                "pinned": await deps.ledger.pinned(),
+                "tip": (await deps.ledger.tip()).weight_version,
+                "learning": await deps.ledger.learning(),
+                "problems": problems(deps),
+                "children": [asdict(child) for child in deps.children()],
+                "counts": await deps.ledger.counts(),
+                "last_gate": asdict(deps.publisher.last_gate) if deps.publisher.last_gate else None,
+                "versions": [version_row(version) for version in versions[-20:]],
+            }
+        )
+
+    @guarded.get("/v1/admin/versions/{weight_version}")
+    async def one_version(weight_version: int) -> JSONResponse:
+        return JSONResponse(version_row(await known_version(deps.ledger, weight_version)))
+
+    @guarded.post("/v1/admin/rollback")
+    async def rollback(body: Rollback) -> JSONResponse:
+        to = body.to
+        if to is None:
+            to = (await deps.ledger.version(deps.serving.current)).parent
+            if to is None:
+                raise RequestError("the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back")
+        await known_version(deps.ledger, to)
+        version = await deps.ledger.rollback(to, requeue=body.requeue)
+        await deps.publisher.serve_version(version.weight_version)
+        return JSONResponse({"serving": version.weight_version})
+
+    @guarded.post("/v1/admin/pin")
+    async def pin(body: Pin) -> JSONResponse:
+        if body.weight_version is not None:
+            await known_version(deps.ledger, body.weight_version)
+            await deps.publisher.serve_version(body.weight_version)
+        await deps.ledger.set_pin(body.weight_version)
+        deps.publisher.wake()
+        return JSONResponse({"pinned": body.weight_version, "serving": deps.serving.current})
+
+    @guarded.post("/v1/admin/learning")
+    async def learning(body: Learning) -> JSONResponse:
+        await deps.ledger.set_learning(body.on)
+        return JSONResponse({"learning": body.on})
+
+    @guarded.post("/v1/admin/train")
+    async def train() -> JSONResponse:
+        """Let the trainer take whatever waits, however small the batch."""
+        waiting = (await deps.ledger.counts()).get(TurnState.SAMPLED, 0)
+        await deps.train_now()
+        return JSONResponse({"waiting": waiting})
+
+    @guarded.get("/v1/turns")
+    async def turns(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+        state: TurnState | None = None,
+        session_id: str | None = None,
+        user: str | None = None,
+    ) -> JSONResponse:
+        rows = await deps.ledger.turns(limit=limit, state=state, session_id=session_id, user=user)
+        return JSONResponse({"turns": [_plain(row) for row in rows]})
+
+    @guarded.get("/v1/turns/{turn_id}")
+    async def turn(turn_id: str) -> JSONResponse:
+        """Why this turn was or was not trained on."""
+        record = await deps.ledger.turn(turn_id)
+        if record is None:
+            raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
+        return JSONResponse(_plain(record))
+
+    @guarded.get("/metrics")
+    async def prometheus() -> Response:
+        return PlainTextResponse(metrics.render(await deps.ledger.counts(), deps.serving.current), media_type=metrics.CONTENT_TYPE)
+
+    router.include_router(guarded)
+    return router
+
+
+def problems(deps: AdminDeps) -> list[str]:
+    """Each part that is down, in words; empty when all is well."""
+    found = []
+    if deps.ledger.failure:
+        found.append(f"ledger: {deps.ledger.failure}; replies are served, not recorded")
+    if not deps.serving.is_open:
+        found.append("engine: not ready; chats are held")
+    found += [f"{child.name}: not running, last exit {child.last_exit}" for child in deps.children() if child.pid is None]
+    return found
+
+
+async def known_version(ledger: Ledger, weight_version: int) -> Version:
+    try:
+        return await ledger.version(weight_version)
+    except LedgerError as error:
+        raise RequestError(str(error), status=404, code="version_not_found") from error
+
+
+def version_row(version: Version) -> dict[str, Any]:
+    """A version as operators see it."""
+    return {**_plain(version), "state": VersionState(version.state).value}
+
+
+def _plain(row: object) -> Any:
+    """Dataclasses, enums and messages as JSON values."""
+    if isinstance(row, BaseModel):
+        return row.model_dump(mode="json", exclude_none=True)
+    if hasattr(row, "__dataclass_fields__"):
+        return {name: _plain(getattr(row, name)) for name in row.__dataclass_fields__}
+    if isinstance(row, dict):
+        return {key: _plain(value) for key, value in row.items()}
+    if isinstance(row, list | tuple):
+        return [_plain(value) for value in row]
+    return row
+
+

@@ -1,0 +1,269 @@
+"""`openclaw-rl`: serve, look, steer. Its help is the manual.
+
+The server runs in the foreground; every other command talks to a running server of the same data directory, with that directory's admin
+key.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+
+from openclaw_rl import settings as settings_module
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.errors import OpenClawRLError, SettingsError
+
+app = typer.Typer(
+    name="openclaw-rl",
+    help="Online RL for personal agents: point your agent at this server, chat, and the model learns from your next message.",
+    epilog="Settings: a TOML file (--config), the environment (OPENCLAW_RL__SERVER__PORT=8000), or --set server.port=8000. "
+    "`openclaw-rl settings` prints every key with its meaning and default.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+learning_app = typer.Typer(help="Pause or resume learning; chats go on, turns are still recorded and judged.", no_args_is_help=True)
+app.add_typer(learning_app, name="learning")
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; openclaw-rl.toml here when present.")]
+DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Where everything is kept. Default: ~/.openclaw-rl")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting; may be repeated.")]
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: Annotated[str | None, typer.Option(help="Anything but loopback needs server.api_keys.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: 30000")] = None,
+    model: Annotated[str | None, typer.Option(help="`bundled`, a folder, or a Hugging Face causal LM.")] = None,
+    engine_url: Annotated[str | None, typer.Option(help="Use a running SGLang at this URL in place of the embedded engine.")] = None,
+    method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl.")] = None,
+    judge: Annotated[str | None, typer.Option(help="`rules`, or `llm`.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Judged turns per training step.")] = None,
+    learn: Annotated[bool, typer.Option(help="--no-learn: serve and record only.")] = True,
+    sets: SetOption = None,
+) -> None:
+    """Serve the model on port 30000, record, judge, train and hot-swap. Stops cleanly on Ctrl-C or SIGTERM."""
+    overrides: dict[str, Any] = {}
+    named = {
+        "data_dir": None if data_dir is None else str(data_dir),
+        "server.host": host,
+        "server.port": port,
+        "model.path": model,
+        "method.name": method,
+        "judge.kind": judge,
+        "training.batch_size": batch_size,
+    }
+    overrides.update({key: value for key, value in named.items() if value is not None})
+    if batch_size is not None:
+        overrides["training.min_batch"] = min(batch_size, settings_module.TrainingSettings().min_batch)
+    if engine_url is not None:
+        overrides |= {"engine.kind": "url", "engine.url": engine_url}
+    if not learn:
+        overrides["training.enabled"] = False
+    overrides |= _sets(sets)
+    settings = _settings(config, overrides)
+    from openclaw_rl.app import run  # heavy: the front end's imports take seconds, and `--help` should not
+
+    try:
+        sys.exit(asyncio.run(run(settings)))
+    except OpenClawRLError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.command()
+def status(config: ConfigOption = None, data_dir: DataDirOption = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """What serves, what waits, what was learned, what is broken."""
+    body = _call("GET", "/v1/admin/status", config, data_dir)
+    if as_json:
+        print(json.dumps(body, indent=2))
+        return
+    print(f"{body['model']}, method {body['method']}: version {body['serving']} serves", end="")
+    print(f" (pinned at {body['pinned']})" if body["pinned"] is not None else "", end="")
+    print(f", tip {body['tip']}, learning {'on' if body['learning'] else 'paused'}")
+    for problem in body["problems"]:
+        print(f"  ! {problem}")
+    print("\nturns and samples")
+    for what, count in sorted(body["counts"].items()):
+        print(f"  {what:40} {count:>8}")
+    print("\nversions (newest last)")
+    for row in body["versions"]:
+        reason = f"  {row['reason']}" if row.get("reason") else ""
+        print(f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}  {_when(row['committed_at'])}{reason}")
+
+
+@app.command()
+def turns(
+    turn_id: Annotated[str | None, typer.Argument(help="One turn in full: why it was or was not trained on.")] = None,
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    state: Annotated[str | None, typer.Option(help="served, paired, judged, sampled, leased, trained or dropped.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List recorded turns, or show one."""
+    if turn_id is not None:
+        print(json.dumps(_call("GET", f"/v1/turns/{turn_id}", config, data_dir), indent=2, ensure_ascii=False))
+        return
+    query = {"limit": limit, "state": state, "session_id": session}
+    for row in _call("GET", "/v1/turns", config, data_dir, params={k: v for k, v in query.items() if v is not None})["turns"]:
+        print("  ".join(f"{value}" for value in row.values() if value is not None))
+
+
+@app.command()
+def rollback(
+    to: Annotated[int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")] = None,
+    requeue: Annotated[bool, typer.Option(help="Let the samples of the abandoned versions wait again.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Go back to an earlier version, its optimizer state included; what was learned after it is abandoned."""
+    body = _call("POST", "/v1/admin/rollback", config, data_dir, json={"to": to, "requeue": requeue})
+    print(f"version {body['serving']} serves")
+
+
+@app.command()
+def pin(
+    weight_version: Annotated[int | None, typer.Argument(help="Version to keep serving.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Publish new versions again.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Keep serving one version; training goes on, nothing is published until `pin --off`."""
+    if (weight_version is None) != off:
+        _fail("give a version, or --off")
+    body = _call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version})
+    print(f"version {body['serving']} serves" + ("" if off else ", pinned"))
+
+
+@learning_app.command("pause")
+def learning_pause(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Hand out no more batches."""
+    _call("POST", "/v1/admin/learning", config, data_dir, json={"on": False})
+    print("learning is paused")
+
+
+@learning_app.command("resume")
+def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Hand out batches again."""
+    _call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
+    print("learning is on")
+
+
+@app.command()
+def train(
+    now: Annotated[bool, typer.Option("--now", help="Needed: this trains on whatever waits, however little.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Do not wait for a full batch: train now on the samples that wait."""
+    if not now:
+        _fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
+    body = _call("POST", "/v1/admin/train", config, data_dir)
+    print(f"{body['waiting']} samples wait" + (": the trainer takes them now" if body["waiting"] else ", nothing to train on"))
+
+
+@app.command("export-adapter")
+def export_adapter(
+    folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
+    weight_version: Annotated[int | None, typer.Option("--version", help="Default: the one that serves.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Copy a version's LoRA adapter (PEFT format) out of the data directory."""
+    number = weight_version
+    if number is None:
+        number = _call("GET", "/v1/admin/status", config, data_dir)["serving"]
+    row = _call("GET", f"/v1/admin/versions/{number}", config, data_dir)
+    if row["folder"] is None:
+        _fail(f"version {number} is the base: it has no adapter")
+    if folder.exists():
+        _fail(f"{folder} exists already")
+    source = _root(config, data_dir).root / row["folder"]
+    folder.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy2(source / name, folder / name)
+    print(f"version {number} is in {folder}")
+
+
+@app.command("settings")
+def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Print every setting: its key, its value now, its meaning."""
+    _print_branch(_settings(config, _sets(sets)), "")
+
+
+def _print_branch(branch: settings_module.Branch, prefix: str) -> None:
+    for name, field in type(branch).model_fields.items():
+        value = getattr(branch, name)
+        if isinstance(value, settings_module.Branch):
+            print(f"\n[{prefix}{name}]")
+            _print_branch(value, f"{prefix}{name}.")
+        else:
+            meaning = " ".join((field.description or "").split())
+            print(f"{prefix}{name} = {value}" + (f"    # {meaning}" if meaning else ""))
+
+
+def _sets(sets: list[str] | None) -> dict[str, Any]:
+    overrides = {}
+    for item in sets or []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            _fail(f"--set {item!r}: write KEY=VALUE")
+        overrides[key] = value
+    return overrides
+
+
+def _settings(config: Path | None, overrides: dict[str, Any]) -> settings_module.Settings:
+    try:
+        return settings_module.load(config, overrides)
+    except SettingsError as error:
+        _fail(str(error))
+
+
+def _root(config: Path | None, data_dir: Path | None) -> DataDir:
+    overrides = {} if data_dir is None else {"data_dir": str(data_dir)}
+    return DataDir(_settings(config, overrides).data_dir.expanduser().absolute())
+
+
+def _call(method: str, path: str, config: Path | None, data_dir: Path | None, **kwargs: Any) -> Any:
+    """One request to the running server of this data directory."""
+    root = _root(config, data_dir)
+    try:
+        where = json.loads(root.server_file.read_text())["url"]
+        key = (root.keys / "admin.key").read_text().strip()
+    except OSError:
+        _fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
+    try:
+        reply = httpx.request(method, where + path, headers={"Authorization": f"Bearer {key}"}, timeout=150.0, **kwargs)
+    except httpx.HTTPError as error:
+        _fail(f"the server at {where} does not answer: {error}")
+    if reply.is_error:
+        try:
+            message = reply.json()["error"]["message"]
+        except (ValueError, KeyError):
+            message = reply.text
+        _fail(f"{reply.status_code}: {message}")
+    return reply.json()
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"openclaw-rl: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> None:
+    app()

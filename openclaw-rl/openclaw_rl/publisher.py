@@ -1,0 +1,262 @@
+"""The publisher: commits become served versions. *gate → load → self-test → prewarm → switch → drain → unload.*
+
+It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the version that serves
+serving. Requests never wait for it: an adapter is loaded beside the old one, new requests take the new name, running ones finish.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineError, EngineRefused, LedgerError
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.trainers.api import Probe, Report
+from openclaw_rl.types import Ids, Version, VersionState
+
+log = structlog.get_logger()
+
+RETRY_S = 2.0
+BASE_KL_ALERT = 0.8
+REJECTIONS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What the gate measured; KL in nats per token, None where there was nothing to measure on."""
+
+    step_kl: float | None
+    base_kl: float | None
+    refusal: str | None = None
+
+
+def adapter_name(weight_version: int) -> str | None:
+    """The engine's name of a version; the base has none. Names are never reused, versions neither."""
+    return None if weight_version == 0 else f"policy-v{weight_version}"
+
+
+class Publisher:
+    def __init__(
+        self, ledger: Ledger, engine: Engine, serving: ServingVersions, settings: PublisherSettings, data_dir: Path
+    ) -> None:
+        self._ledger, self._engine, self._serving, self._settings, self._data_dir = ledger, engine, serving, settings, data_dir
+        self._loaded: set[int] = set()
+        self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
+        self.last_gate: GateResult | None = None
+
+    def wake(self) -> None:
+        """A commit, a pin or a rollback happened."""
+        self._wake.set()
+
+    async def restore(self) -> None:
+        """Serve what the ledger says serves: at start, and after the engine came back empty. Opens the gate."""
+        async with self._turn:
+            self._loaded.clear()
+            version = await self._target()
+            await self._load(version)
+            self._switch(version.weight_version)
+            if version.state is not VersionState.SERVING:
+                await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
+        log.info("serving", weight_version=version.weight_version)
+
+    async def run(self) -> None:
+        """Publish whatever waits, forever. Owned by the app."""
+        while True:
+            self._wake.clear()
+            try:
+                while await self._publish_next():
+                    pass
+                await self._retire_idle()
+            except (EngineError, LedgerError, TimeoutError) as error:
+                log.warning("publish_delayed", error=str(error), retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(RETRY_S if self._draining() else 3600):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def serve_version(self, weight_version: int) -> None:
+        """Serve this version now (a rollback or a pin). Raises EngineError, LedgerError; then the old one still serves."""
+        async with self._turn:
+            await self._load(await self._ledger.version(weight_version))
+            self._switch(weight_version)
+            await self._ledger.set_version_state(weight_version, VersionState.SERVING)
+        self.wake()
+
+    # -- one publication ---------------------------------------------------------------------------------------------------------
+
+    async def _target(self) -> Version:
+        pinned = await self._ledger.pinned()
+        return await self._ledger.version(await self._ledger.serving_version() if pinned is None else pinned)
+
+    async def _publish_next(self) -> bool:
+        """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing waits."""
+        if await self._ledger.pinned() is not None:
+            return False
+        unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
+        waiting = [version for version in await self._ledger.versions() if version.state in unfinished]
+        if not waiting or len(self._loaded) >= self._settings.max_versions:
+            # Every slot has running replies: the newest candidate waits and supersedes the older ones meanwhile.
+            return False
+        async with self._turn:
+            version = min(waiting, key=lambda candidate: candidate.weight_version)
+            await self._publish(version, newer_waits=len(waiting) > 1)
+        return True
+
+    async def _publish(self, version: Version, *, newer_waits: bool) -> None:
+        number = version.weight_version
+        bound = log.bind(weight_version=number, parent=version.parent)
+        try:
+            await self._load(version)
+        except EngineRefused as error:
+            await self._reject(number, f"the engine refused it: {error}")
+            return
+        if version.state is VersionState.CANDIDATE:
+            report = Report.model_validate(json.loads(version.report_json))
+            result = await self._gate(version, report)
+            refusal = result.refusal or await self._self_test(number, report.probes)
+            self.last_gate = result
+            bound.info("gate", step_kl=result.step_kl, base_kl=result.base_kl, refusal=refusal)
+            if refusal:
+                await self._unload(number)
+                await self._reject(number, refusal)
+                return
+            await self._ledger.set_version_state(number, VersionState.GATED)
+            await self._ledger.clear_rejections()
+        if newer_waits:
+            await self._ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
+            await self._unload(number)
+            return
+        if version.state is not VersionState.LOADING:
+            await self._ledger.set_version_state(number, VersionState.LOADING)
+        await self._prewarm(number)
+        self._switch(number)
+        await self._ledger.set_version_state(number, VersionState.SERVING)
+        bound.info("published")
+
+    async def _reject(self, number: int, reason: str) -> None:
+        rejected = await self._ledger.reject(number, reason)
+        in_a_row = await self._ledger.rejections_in_a_row()
+        log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
+        if in_a_row >= REJECTIONS_IN_A_ROW:
+            await self._ledger.set_learning(False)
+            log.error("learning_paused", reason=f"{in_a_row} versions rejected in a row", resume="openclaw-rl learning resume")
+
+    # -- the gate ----------------------------------------------------------------------------------------------------------------
+
+    async def _gate(self, version: Version, report: Report) -> GateResult:
+        if not all(math.isfinite(value) for value in report.metrics.values()):
+            return GateResult(None, None, "the step's metrics are not finite")
+        serving = self._serving.current
+        versions = {row.weight_version: row for row in await self._ledger.versions()}
+        steps, ancestor = 0, version
+        while ancestor.weight_version != serving and ancestor.parent is not None:
+            steps, ancestor = steps + 1, versions[ancestor.parent]
+        step_kl = await self._kl(serving, version.weight_version)
+        base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
+        refusal = None
+        # The serving version stands for the parent when versions between were superseded: each of their steps has its own allowance.
+        if step_kl is not None and not step_kl <= self._settings.max_step_kl * max(steps, 1):
+            refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {self._settings.max_step_kl * max(steps, 1):g}"
+        elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
+            refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
+        elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
+            log.warning("base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=self._settings.max_base_kl)
+        return GateResult(step_kl, base_kl, refusal)
+
+    async def _kl(self, a: int, b: int) -> float | None:
+        """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖ b))."""
+        replies = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
+        total, count, budget = 0.0, 0, self._settings.gate_prompt_tokens
+        for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
+            budget -= len(prompt_ids)
+            if count and budget < 0:
+                break
+            forced = response_ids[: self._settings.gate_tokens]
+            under_a, under_b = await self._score(a, prompt_ids, forced), await self._score(b, prompt_ids, forced)
+            total += math.fsum(under_a) - math.fsum(under_b)
+            count += len(forced)
+        return total / count if count else None
+
+    async def _self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
+        """Whether the engine's numbers are the trainer's. A reason when they are not."""
+        for probe in probes:
+            ids = tuple(probe.response_ids)
+            engine = await self._score(number, tuple(probe.prompt_ids), ids)
+            noise = _mean_abs(engine, probe.log_probs)
+            if not noise <= self._settings.self_test_tolerance:
+                return f"self-test: engine and trainer differ by {noise:.3g} nats per token"
+            shift = _mean_abs(probe.log_probs, probe.parent_log_probs)
+            from_parent = _mean_abs(engine, probe.parent_log_probs)
+            # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
+            if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
+                return f"self-test: the engine still answers like the parent ({from_parent:.3g} of {shift:.3g} nats per token)"
+        return None
+
+    async def _score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> tuple[float, ...]:
+        async with asyncio.timeout(self._settings.call_timeout_s):
+            score = await self._engine.score(
+                prompt_ids, response_ids, lora_path=adapter_name(number), extra_key=f"v{number}"
+            )
+        return score.log_probs
+
+    # -- the engine's adapters ---------------------------------------------------------------------------------------------------
+
+    async def _load(self, version: Version) -> None:
+        number, name = version.weight_version, adapter_name(version.weight_version)
+        if name is None or number in self._loaded:
+            return
+        if version.folder is None:
+            raise EngineRefused(f"version {number} has no folder", status=400)
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                await self._engine.load_adapter(name, self._data_dir / version.folder)
+        except EngineRefused as error:
+            if "already loaded" not in str(error):
+                raise
+        self._loaded.add(number)
+
+    async def _unload(self, number: int) -> None:
+        name = adapter_name(number)
+        if name is None or number not in self._loaded:
+            return
+        async with asyncio.timeout(self._settings.call_timeout_s):
+            await self._engine.unload_adapter(name)
+        self._loaded.discard(number)
+
+    def _switch(self, number: int) -> None:
+        self._serving.switch(number, adapter_name(number))
+
+    def _draining(self) -> bool:
+        return bool(self._loaded - {self._serving.current})
+
+    async def _retire_idle(self) -> None:
+        """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every load."""
+        for number in sorted(self._loaded - {self._serving.current}):
+            if self._serving.users(number) == 0:
+                async with self._turn:
+                    await self._unload(number)
+                log.info("adapter_unloaded", weight_version=number)
+
+    async def _prewarm(self, number: int) -> None:
+        """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its prefix cached."""
+        for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
+            if len(prompt_ids) > 1:
+                await self._score(number, prompt_ids[:-1], prompt_ids[-1:])
+
+
+def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
+    """Mean |a − b|; infinite when their lengths differ, so that it never passes a test."""
+    if len(a) != len(b) or not a:
+        return math.inf
+    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)

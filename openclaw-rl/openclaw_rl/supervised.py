@@ -1,0 +1,28 @@
+"""Runs a module as a supervised child: `python -m openclaw_rl.supervised MODULE [ARGS …]`.
+
+The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child gets SIGTERM, and
+leaves for good after `GRACE_S`. So a killed server leaves no orphan engine behind.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+
+GRACE_S = 20.0
+
+
+def _hold_lifeline() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_hold_lifeline, name="lifeline", daemon=True).start()
+    module, sys.argv = sys.argv[1], sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,101 @@
+"""Child processes: started, watched, restarted with growing pauses, stopped. Only what we started is ever ended, by its own handle."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStatus:
+    name: str
+    pid: int | None
+    restarts: int
+    last_exit: int | None
+
+
+class Child:
+    """One supervised process of ours. `run` belongs in the app's TaskGroup; cancelling it stops the process."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        args: Sequence[str],
+        *,
+        python: str | None,
+        log_file: Path,
+        stop_grace_s: float = 20.0,
+        on_exit: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.name = name
+        self._argv = [python or sys.executable, "-m", "openclaw_rl.supervised", module, *args]
+        self._log_file = log_file
+        self._stop_grace_s = stop_grace_s
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._restarts = 0
+        self._last_exit: int | None = None
+        self._stopping = False
+
+    def status(self) -> ChildStatus:
+        pid = self._process.pid if self._process and self._process.returncode is None else None
+        return ChildStatus(self.name, pid, self._restarts, self._last_exit)
+
+    async def run(self) -> None:
+        """Keep the process running until cancelled or stopped."""
+        pause_s = FIRST_PAUSE_S
+        try:
+            while not self._stopping:
+                started = time.monotonic()
+                await self._spawn()
+                assert self._process is not None
+                self._last_exit = await self._process.wait()
+                if self._stopping:
+                    return
+                if self._on_exit:
+                    await self._on_exit()
+                pause_s = FIRST_PAUSE_S if time.monotonic() - started > HEALTHY_AFTER_S else min(pause_s * 2, LONGEST_PAUSE_S)
+                log.warning("child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file))
+                self._restarts += 1
+                await asyncio.sleep(pause_s)
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL after the grace."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._stop_grace_s):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _spawn(self) -> None:
+        descriptor = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # stdin is the lifeline: it closes with us, and the child leaves (supervised.py).
+            self._process = await asyncio.create_subprocess_exec(
+                *self._argv, stdin=asyncio.subprocess.PIPE, stdout=descriptor, stderr=descriptor, start_new_session=True
+            )
+        finally:
+            os.close(descriptor)
+        log.info("child_started", child=self.name, pid=self._process.pid)

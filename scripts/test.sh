@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs what the tests need into .venv (the first time) and runs what CI runs: linters, types, import contracts, tests.
+#   scripts/test.sh            everything
+#   scripts/test.sh ARGS …     pytest alone, with these arguments
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
+ensure_venv local,dev
+cd "$ROOT"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+if [ $# -gt 0 ]; then exec python -m pytest "$@"; fi
+ruff format --check .
+ruff check .
+mypy
+lint-imports
+exec python -m pytest
