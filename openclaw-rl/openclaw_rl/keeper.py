@@ -1,0 +1,53 @@
+"""Keeps the gate of an engine: shut while it is down, open again once it serves the version that the ledger says serves.
+
+Chats that arrive meanwhile wait at the gate (`engine.hold_s`), so an engine that crashes and comes back is a pause, not an error.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineError, LedgerError
+
+log = structlog.get_logger()
+
+POLL_S, DOWN_AFTER = 1.0, 3
+
+
+class EngineKeeper:
+    def __init__(self, engine: Engine, serving: ServingVersions, restore: Callable[[], Awaitable[None]]) -> None:
+        self._engine, self._serving, self._restore = engine, serving, restore
+        self._exited = asyncio.Event()
+
+    async def child_exited(self) -> None:
+        """Our own engine process ended: no need to wait for missed polls."""
+        self._serving.close_gate()
+        self._exited.set()
+
+    async def run(self) -> None:
+        """Poll, shut, restore, open; forever. Owned by the app."""
+        missed = 0
+        while True:
+            healthy = await self._engine.is_healthy()
+            missed = 0 if healthy else missed + 1
+            if self._serving.is_open and missed >= DOWN_AFTER:
+                log.warning("engine_down", missed_polls=missed)
+                self._serving.close_gate()
+            if healthy and not self._serving.is_open:
+                await self._reopen()
+            await asyncio.sleep(POLL_S)
+
+    async def _reopen(self) -> None:
+        self._exited.clear()
+        try:
+            await self._restore()
+        except (EngineError, LedgerError, TimeoutError) as error:
+            log.warning("engine_not_restored", error=str(error))
+            return
+        if self._exited.is_set():  # it died again while its adapters were being loaded
+            return
+        self._serving.open_gate()
+        log.info("engine_ready", weight_version=self._serving.current)

@@ -1,0 +1,100 @@
+"""The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they talk.
+
+    python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--keep-log FILE]
+
+FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn is in the ledger,
+paired with its true next state and judged; side requests were served and not recorded; a LoRA step ran, and later replies carry the
+next version, in the ledger and in the reply's header.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from openclaw_client import OpenClaw
+from running_server import RunningServer
+
+CHAT = (
+    "Give me three tips to sleep better.",
+    "No, that is wrong. I asked for no lists: answer again in one short sentence.",
+    "Too long. Shorter, please.",
+    "Thanks, that is perfect!",
+)
+AFTER_THE_STEP = "One more: what is a good time to go to bed?"
+BATCH = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or nothing at all")
+    parser.add_argument("--report", type=Path, help="write what was seen as JSON")
+    options = parser.parse_args()
+    data_dir = options.folder.absolute() / f"data-{options.identity}-{int(time.time())}"
+    compat = {"sendSessionAffinityHeaders": True} if options.identity == "headers" else {}
+    report: dict[str, Any] = {"identity": options.identity, "turns": [], "seconds": {}}
+    with RunningServer(data_dir, ["--batch-size", str(BATCH)]) as server:
+        with OpenClaw(options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat) as client:
+            client.call("sessions.create", {"key": "agent:main:titled", "titleSource": "Please plan a garden with tomatoes and basil"})
+            replies = [timed(report, f"turn {number}", client.say, "e2e", text) for number, text in enumerate(CHAT, 1)]
+            started = time.monotonic()
+            server.wait_for("version 1 serves", lambda status: status["serving"] >= 1, 600)
+            report["seconds"]["last reply to new version"] = round(time.monotonic() - started, 1)
+            replies.append(timed(report, "turn after the step", client.say, "e2e", AFTER_THE_STEP))
+            status, turns = server.status(), server.turns()
+    report |= {"status": status, "turns": turns, "replies": replies}
+    if options.report:
+        options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False))
+    return judge(report)
+
+
+def timed(report: dict[str, Any], what: str, call: Any, *args: str) -> str:
+    started = time.monotonic()
+    reply: str = call(*args)
+    report["seconds"][what] = round(time.monotonic() - started, 1)
+    print(f"{what}: {report['seconds'][what]} s\n  user:  {args[-1]}\n  agent: {reply[:200]!r}", flush=True)
+    return reply
+
+
+def judge(report: dict[str, Any]) -> int:
+    """Print each check; 1 when one fails."""
+    said = [*CHAT, AFTER_THE_STEP]
+    turns, counts = report["turns"], report["status"]["counts"]
+    asked = [last_user(turn["request"]["messages"]) for turn in turns]
+    answered = [last_user(turn["next_state"]["messages"]) if turn.get("next_state") else None for turn in turns]
+    versions = [turn["turn"]["versions"][0]["weight_version"] for turn in turns]
+    verdicts = [turn["verdict"]["value"] if turn.get("verdict") else None for turn in turns]
+    texts = [turn["turn"]["reply"]["content"] for turn in turns]
+    side = sum(count for what, count in counts.items() if what.startswith("side"))
+    checks = {
+        "every message the user sent is one recorded turn": len(turns) == len(said) and all(w in a for w, a in zip(said, asked, strict=True)),
+        "each is paired with the user's next message": all(w in (a or "") for w, a in zip(said[1:], answered, strict=False)) and answered[-1] is None,
+        "corrections are judged -1, thanks +1": verdicts[:3] == [-1, -1, 1] and verdicts[4] is None,
+        "what the client showed is what was recorded": all(t.strip() == r for t, r in zip(texts, report["replies"], strict=True)),
+        "side requests were served and not recorded": side >= 1,
+        "a step was trained and serves": report["status"]["serving"] >= 1,
+        "the reply after it carries its version": versions[-1] == report["status"]["serving"] and versions[0] == 0,
+        "nothing is degraded": not report["status"]["problems"],
+    }
+    print(f"\nverdicts {verdicts}, versions {versions}, side requests {side}, counts {counts}")
+    for what, holds in checks.items():
+        print(f"{'ok  ' if holds else 'FAIL'} {what}")
+    return 0 if all(checks.values()) else 1
+
+
+def last_user(messages: list[Any]) -> str:
+    """The text of the last user message that is not the client's own trailing context."""
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)
+        if message["role"] == "user" and "BEGIN_OPENCLAW_INTERNAL_CONTEXT" not in text:
+            texts.append(text)
+    return texts[-1] if texts else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

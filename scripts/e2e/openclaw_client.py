@@ -1,0 +1,139 @@
+"""A real, unmodified OpenClaw on loopback: installed from npm, configured for one OpenAI-compatible URL, driven through its gateway.
+
+Needs npm (any Node that runs it); Node 24 is installed beside the client. Everything lives in one folder; nothing outside it is touched.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+OPENCLAW, NODE = "openclaw@2026.9.6", "node@24"
+GATEWAY_START_S, TURN_S = 180, 600
+
+
+def install(folder: Path) -> Path:
+    """Install the client into folder/inst once; the folder of its executables."""
+    inst = folder / "inst"
+    binaries = inst / "node_modules" / ".bin"
+    if not (binaries / "openclaw").exists():
+        inst.mkdir(parents=True, exist_ok=True)
+        (inst / "package.json").write_text('{"private": true}')
+        quiet = ["--no-fund", "--no-audit", "--loglevel=error"]
+        subprocess.run(["npm", "i", *quiet, NODE], cwd=inst, check=True)
+        subprocess.run(["npm", "i", *quiet, OPENCLAW], cwd=inst, check=True, env=os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"})
+    return binaries
+
+
+def config(*, base_url: str, model: str, api_key: str, workspace: Path, port: int, token: str, log_file: Path, compat: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can hold."""
+    entry = {
+        "id": model,
+        "name": model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": 8192,
+        "maxTokens": 256,
+    }
+    if compat:
+        entry["compat"] = dict(compat)
+    return {
+        "logging": {"file": str(log_file)},
+        "models": {
+            "mode": "replace",
+            # `qwen` would pull in a provider plugin of that name.
+            "providers": {"rl": {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}},
+        },
+        "agents": {
+            "defaults": {
+                "model": {"primary": f"rl/{model}"},
+                "workspace": str(workspace),
+                "heartbeat": {"every": "0m"},
+                "skipBootstrap": True,
+                "contextInjection": "never",
+                "skills": [],
+            }
+        },
+        "tools": {"deny": ["*"]},
+        "gateway": {"mode": "local", "port": port, "bind": "loopback", "auth": {"mode": "token", "token": token}},
+    }
+
+
+class OpenClaw:
+    """A running gateway and the chats through it; a context manager that ends only what it started."""
+
+    def __init__(self, folder: Path, *, base_url: str, model: str, api_key: str = "none", compat: Mapping[str, Any] | None = None) -> None:
+        self._binaries = install(folder)
+        self._run = folder / "run"
+        shutil.rmtree(self._run, ignore_errors=True)
+        state = self._run / ".openclaw"
+        state.mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._token = secrets.token_hex(12)
+        path = state / "openclaw.json"
+        body = config(
+            base_url=base_url,
+            model=model,
+            api_key=api_key,
+            workspace=self._run / "workspace",
+            port=self._port,
+            token=self._token,
+            log_file=self._run / "openclaw.log",
+            compat=compat or {},
+        )
+        path.write_text(json.dumps(body, indent=2))
+        self._environ = os.environ | {
+            "PATH": f"{self._binaries}:{os.environ['PATH']}",
+            "HOME": str(self._run),
+            "OPENCLAW_STATE_DIR": str(state),
+            "OPENCLAW_CONFIG_PATH": str(path),
+            "OPENCLAW_GATEWAY_TOKEN": self._token,
+        }
+        self._gateway: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        subprocess.run(["openclaw", "config", "validate"], env=self._environ, check=True, stdout=subprocess.DEVNULL)
+        argv = ["openclaw", "gateway", "--port", str(self._port), "--bind", "loopback", "--auth", "token", "--token", self._token]
+        with (self._run / "gateway.out").open("wb") as out:
+            self._gateway = subprocess.Popen(argv, env=self._environ, stdout=out, stderr=out)
+        end = time.monotonic() + GATEWAY_START_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/healthz", timeout=5):
+                    return self
+            except OSError:
+                if time.monotonic() > end or self._gateway.poll() is not None:
+                    self.__exit__(None, None, None)
+                    raise RuntimeError(f"the gateway did not come up: {(self._run / 'gateway.out').read_text()[-2000:]}") from None
+                time.sleep(0.5)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._gateway is not None:
+            self._gateway.terminate()
+            try:
+                self._gateway.wait(15)
+            except subprocess.TimeoutExpired:
+                self._gateway.kill()
+                self._gateway.wait()
+
+    def say(self, session: str, message: str) -> str:
+        """One user message; the agent's reply. Raises CalledProcessError when the client failed."""
+        argv = ["openclaw", "agent", "--agent", "main", "--session-key", f"agent:main:{session}", "--message", message, "--timeout", str(TURN_S)]
+        done = subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=TURN_S + 120)
+        return done.stdout.strip()
+
+    def call(self, method: str, params: Mapping[str, Any]) -> str:
+        """A gateway method, as the Control UI calls it."""
+        argv = ["openclaw", "gateway", "call", method, "--params", json.dumps(params)]
+        return subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=120).stdout

@@ -1,0 +1,95 @@
+"""A real `openclaw-rl serve` in a process of its own, for end-to-end scripts, kill tests and benchmarks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+
+class RunningServer:
+    """Start, ask, kill, restart. A context manager that ends only what it started."""
+
+    def __init__(self, data_dir: Path, args: Sequence[str] = (), *, start_s: float = 300.0) -> None:
+        self.data_dir = data_dir
+        self._args, self._start_s = list(args), start_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until `/healthz` says ok."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        where = self.data_dir / "run" / "server.json"
+        where.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(self.data_dir), "--port", "0", *self._args]
+        environ = os.environ | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+        with (self.data_dir / "server.log").open("ab") as out:
+            self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
+        end = time.monotonic() + self._start_s
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                self.url = json.loads(where.read_text())["url"]
+                if httpx.get(f"{self.url}/healthz", timeout=5).json()["status"] == "ok":
+                    return
+            except (OSError, ValueError, KeyError, httpx.HTTPError):
+                pass
+            time.sleep(0.2)
+        self.stop()
+        raise RuntimeError(f"the server did not come up:\n{(self.data_dir / 'server.log').read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        """SIGTERM and wait."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(90)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL; the lifeline ends its children."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        key = (self.data_dir / "keys" / "admin.key").read_text().strip()
+        reply = httpx.request(method, self.url + path, headers={"Authorization": f"Bearer {key}"}, json=body, timeout=150)
+        reply.raise_for_status()
+        return reply.json()
+
+    def status(self) -> Any:
+        return self.admin("GET", "/v1/admin/status")
+
+    def turns(self, limit: int = 1000) -> list[Any]:
+        """Turns in full, oldest first."""
+        rows = self.admin("GET", f"/v1/turns?limit={limit}")["turns"]
+        return [self.admin("GET", f"/v1/turns/{row['turn_id']}") for row in reversed(rows)]
+
+    def wait_for(self, what: str, is_so: Any, timeout_s: float) -> Any:
+        """Poll the status until `is_so(status)`; the status. Raises TimeoutError."""
+        end = time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if is_so(status):
+                return status
+            if time.monotonic() > end:
+                raise TimeoutError(f"not within {timeout_s:g} s: {what}; {json.dumps(status)[:2000]}")
+            time.sleep(0.5)
