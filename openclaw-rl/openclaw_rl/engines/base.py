@@ -3,7 +3,7 @@
 Every call has a deadline and raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (worth a retry).
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,7 +24,7 @@ class Score:
 
 
 class Engine(Protocol):
-    def stream(self, request: GenerateRequest) -> AsyncIterator[GenerateReply]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         """Events as they come. Closing the iterator aborts the request on the engine."""
         ...
 

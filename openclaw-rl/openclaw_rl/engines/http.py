@@ -1,0 +1,197 @@
+"""The engine client: the dialect over HTTP, one instance per engine.
+
+Promises: every call has a deadline; a 4xx is `EngineRefused`, everything else that goes wrong on the way
+`EngineGone`; closing a stream's iterator aborts the request on the engine, by closing the connection and by
+`/abort_request`. Does not retry: the callers know what may be repeated.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
+from openclaw_rl.engines.dialect import (
+    Abort,
+    EngineSampling,
+    GenerateReply,
+    GenerateRequest,
+    LoadAdapter,
+    ModelInfo,
+    Pause,
+    TokenLogProb,
+    UnloadAdapter,
+    UpdateWeights,
+)
+from openclaw_rl.engines.event_stream import EventStream, error_message
+from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
+from openclaw_rl.settings import EngineSettings
+from openclaw_rl.types import Ids, LogProbs
+
+_ABORT_S = 2.0
+
+
+class HttpEngine:
+    """`engines.base.Engine` over the wire."""
+
+    def __init__(self, url: str, *, settings: EngineSettings, client: httpx.AsyncClient | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._settings = settings
+        # trust_env=False: an engine is never reached through a proxy that the environment names.
+        self._client = client or httpx.AsyncClient(
+            timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            trust_env=False,
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+        body = request.model_copy(update={"stream": True}).model_dump_json(exclude_none=True).encode()
+        finished = refused = False
+        try:
+            async with EventStream(
+                f"{self.url}/generate",
+                body,
+                connect_s=self._settings.connect_timeout_s,
+                silence_s=self._settings.token_timeout_s,
+            ) as wire:
+                async with aclosing(wire.events()) as events:
+                    async for data in events:
+                        if data == b"[DONE]":
+                            break
+                        reply = _parse(data)
+                        finished = reply.meta_info.finish_reason is not None
+                        yield reply
+        except EngineRefused:
+            refused = True
+            raise
+        finally:
+            if not finished and not refused and request.rid is not None:
+                await self._abort(request.rid)
+        if not finished:
+            raise EngineGone("engine ended the stream without a finish reason")
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        body = request.model_copy(update={"stream": False})
+        finished = False
+        try:
+            reply = _parse(await self._post("/generate", body))
+            finished = True
+        finally:
+            if not finished and request.rid is not None:
+                await self._abort(request.rid)
+        return reply
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        reply = await self.generate(
+            GenerateRequest(
+                input_ids=[*prompt_ids, *response_ids],
+                sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
+                return_logprob=True,
+                logprob_start_len=len(prompt_ids) - 1,
+                top_logprobs_num=top_k,
+                lora_path=lora_path,
+                extra_key=extra_key,
+                priority=PRIORITY_BACKGROUND,
+            )
+        )
+        meta = reply.meta_info
+        log_probs = _aligned(meta.input_token_logprobs, response_ids)
+        if not top_k:
+            return Score(log_probs)
+        top = (meta.input_top_logprobs or [])[1:]
+        if len(top) != len(response_ids) or any(row is None for row in top):
+            raise AlignmentError(f"{len(response_ids)} tokens, {len(top)} top-k rows")
+        rows = [row for row in top if row is not None]
+        return Score(
+            log_probs,
+            top_log_probs=tuple(tuple(-math.inf if lp is None else lp for lp, _, _ in row) for row in rows),
+            top_ids=tuple(tuple(token for _, token, _ in row) for row in rows),
+        )
+
+    async def is_healthy(self) -> bool:
+        try:
+            reply = await self._client.get(f"{self.url}/health", timeout=self._settings.connect_timeout_s)
+        except httpx.HTTPError:
+            return False
+        return reply.status_code == 200
+
+    async def model_info(self) -> ModelInfo:
+        return ModelInfo.model_validate_json(await self._call("GET", "/model_info", None))
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        await self._post("/load_lora_adapter", LoadAdapter(lora_name=name, lora_path=str(folder)))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._post("/unload_lora_adapter", UnloadAdapter(lora_name=name))
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        await self._post("/pause_generation", Pause(mode=mode))
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation", {})
+
+    async def abort_all(self) -> None:
+        await self._post("/abort_request", Abort(abort_all=True))
+
+    async def flush_cache(self) -> None:
+        await self._post("/flush_cache", {})
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        body = UpdateWeights(model_path=str(folder), weight_version=str(weight_version))
+        await self._post("/update_weights_from_disk", body)
+
+    async def _post(self, path: str, body: BaseModel | Mapping[str, str]) -> bytes:
+        content = body.model_dump_json(exclude_none=True) if isinstance(body, BaseModel) else "{}"
+        return await self._call("POST", path, content)
+
+    async def _call(self, method: str, path: str, content: str | None) -> bytes:
+        headers = {"content-type": "application/json"} if content is not None else None
+        try:
+            reply = await self._client.request(method, f"{self.url}{path}", content=content, headers=headers)
+        except httpx.HTTPError as error:
+            raise EngineGone(f"{path}: {error!r}") from error
+        if 400 <= reply.status_code < 500:
+            raise EngineRefused(error_message(reply.content), status=reply.status_code)
+        if reply.status_code != 200:
+            raise EngineGone(f"{path} answered {reply.status_code}: {error_message(reply.content)}")
+        return reply.content
+
+    async def _abort(self, rid: str) -> None:
+        """Best effort: the closed connection already said it."""
+        try:
+            async with asyncio.timeout(_ABORT_S):
+                await self._post("/abort_request", Abort(rid=rid))
+        except (EngineGone, EngineRefused, TimeoutError):
+            return
+
+
+def _parse(data: bytes) -> GenerateReply:
+    try:
+        reply = GenerateReply.model_validate_json(data)
+    except ValidationError as error:
+        raise EngineGone(f"engine sent what is no reply: {error.error_count()} problems") from error
+    if reply.meta_info.finish_reason is None and not reply.output_ids and "error" in (reply.model_extra or {}):
+        # SGLang has answered 200 by the time it refuses a streamed request.
+        raise EngineRefused(error_message(data), status=400)
+    return reply
+
+
+def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
+    """The T log-probs of `response_ids` out of T + 1 entries, the first of which has none."""
+    found = (entries or [])[1:]
+    if tuple(token for _, token, _ in found) != response_ids:
+        raise AlignmentError(f"{len(response_ids)} tokens to score, {len(found)} scored, or others")
+    values = tuple(log_prob for log_prob, _, _ in found if log_prob is not None)
+    if len(values) != len(response_ids):
+        raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
+    return values

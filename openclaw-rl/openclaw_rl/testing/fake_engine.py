@@ -1,0 +1,362 @@
+"""An engine in this process: `engines.base.Engine` over scripted replies, or over `ToyPolicy` where no script is left.
+
+What a test can do to it: `script` replies, `go_down` / `come_up` (as a crashed and restarted engine: adapters and
+running replies are gone), `pause` / `abort_all` as the publisher does, and read `calls` and `aborted`.
+"""
+
+import asyncio
+import itertools
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo, ModelInfo, TokenLogProb
+from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.testing.toy_policy import BASE_SEED, ToyPolicy, adapter_seed
+from openclaw_rl.types import Ids, LogProbs
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """One reply, forced. Cut to `max_new_tokens`; log-probs default to -0.01 (i + 1)."""
+
+    ids: Ids
+    log_probs: tuple[float | None, ...] | None = None
+    """Of another length than `ids`, or with None in it, to play a broken engine."""
+    finish: Literal["stop", "length", "abort"] = "stop"
+    break_after: int | None = None
+    """Raise EngineGone after this many tokens."""
+    hold_after: int | None = None
+    """Wait for `FakeEngine.release()` after this many tokens."""
+    refuse: tuple[int, str] | None = None
+    """Status and message of a 4xx."""
+    per_event: int = 1
+    """Tokens in one event."""
+
+
+@dataclass(slots=True)
+class Pacing:
+    """How long things take; zeros for unit tests."""
+
+    prefill_tokens_per_s: float = 0.0
+    """0: at once."""
+    tokens_per_s: float = 0.0
+    """Of one stream; 0: at once."""
+
+
+@dataclass(slots=True)
+class _Running:
+    request: GenerateRequest
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeEngine:
+    def __init__(
+        self, *, policy: ToyPolicy | None = None, context_length: int = 8192, pacing: Pacing | None = None
+    ) -> None:
+        self.policy = policy or ToyPolicy()
+        self.pacing = pacing or Pacing()
+        self.context_length = context_length
+        self.weight_version = 0
+        self.adapters: dict[str, int] = {}
+        """Name → seed of the loaded ones."""
+        self.calls: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        """rids whose stream was closed or aborted before its end."""
+        self._scripts: deque[Scripted] = deque()
+        self._running: dict[int, _Running] = {}
+        self._users: Counter[str | None] = Counter()
+        self._changed = asyncio.Condition()
+        self._released = asyncio.Event()
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
+        self._down = False
+        self._count = itertools.count()
+
+    # what a test does to it
+
+    def script(self, *replies: Scripted) -> None:
+        self._scripts.extend(replies)
+
+    def release(self) -> None:
+        """Let every reply go on that waits at its `hold_after`."""
+        self._released.set()
+
+    def go_down(self) -> None:
+        """Crash: running replies break off, adapters are gone, every call raises EngineGone."""
+        self._down = True
+        self.adapters.clear()
+        for running in self._running.values():
+            running.aborted.set()
+
+    def come_up(self) -> None:
+        self._down = False
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    # the engine
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+        self._check_up()
+        self.calls.append(request)
+        script = self._scripts.popleft() if self._scripts else None
+        if script is not None and script.refuse is not None:
+            raise EngineRefused(script.refuse[1], status=script.refuse[0])
+        self._check(request)
+        number, running = next(self._count), _Running(request)
+        self._running[number] = running
+        self._users[request.lora_path] += 1
+        finished = False
+        try:
+            await self._unpaused.wait()
+            await self._sleep(running, len(request.input_ids), self.pacing.prefill_tokens_per_s)
+            events = self._toy(running) if script is None else self._forced(running, script)
+            async for reply in events:
+                self._check_up()
+                finished = reply.meta_info.finish_reason is not None
+                yield reply
+        finally:
+            if not finished or running.aborted.is_set():
+                self.aborted.append(request.rid or "")
+            del self._running[number]
+            self._users[request.lora_path] -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        if request.logprob_start_len >= 0:
+            return self._scored(request)
+        ids: list[int] = []
+        log_probs: list[TokenLogProb] = []
+        meta = MetaInfo()
+        async for reply in self.stream(request):
+            meta = reply.meta_info
+            ids += reply.output_ids
+            log_probs += meta.output_token_logprobs or []
+        return GenerateReply(output_ids=ids, meta_info=meta.model_copy(update={"output_token_logprobs": log_probs}))
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        self._check_up()
+        await self._unpaused.wait()
+        ids = (*prompt_ids, *response_ids)
+        log_probs = self.policy.log_probs(ids, len(prompt_ids), self._seed(lora_path))
+        if not top_k:
+            return Score(log_probs)
+        others = [self.policy.low_id + k for k in range(top_k - 1)]
+        return Score(
+            log_probs,
+            top_log_probs=tuple((log_prob, *(-4.0 - k for k in range(top_k - 1))) for log_prob in log_probs),
+            top_ids=tuple((token, *others) for token in response_ids),
+        )
+
+    async def is_healthy(self) -> bool:
+        return not self._down
+
+    async def model_info(self) -> ModelInfo:
+        self._check_up()
+        return ModelInfo(
+            model_path="stub",
+            weight_version=str(self.weight_version),
+            base_hash="stub",
+            context_length=self.context_length,
+        )
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        self._check_up()
+        if name in self.adapters:
+            raise EngineRefused(f"adapter {name} is already loaded", status=400)
+        if not await asyncio.to_thread(folder.is_dir):
+            raise EngineRefused(f"no such folder: {folder}", status=400)
+        self.adapters[name] = await asyncio.to_thread(adapter_seed, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._check_up()
+        if name not in self.adapters:
+            raise EngineRefused(f"adapter {name} is not loaded", status=400)
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._users[name])
+        self.adapters.pop(name, None)
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        self._check_up()
+        self._unpaused.clear()
+        if mode == "abort":
+            await self.abort_all()
+
+    async def resume(self) -> None:
+        self._check_up()
+        self._unpaused.set()
+
+    async def abort_all(self) -> None:
+        self._check_up()
+        for running in self._running.values():
+            running.aborted.set()
+
+    async def abort(self, rid: str) -> None:
+        for running in self._running.values():
+            if running.request.rid == rid:
+                running.aborted.set()
+
+    async def flush_cache(self) -> None:
+        self._check_up()
+        if self._running:
+            raise EngineRefused("requests are running", status=400)
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        await self.flush_cache()
+        self.weight_version = weight_version
+
+    # inside
+
+    def _check_up(self) -> None:
+        if self._down:
+            raise EngineGone("the fake engine is down")
+
+    def _check(self, request: GenerateRequest) -> None:
+        if len(request.input_ids) >= self.context_length:
+            raise EngineRefused(
+                f"the prompt has {len(request.input_ids)} tokens, the context {self.context_length}", status=400
+            )
+        self._seed(request.lora_path)
+
+    def _seed(self, lora_path: str | None) -> int:
+        if lora_path is None:
+            return BASE_SEED ^ self.weight_version
+        if lora_path not in self.adapters:
+            raise EngineRefused(f"adapter {lora_path} has never been loaded", status=400)
+        return self.adapters[lora_path]
+
+    async def _sleep(self, running: _Running, tokens: float, tokens_per_s: float) -> None:
+        if tokens_per_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(tokens / tokens_per_s):
+                await running.aborted.wait()
+        except TimeoutError:
+            return
+
+    async def _toy(self, running: _Running) -> AsyncIterator[GenerateReply]:
+        request = running.request
+        ids = list(request.input_ids)
+        seed, limit = self._seed(request.lora_path), request.sampling_params.max_new_tokens
+        stops = {self.policy.end_id, *(request.sampling_params.stop_token_ids or ())}
+        due = asyncio.get_running_loop().time()
+        for count in range(1, limit + 1):
+            token = self.policy.next_token(ids)
+            ids.append(token)
+            log_prob = self.policy.log_prob(ids, len(ids) - 1, seed)
+            if token in stops and not request.sampling_params.ignore_eos:
+                finish: FinishReason | None = FinishReason(type="stop", matched=token)
+            else:
+                finish = FinishReason(type="length", length=limit) if count == limit else None
+            if running.aborted.is_set():
+                yield _event(request, count - 1, (), (), FinishReason(type="abort"), self.weight_version)
+                return
+            yield _event(request, count, (token,), (log_prob,), finish, self.weight_version)
+            if finish is not None:
+                return
+            if self.pacing.tokens_per_s > 0:
+                due += 1 / self.pacing.tokens_per_s
+                late = due - asyncio.get_running_loop().time()
+                if late > 0:
+                    await asyncio.sleep(late)
+                else:
+                    await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(0)
+            await self._unpaused.wait()
+
+    async def _forced(self, running: _Running, script: Scripted) -> AsyncIterator[GenerateReply]:
+        request, limit = running.request, running.request.sampling_params.max_new_tokens
+        ids = script.ids[:limit]
+        default = tuple(-0.01 * (i + 1) for i in range(len(ids)))
+        log_probs = default if script.log_probs is None else script.log_probs
+        for start in range(0, max(1, len(ids)), script.per_event):
+            if script.break_after is not None and start >= script.break_after:
+                raise EngineGone("the fake engine broke off")
+            if script.hold_after is not None and start >= script.hold_after:
+                await self._hold(running)
+            if running.aborted.is_set():
+                yield _event(request, start, (), (), FinishReason(type="abort"), self.weight_version)
+                return
+            end = min(start + script.per_event, len(ids))
+            finish = None
+            if end == len(ids) and script.break_after is None and script.hold_after != end:
+                finish = self._end(script, limit)
+            values = log_probs[start:] if end == len(ids) else log_probs[start:end]
+            yield _event(request, end, ids[start:end], values, finish, self.weight_version)
+            await asyncio.sleep(0)
+        if script.break_after is not None:
+            raise EngineGone("the fake engine broke off")
+        if script.hold_after == len(ids):
+            await self._hold(running)
+            finish = FinishReason(type="abort") if running.aborted.is_set() else self._end(script, limit)
+            yield _event(request, len(ids), (), (), finish, self.weight_version)
+
+    async def _hold(self, running: _Running) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._released, running.aborted)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    @staticmethod
+    def _end(script: Scripted, limit: int) -> FinishReason:
+        if script.finish == "stop" and len(script.ids) <= limit:
+            return FinishReason(type="stop", matched=script.ids[-1] if script.ids else None)
+        return FinishReason(type="abort" if script.finish == "abort" else "length", length=limit)
+
+    def _scored(self, request: GenerateRequest) -> GenerateReply:
+        self._check_up()
+        self.calls.append(request)
+        ids, start = request.input_ids, request.logprob_start_len
+        log_probs: LogProbs = self.policy.log_probs(ids, start + 1, self._seed(request.lora_path))
+        entries: list[TokenLogProb] = [(None, ids[start], None)]
+        entries += [(value, token, None) for value, token in zip(log_probs, ids[start + 1 :], strict=True)]
+        k = request.top_logprobs_num
+        top: list[list[TokenLogProb] | None] = [None]
+        for value, token in zip(log_probs, ids[start + 1 :], strict=True):
+            top.append([(value, token, None), *((-4.0 - j, self.policy.low_id + j, None) for j in range(k - 1))])
+        return GenerateReply(
+            meta_info=MetaInfo(
+                id=request.rid or "",
+                prompt_tokens=len(ids),
+                weight_version=str(self.weight_version),
+                finish_reason=FinishReason(type="length", length=0),
+                input_token_logprobs=entries,
+                input_top_logprobs=top if k else None,
+            )
+        )
+
+
+def _event(
+    request: GenerateRequest,
+    count: int,
+    ids: Ids,
+    log_probs: tuple[float | None, ...],
+    finish: FinishReason | None,
+    weight_version: int,
+) -> GenerateReply:
+    values: list[TokenLogProb] | None = None
+    if request.return_logprob:
+        padded = (*ids, *([0] * (len(log_probs) - len(ids))))
+        values = [(log_prob, token, None) for log_prob, token in zip(log_probs, padded, strict=False)]
+    return GenerateReply(
+        output_ids=list(ids),
+        meta_info=MetaInfo(
+            id=request.rid or "",
+            prompt_tokens=len(request.input_ids),
+            completion_tokens=count,
+            weight_version=str(weight_version),
+            finish_reason=finish,
+            output_token_logprobs=values,
+        ),
+    )

@@ -1,0 +1,68 @@
+"""A policy without weights: the next token and every log-prob are hashes of the last tokens, the position and the
+adapter's seed.
+
+Promises: equal arguments give equal floats, so a cut and resumed reply goes on as it would have, and a token sampled
+under another adapter is told by scoring it; two adapters differ by up to `spread` nats a token and by 0 on average,
+so that a publisher's KL gate passes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.types import LogProbs
+
+_MASK = (1 << 64) - 1
+_WINDOW = 3
+BASE_SEED = 0
+
+
+def adapter_seed(folder: Path) -> int:
+    """What stands for an adapter's weights: a hash of its weight files' bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:8], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class ToyPolicy:
+    low_id: int = 300
+    high_id: int = 2000
+    """Tokens are drawn from [low_id, high_id): words, in most vocabularies."""
+    end_id: int = 2
+    mean_tokens: int = 64
+    """A reply ends after this many tokens on average; 0: only by `max_new_tokens`."""
+    spread: float = 0.2
+
+    def next_token(self, ids: Sequence[int]) -> int:
+        """The token after `ids`: the same under every adapter."""
+        h = _hash(1, ids, len(ids))
+        if self.mean_tokens and h % self.mean_tokens == 0:
+            return self.end_id
+        return self.low_id + (h >> 20) % (self.high_id - self.low_id)
+
+    def log_prob(self, ids: Sequence[int], position: int, seed: int) -> float:
+        """log p(ids[position] | ids[:position]) under the adapter with this seed."""
+        h = _mix(_hash(seed, ids, position) ^ ids[position])
+        return -1.0 - self.spread * (h >> 11) / (1 << 53)
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        """Of ids[start:]."""
+        return tuple(self.log_prob(ids, position, seed) for position in range(start, len(ids)))
+
+
+def _hash(seed: int, ids: Sequence[int], position: int) -> int:
+    h = _mix(seed ^ position)
+    for token in ids[max(0, position - _WINDOW) : position]:
+        h = _mix(h ^ token)
+    return h
+
+
+def _mix(x: int) -> int:
+    """splitmix64's finaliser."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,249 @@
+"""The engine client against the stub engine, and against servers that misbehave."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from openclaw_rl.engines.dialect import EngineSampling, GenerateReply, GenerateRequest
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
+from openclaw_rl.settings import EngineSettings
+from openclaw_rl.testing import FakeEngine, Scripted, ToyPolicy, stub_app
+
+SETTINGS = EngineSettings(kind="url", url="http://unused", connect_timeout_s=2, token_timeout_s=5)
+
+
+@asynccontextmanager
+async def served(fake: FakeEngine, settings: EngineSettings = SETTINGS) -> AsyncIterator[HttpEngine]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(stub_app(fake), log_level="error", lifespan="off", access_log=False))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener]))
+        engine = HttpEngine(f"http://127.0.0.1:{listener.getsockname()[1]}", settings=settings)
+        try:
+            while not server.started:
+                await asyncio.sleep(0.01)
+            yield engine
+        finally:
+            await engine.aclose()
+            server.should_exit = True
+
+
+@asynccontextmanager
+async def raw_server(answer: bytes, *, then_hang: bool = False) -> AsyncIterator[HttpEngine]:
+    """Answers every connection with fixed bytes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        if then_hang:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = SETTINGS.model_copy(update={"token_timeout_s": 0.2})
+    engine = HttpEngine(f"http://127.0.0.1:{port}", settings=settings)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+        server.close()
+
+
+def request(ids: list[int], n: int = 32, **fields: object) -> GenerateRequest:
+    sampling = EngineSampling(max_new_tokens=n, temperature=0.7)
+    return GenerateRequest.model_validate(
+        {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "rid": "r1", **fields}
+    )
+
+
+async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateReply]:
+    async with aclosing(engine.stream(body)) as events:
+        return [event async for event in events]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_stream_carries_every_id_with_its_log_prob() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(5, 6, 7, 2)))
+    async with served(fake) as engine:
+        events = await collect(engine, request([1, 2, 3]))
+    assert [token for event in events for token in event.output_ids] == [5, 6, 7, 2]
+    pairs = [(t, lp) for event in events for lp, t, _ in event.meta_info.output_token_logprobs or []]
+    assert pairs == [(5, -0.01), (6, -0.02), (7, -0.03), (2, -0.04)]
+    assert [event.meta_info.completion_tokens for event in events] == [1, 2, 3, 4]
+    finish = events[-1].meta_info.finish_reason
+    assert finish is not None
+    assert (finish.type, finish.matched) == ("stop", 2)
+    assert fake.aborted == []
+
+
+async def test_closing_the_iterator_aborts_on_the_engine() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(5, 6, 7), hold_after=1))
+    async with served(fake) as engine:
+        async with aclosing(engine.stream(request([1]))) as events:
+            assert (await anext(events)).output_ids == [5]
+        await until(lambda: fake.aborted)
+        assert fake.running == 0
+
+
+async def test_cancelling_before_the_first_token_aborts_on_the_engine() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(5, 6, 7), hold_after=0))
+    async with served(fake) as engine:
+        task = asyncio.create_task(collect(engine, request([1])))
+        await until(lambda: fake.running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: fake.aborted)
+
+
+async def test_a_refusal_keeps_status_and_message() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(), refuse=(422, "no such thing")))
+    async with served(fake) as engine:
+        with pytest.raises(EngineRefused, match="no such thing") as caught:
+            await collect(engine, request([1]))
+        assert caught.value.status == 422
+        with pytest.raises(EngineRefused, match="never been loaded"):
+            await engine.generate(request([1], lora_path="policy-v9"))
+
+
+async def test_a_refusal_inside_a_started_stream_is_a_refusal() -> None:
+    answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {"message": "too long"}}\n\ndata: [DONE]\n\n'
+    async with raw_server(answer) as engine:
+        with pytest.raises(EngineRefused, match="too long"):
+            await collect(engine, request([1]))
+
+
+async def test_an_answer_that_breaks_off_is_gone() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(5, 6, 7), break_after=2))
+    got: list[int] = []
+    async with served(fake) as engine:
+        with pytest.raises(EngineGone):
+            async with aclosing(engine.stream(request([1]))) as events:
+                async for event in events:
+                    got += event.output_ids
+    assert got == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\n\r\ndata: [DONE]\n\n",
+        b"HTTP/1.1 200 OK\r\n\r\ndata: {not json\n\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 500 Oops\r\ncontent-length: 2\r\n\r\nno",
+        b"junk\r\n\r\n",
+    ],
+)
+async def test_a_broken_answer_is_gone_never_an_empty_reply(answer: bytes) -> None:
+    async with raw_server(answer) as engine:
+        with pytest.raises(EngineGone):
+            await collect(engine, request([1]))
+
+
+async def test_silence_is_gone() -> None:
+    async with raw_server(b"HTTP/1.1 200 OK\r\n\r\n", then_hang=True) as engine:
+        with pytest.raises(EngineGone, match="silent"):
+            await collect(engine, request([1], rid=None))
+
+
+async def test_nobody_listening_is_gone_and_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    engine = HttpEngine(f"http://127.0.0.1:{port}", settings=SETTINGS)
+    with pytest.raises(EngineGone):
+        await collect(engine, request([1]))
+    with pytest.raises(EngineGone):
+        await engine.model_info()
+    assert not await engine.is_healthy()
+    await engine.aclose()
+
+
+async def test_scores_align_with_the_response() -> None:
+    fake = FakeEngine(policy=ToyPolicy())
+    async with served(fake) as engine:
+        score = await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
+        assert score.log_probs == fake.policy.log_probs([1, 2, 3, 400, 500], 3, 0)
+        assert score.top_ids is not None
+        assert score.top_log_probs is not None
+        assert [row[0] for row in score.top_ids] == [400, 500]
+        assert [len(row) for row in score.top_log_probs] == [3, 3]
+        call = fake.calls[-1]
+        assert (call.logprob_start_len, call.sampling_params.max_new_tokens, call.extra_key) == (2, 0, "v0")
+
+
+async def test_scores_of_other_tokens_are_refused() -> None:
+    body = GenerateReply.model_validate({"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 9, None]]}})
+    text = body.model_dump_json().encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
+    async with raw_server(answer) as engine:
+        with pytest.raises(AlignmentError):
+            await engine.score((1,), (2,), lora_path=None, extra_key=None)
+
+
+async def test_generated_log_probs_are_those_that_scoring_gives() -> None:
+    fake = FakeEngine()
+    async with served(fake) as engine:
+        reply = await engine.generate(request([1, 2, 3], n=20))
+        score = await engine.score((1, 2, 3), tuple(reply.output_ids), lora_path=None, extra_key=None)
+    assert [lp for lp, _, _ in reply.meta_info.output_token_logprobs or []] == list(score.log_probs)
+
+
+async def test_adapters_change_log_probs_and_unload_waits_for_their_users(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    fake = FakeEngine()
+    async with served(fake) as engine:
+        await engine.load_adapter("policy-v1", tmp_path)
+        with pytest.raises(EngineRefused, match="already loaded"):
+            await engine.load_adapter("policy-v1", tmp_path)
+        base = await engine.score((1,), (300, 301), lora_path=None, extra_key=None)
+        tuned = await engine.score((1,), (300, 301), lora_path="policy-v1", extra_key=None)
+        assert base.log_probs != tuned.log_probs
+        fake.script(Scripted(ids=(5, 6, 2), hold_after=1))
+        async with aclosing(engine.stream(request([1], lora_path="policy-v1"))) as events:
+            await anext(events)
+            unload = asyncio.create_task(engine.unload_adapter("policy-v1"))
+            await engine.model_info()
+            assert not unload.done()
+            fake.release()
+            rest = [token async for event in events for token in event.output_ids]
+        await unload
+        assert rest == [6, 2]
+        assert not fake.adapters
+
+
+async def test_abort_all_ends_a_reply_with_what_it_has() -> None:
+    fake = FakeEngine()
+    fake.script(Scripted(ids=(5, 6, 7), hold_after=2))
+    async with served(fake) as engine:
+        got: list[int] = []
+        async with aclosing(engine.stream(request([1]))) as events:
+            async for event in events:
+                got += event.output_ids
+                if len(got) == 2 and event.meta_info.finish_reason is None:
+                    await engine.pause("retract")
+                    await engine.abort_all()
+        assert got == [5, 6]
+        assert event.meta_info.finish_reason is not None
+        assert event.meta_info.finish_reason.type == "abort"
+        await engine.flush_cache()
+        await engine.resume()
