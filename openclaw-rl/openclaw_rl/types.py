@@ -64,6 +64,8 @@ class DropReason(StrEnum):
     """Learning was switched off."""
     ENGINE_FAILED = "engine_failed"
     """The engine broke off and the reply could not be finished."""
+    INTERRUPTED = "interrupted"
+    """The server stopped before the reply ended."""
     STALE = "stale"
     """Older than `training.max_staleness` versions."""
     ROLLED_BACK = "rolled_back"

@@ -1,0 +1,6 @@
+"""The ledger: every turn in exactly one counted state, on disk, and the queue between serving, judging and training."""
+
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.records import Event, Identity, TurnRecord, TurnSummary
+
+__all__ = ["Event", "Identity", "Ledger", "TurnRecord", "TurnSummary"]

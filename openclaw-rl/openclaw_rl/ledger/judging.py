@@ -1,0 +1,67 @@
+"""What the judge and the method take, and what they give back."""
+
+import sqlite3
+from collections.abc import Collection
+
+import orjson
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import pieces
+from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
+from openclaw_rl.ledger.rows import read_judged, read_request, read_turn
+from openclaw_rl.ledger.states import find_turn, move
+from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
+
+
+def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
+    """The oldest `limit` turns of a state, less those whose ids are in `skip` (someone works on them)."""
+    rows = db.execute(
+        "SELECT id, turn_id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), limit + len(skip))
+    )
+    wanted = [row for row, turn_id in rows if turn_id not in skip][:limit]
+    return [read_judged(db, row) for row in wanted]
+
+
+def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict, *, at: float) -> None:
+    row = find_turn(db, turn_id)
+    if verdict.value == 0:
+        (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+        if state != TurnState.PAIRED:
+            raise LedgerError(f"turn {turn_id} is {state} and cannot be judged")
+        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NEUTRAL)
+    else:
+        move(db, row, TurnState.JUDGED, at=at)
+    votes = orjson.dumps(verdict.votes).decode()
+    db.execute(
+        "INSERT INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
+    )
+
+
+def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
+    """Only what differs from the turn is stored again."""
+    row = find_turn(db, sample.sample_id)
+    move(db, row, TurnState.SAMPLED, at=at)
+    turn, request = read_turn(db, row), read_request(db, row, with_messages=False)
+    same_mask = sample.loss_mask == turn.loss_mask and len(sample.response_ids) == len(turn.response_ids)
+    teacher, student = sample.teacher_log_probs, sample.student_log_probs
+    db.execute(
+        "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row,
+            sample.temperature,
+            sample.reward,
+            sample.scored_version,
+            sample.extra_json,
+            None if teacher is None else pack_floats(teacher),
+            None if student is None else pack_floats(student),
+            None if sample.prompt_ids == request.prompt_ids else pieces.put_prompt(db, sample.prompt_ids),
+            None if sample.response_ids == turn.response_ids else pack_ids(sample.response_ids),
+            None if sample.rollout_log_probs == turn.rollout_log_probs else pack_floats(sample.rollout_log_probs),
+            None if same_mask else pack_mask(sample.loss_mask) or b"",
+            None if sample.versions == turn.versions else pack_runs(sample.versions),
+        ),
+    )
+    db.execute(
+        "UPDATE turn SET is_tool = ?, sampled_at = ?, oldest_version = ? WHERE id = ?",
+        (sample.is_tool_turn, at, sample.oldest_version, row),
+    )

@@ -1,0 +1,74 @@
+"""Opening the file: private, locked, of today's schema, and of the right model."""
+
+import json
+import os
+import sqlite3
+from dataclasses import asdict
+from pathlib import Path
+
+from openclaw_rl.errors import LedgerError, LedgerMismatch
+from openclaw_rl.ledger import meta, serving
+from openclaw_rl.ledger.records import Identity
+from openclaw_rl.ledger.schema import migrate
+from openclaw_rl.types import VersionState
+
+_BUSY_S = 1.0
+"""How long a statement waits for another program (a backup, a person with `sqlite3`) to let go of the file."""
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    db = sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA cache_size = -65536")
+    db.execute("PRAGMA wal_autocheckpoint = 16000")  # the writer does it when idle, long before that
+    db.execute("PRAGMA journal_size_limit = 67108864")
+    return db
+
+
+def prepare(path: Path, identity: Identity, *, now: float) -> None:
+    """Make or migrate the file, check whose it is, and put in order what the last process left. The lock is held
+    already."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)  # SQLite gives its -wal and -shm files the same mode
+        db = connect(path)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            migrate(db)
+            db.execute("BEGIN IMMEDIATE")
+            _claim(db, path, identity, now=now)
+            serving.abandon_interrupted(db)
+            db.execute("COMMIT")
+        finally:
+            db.close()
+    except OSError as error:
+        raise LedgerError(f"cannot open the ledger {path}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+
+
+def _claim(db: sqlite3.Connection, path: Path, identity: Identity, *, now: float) -> None:
+    found = meta.get_text(db, "identity")
+    if found is None:
+        meta.put(db, "identity", json.dumps(asdict(identity)))
+        meta.put(db, "tip", 0)
+        db.execute(
+            "INSERT INTO version (weight_version, depth, kind, base_hash, state, durable, has_optimizer, committed_at,"
+            " report) VALUES (0, 0, ?, ?, ?, 1, 0, ?, ?)",
+            (str(identity.kind), identity.base_hash, str(VersionState.SERVING), now, b""),
+        )
+        return
+    owner = Identity(**json.loads(found))
+    wrong = [
+        f"{what} {getattr(owner, field)}, and this server has {getattr(identity, field)}"
+        for field, what in (("base_hash", "base weights"), ("tokenizer_hash", "tokenizer"), ("kind", "weights of kind"))
+        if getattr(owner, field) != getattr(identity, field)
+    ]
+    if wrong:
+        raise LedgerMismatch(
+            f"the ledger {path} belongs to the model {owner.model_name!r}, not to {identity.model_name!r}"
+            f" ({'; '.join(wrong)}): name that model again, or start with another data_dir"
+        )

@@ -1,0 +1,75 @@
+"""The content-addressed store: what many turns share lies in the ledger once.
+
+A piece is found by a 16-byte BLAKE2b digest of its kind and content and named by a small integer, so that a turn of a
+long conversation costs what is new in it plus four bytes for each old message. A prompt is cut every `PROMPT_PIECE`
+tokens from its start: prompts that share a prefix share its pieces.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from openclaw_rl.ledger.codec import pack_bytes, pack_ids, unpack_bytes, unpack_ids
+from openclaw_rl.messages import Message
+from openclaw_rl.types import Ids
+
+PROMPT_PIECE = 512
+_LOOKUP = 500
+"""Digests asked for in one statement (SQLite's own bound is 999 in old versions)."""
+
+
+def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:
+    """The ids of these contents, in order; what is not there yet is stored."""
+    digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
+    ids: dict[bytes, int] = {}
+    wanted = list(dict.fromkeys(digests))
+    for start in range(0, len(wanted), _LOOKUP):
+        some = wanted[start : start + _LOOKUP]
+        marks = ",".join("?" * len(some))
+        ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", some))
+    for digest, content in zip(digests, contents, strict=True):
+        if digest not in ids:
+            row = db.execute("INSERT INTO piece (digest, data) VALUES (?, ?)", (digest, pack_bytes(content)))
+            ids[digest] = row.lastrowid or 0
+    return [ids[digest] for digest in digests]
+
+
+def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
+    """The contents of these ids, in order."""
+    wanted = list(ids)
+    found: dict[int, bytes] = {}
+    distinct = list(dict.fromkeys(wanted))
+    for start in range(0, len(distinct), _LOOKUP):
+        some = distinct[start : start + _LOOKUP]
+        marks = ",".join("?" * len(some))
+        found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", some))
+    return [unpack_bytes(found[piece]) for piece in wanted]
+
+
+def put_text(db: sqlite3.Connection, text: str | None) -> int | None:
+    return None if text is None else put(db, b"text", [text.encode()])[0]
+
+
+def get_text(db: sqlite3.Connection, piece: int | None) -> str | None:
+    return None if piece is None else get(db, [piece])[0].decode()
+
+
+def put_messages(db: sqlite3.Connection, messages: Sequence[Message]) -> list[int]:
+    """Fields the client did not send stay unsent: a message read back equals the one stored."""
+    return put(db, b"message", [message.model_dump_json(exclude_unset=True).encode() for message in messages])
+
+
+def get_messages(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[Message, ...]:
+    return tuple(Message.model_validate_json(content) for content in get(db, ids))
+
+
+def put_prompt(db: sqlite3.Connection, prompt: Ids) -> bytes:
+    cuts = range(0, len(prompt), PROMPT_PIECE)
+    return pack_ids(put(db, b"prompt", [pack_ids(prompt[start : start + PROMPT_PIECE]) for start in cuts]))
+
+
+def get_prompt(db: sqlite3.Connection, blob: bytes) -> Ids:
+    prompt: list[int] = []
+    for content in get(db, unpack_ids(blob)):
+        prompt.extend(unpack_ids(content))
+    return tuple(prompt)

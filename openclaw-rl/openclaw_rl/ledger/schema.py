@@ -1,0 +1,163 @@
+"""The ledger's tables, and the way from an older file to today's.
+
+A change of schema is a new entry at the end of `MIGRATIONS`; entries already released never change. `PRAGMA
+user_version` counts the entries a file has had. How the tables are cut:
+
+* `turn` is small and hot (its state changes six times); what is large and written once lies beside it in `request`,
+  `reply`, `sample`. All five share one integer id, the request's.
+* `piece` holds contents once, by digest: messages, tools, sampling parameters, 512-token stretches of prompts. Others
+  refer by id.
+* `open_turn` holds the keys of turns that wait for a next state, and nothing else: it stays small whatever the ledger
+  grows to.
+* `event` is the story of every turn. `counter` is kept by triggers inside the same transaction, so that counts cost
+  nothing.
+* `lease_sample` never forgets who trained what: the proof of "at most once in any ancestry" is read from it.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+
+from openclaw_rl.errors import LedgerMismatch
+
+_V1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE counter (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE piece (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+
+CREATE TABLE request (
+    id INTEGER PRIMARY KEY,
+    request_id TEXT NOT NULL UNIQUE,
+    policy TEXT NOT NULL, user TEXT NOT NULL, session_id TEXT,
+    received_at REAL NOT NULL,
+    outcome TEXT NOT NULL DEFAULT 'running' CHECK (outcome IN ('running', 'served', 'abandoned')),
+    reason TEXT, detail TEXT,
+    episode TEXT, task TEXT, step INTEGER,
+    sampling INTEGER NOT NULL REFERENCES piece, tools INTEGER REFERENCES piece,
+    template_kwargs INTEGER REFERENCES piece,
+    prompt_tokens INTEGER NOT NULL, prompt BLOB NOT NULL, messages BLOB NOT NULL
+);
+CREATE INDEX request_running ON request (id) WHERE outcome = 'running';
+CREATE INDEX request_session ON request (session_id, id) WHERE session_id IS NOT NULL;
+CREATE INDEX request_user ON request (user, id);
+
+CREATE TABLE turn (
+    id INTEGER PRIMARY KEY REFERENCES request,
+    turn_id TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL, reason TEXT,
+    oldest_version INTEGER NOT NULL,
+    is_tool INTEGER NOT NULL DEFAULT 0, sampled_at REAL,
+    trained_in INTEGER REFERENCES version,
+    CHECK ((state = 'dropped') = (reason IS NOT NULL)),
+    CHECK ((state = 'trained') = (trained_in IS NOT NULL))
+);
+CREATE INDEX turn_state ON turn (state, id);
+CREATE INDEX turn_waiting ON turn (is_tool, sampled_at, id) WHERE state = 'sampled';
+CREATE INDEX turn_version ON turn (oldest_version, id);
+CREATE INDEX turn_trained ON turn (trained_in) WHERE trained_in IS NOT NULL;
+
+CREATE TABLE reply (
+    id INTEGER PRIMARY KEY REFERENCES turn,
+    finished_at REAL NOT NULL, finish_reason TEXT NOT NULL, cached_tokens INTEGER NOT NULL,
+    message INTEGER NOT NULL REFERENCES piece,
+    ids BLOB NOT NULL, log_probs BLOB NOT NULL, mask BLOB, versions BLOB NOT NULL
+);
+CREATE TABLE open_turn (
+    id INTEGER PRIMARY KEY REFERENCES turn,
+    finished_at REAL NOT NULL, reply_hash TEXT NOT NULL, before_hash TEXT NOT NULL, history_hash TEXT NOT NULL
+);
+CREATE INDEX open_turn_age ON open_turn (finished_at);
+CREATE TABLE next_state (
+    id INTEGER PRIMARY KEY REFERENCES turn,
+    by_request TEXT NOT NULL, messages BLOB NOT NULL, reactions TEXT
+);
+CREATE TABLE verdict (
+    id INTEGER PRIMARY KEY REFERENCES turn,
+    value INTEGER NOT NULL CHECK (value IN (-1, 0, 1)), votes TEXT NOT NULL,
+    source TEXT NOT NULL, rationale TEXT NOT NULL
+);
+CREATE TABLE sample (
+    id INTEGER PRIMARY KEY REFERENCES turn,
+    temperature REAL NOT NULL, reward REAL, scored_version INTEGER, extra TEXT,
+    teacher_log_probs BLOB, student_log_probs BLOB,
+    -- NULL where the sample has what the turn has
+    prompt BLOB, ids BLOB, log_probs BLOB, mask BLOB, versions BLOB
+);
+CREATE TABLE event (
+    turn INTEGER NOT NULL REFERENCES turn, n INTEGER NOT NULL, at REAL NOT NULL, state TEXT NOT NULL, detail TEXT,
+    PRIMARY KEY (turn, n)
+) WITHOUT ROWID;
+
+CREATE TABLE version (
+    weight_version INTEGER PRIMARY KEY,
+    policy TEXT NOT NULL DEFAULT 'policy',
+    parent INTEGER REFERENCES version, depth INTEGER NOT NULL, same_weights_as INTEGER REFERENCES version,
+    kind TEXT NOT NULL, base_hash TEXT NOT NULL, folder TEXT, sha256 TEXT, weights_file TEXT,
+    state TEXT NOT NULL, lease_id TEXT UNIQUE REFERENCES lease,
+    durable INTEGER NOT NULL, has_optimizer INTEGER NOT NULL DEFAULT 1,
+    committed_at REAL NOT NULL, reason TEXT, report BLOB NOT NULL
+);
+CREATE UNIQUE INDEX version_serving ON version (policy) WHERE state = 'serving';
+CREATE TABLE lease (
+    lease_id TEXT PRIMARY KEY,
+    policy TEXT NOT NULL DEFAULT 'policy',
+    fence INTEGER NOT NULL UNIQUE, trainer TEXT NOT NULL, parent INTEGER NOT NULL REFERENCES version,
+    state TEXT NOT NULL CHECK (state IN ('live', 'committed', 'released', 'expired', 'revoked')), reason TEXT,
+    granted_at REAL NOT NULL, expires_at REAL NOT NULL, ended_at REAL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX lease_live ON lease (policy) WHERE state = 'live';
+CREATE TABLE lease_sample (
+    fence INTEGER NOT NULL, turn INTEGER NOT NULL REFERENCES turn,
+    outcome TEXT NOT NULL DEFAULT 'leased' CHECK (outcome IN ('leased', 'trained', 'returned', 'dropped')),
+    PRIMARY KEY (fence, turn)
+) WITHOUT ROWID;
+CREATE INDEX lease_sample_turn ON lease_sample (turn);
+
+CREATE TABLE side (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, user TEXT NOT NULL, session_id TEXT, kind TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, status INTEGER NOT NULL
+);
+
+CREATE TRIGGER turn_counted AFTER INSERT ON turn BEGIN
+    INSERT INTO counter VALUES (CASE WHEN NEW.reason IS NULL THEN NEW.state ELSE 'dropped.' || NEW.reason END, 1)
+        ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER turn_recounted AFTER UPDATE OF state ON turn BEGIN
+    UPDATE counter SET n = n - 1
+        WHERE name = CASE WHEN OLD.reason IS NULL THEN OLD.state ELSE 'dropped.' || OLD.reason END;
+    INSERT INTO counter VALUES (CASE WHEN NEW.reason IS NULL THEN NEW.state ELSE 'dropped.' || NEW.reason END, 1)
+        ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER request_counted AFTER INSERT ON request BEGIN
+    INSERT INTO counter VALUES ('requests', 1) ON CONFLICT DO UPDATE SET n = n + 1;
+    INSERT INTO counter VALUES ('running', 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER request_recounted AFTER UPDATE OF outcome ON request BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'running';
+    INSERT INTO counter SELECT 'abandoned.' || NEW.reason, 1 WHERE NEW.outcome = 'abandoned'
+        ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER side_counted AFTER INSERT ON side BEGIN
+    INSERT INTO counter VALUES ('side.' || NEW.kind, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1,)
+"""Entry i takes a file from `user_version` i to i + 1."""
+
+
+def migrate(db: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Bring the file to today's schema, one transaction a step. Raises LedgerMismatch for a file from the future."""
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found > len(migrations):
+        raise LedgerMismatch(
+            f"this ledger has schema {found}, and this program knows schemas up to {len(migrations)}:"
+            " a newer openclaw-rl wrote it"
+        )
+    for version, script in enumerate(migrations[found:], start=found + 1):
+        try:
+            db.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {version};\nCOMMIT;")
+        except sqlite3.Error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise

@@ -1,0 +1,159 @@
+"""What the chat's path writes: requests, replies, their pairing with what came next.
+
+`begin` is on disk before a token is generated, `finish` before the client sees the end of the reply.
+"""
+
+import sqlite3
+
+import orjson
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import pieces
+from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
+from openclaw_rl.ledger.states import find_turn, move, tell
+from openclaw_rl.types import (
+    DropReason,
+    NextState,
+    OpenTurn,
+    Request,
+    Scope,
+    SideCount,
+    Turn,
+    TurnKey,
+    TurnState,
+)
+
+
+def begin(db: sqlite3.Connection, request: Request) -> None:
+    db.execute(
+        "INSERT INTO request (request_id, policy, user, session_id, received_at, episode, task, step, sampling, tools,"
+        " template_kwargs, prompt_tokens, prompt, messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            request.request_id,
+            request.scope.policy,
+            request.scope.user,
+            request.scope.session_id,
+            request.received_at,
+            request.episode,
+            request.task,
+            request.step,
+            pieces.put_text(db, orjson.dumps(request.sampling).decode()),
+            pieces.put_text(db, request.tools_json),
+            pieces.put_text(db, request.template_kwargs_json),
+            len(request.prompt_ids),
+            pieces.put_prompt(db, request.prompt_ids),
+            pack_ids(pieces.put_messages(db, request.messages)),
+        ),
+    )
+
+
+def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> None:
+    row = _end_request(db, turn.request_id, "served", None, "")
+    state = TurnState.SERVED if turn.drop is None else TurnState.DROPPED
+    db.execute(
+        "INSERT INTO turn (id, turn_id, state, reason, oldest_version) VALUES (?, ?, ?, ?, ?)",
+        (row, turn.turn_id, str(state), None if turn.drop is None else str(turn.drop), turn.oldest_version),
+    )
+    db.execute(
+        "INSERT INTO reply VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row,
+            turn.finished_at,
+            turn.finish_reason,
+            turn.cached_tokens,
+            pieces.put_messages(db, [turn.reply])[0],
+            pack_ids(turn.response_ids),
+            pack_floats(turn.rollout_log_probs),
+            pack_mask(turn.loss_mask),
+            pack_runs(turn.versions),
+        ),
+    )
+    if turn.drop is None:
+        db.execute(
+            "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?)",
+            (row, turn.finished_at, key.reply_hash, key.before_hash, key.history_hash),
+        )
+    tell(db, row, TurnState.SERVED, at=at)
+    if turn.drop is not None:
+        tell(db, row, TurnState.DROPPED, at=at, detail=turn.drop)
+
+
+def abandon(db: sqlite3.Connection, request_id: str, reason: DropReason, detail: str) -> None:
+    _end_request(db, request_id, "abandoned", reason, detail)
+
+
+def abandon_interrupted(db: sqlite3.Connection) -> int:
+    """At start: nobody will ever finish what the last process was generating. Returns how many."""
+    return db.execute(
+        "UPDATE request SET outcome = 'abandoned', reason = ?, detail = 'the server stopped' WHERE outcome = 'running'",
+        (str(DropReason.INTERRUPTED),),
+    ).rowcount
+
+
+def count_side(db: sqlite3.Connection, side: SideCount) -> None:
+    db.execute(
+        "INSERT INTO side (at, user, session_id, kind, prompt_tokens, completion_tokens, status)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (side.at, side.user, side.session_id, side.kind, side.prompt_tokens, side.completion_tokens, side.status),
+    )
+
+
+def open_turns(db: sqlite3.Connection, limit: int) -> list[OpenTurn]:
+    """The newest `limit` of them, newest last."""
+    rows = db.execute(
+        "SELECT turn_id, user, session_id, policy, reply_hash, before_hash, history_hash, finished_at"
+        " FROM (SELECT * FROM open_turn ORDER BY id DESC LIMIT ?)"
+        " JOIN turn USING (id) JOIN request USING (id) ORDER BY id",
+        (limit,),
+    )
+    return [
+        OpenTurn(turn_id, Scope(user, session_id, policy), TurnKey(reply, before, history), finished_at)
+        for turn_id, user, session_id, policy, reply, before, history, finished_at in rows
+    ]
+
+
+def pair(db: sqlite3.Connection, turn_id: str, next_state: NextState, by_request_id: str, *, at: float) -> None:
+    """A turn dropped before stays dropped; its next state is kept all the same."""
+    row = find_turn(db, turn_id)
+    (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+    if state != TurnState.DROPPED:
+        move(db, row, TurnState.PAIRED, at=at)
+        db.execute("UPDATE turn SET is_tool = ? WHERE id = ?", (next_state.is_tool, row))
+    elif db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
+        raise LedgerError(f"turn {turn_id} is paired already")
+    reactions = orjson.dumps(next_state.reactions).decode() if next_state.reactions else None
+    messages = pack_ids(pieces.put_messages(db, next_state.messages))
+    db.execute("INSERT INTO next_state VALUES (?, ?, ?, ?)", (row, by_request_id, messages, reactions))
+
+
+def drop(db: sqlite3.Connection, turn_id: str, reason: DropReason, detail: str, *, at: float) -> None:
+    row = find_turn(db, turn_id)
+    (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+    if state in (TurnState.LEASED, TurnState.TRAINED):  # these end through their lease or their version alone
+        raise LedgerError(f"turn {turn_id} is {state} and cannot be dropped ({reason})")
+    move(db, row, TurnState.DROPPED, at=at, reason=reason, detail=detail)
+
+
+def expire(db: sqlite3.Connection, older_than: float, *, at: float, limit: int = 1000) -> list[str]:
+    """At most `limit` in one transaction: chats wait behind it."""
+    rows = db.execute(
+        "SELECT id, turn_id FROM open_turn JOIN turn USING (id) WHERE finished_at < ? ORDER BY finished_at LIMIT ?",
+        (older_than, limit),
+    ).fetchall()
+    for row, _ in rows:
+        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE)
+    return [turn_id for _, turn_id in rows]
+
+
+def _end_request(db: sqlite3.Connection, request_id: str, outcome: str, reason: DropReason | None, detail: str) -> int:
+    found = db.execute("SELECT id, outcome FROM request WHERE request_id = ?", (request_id,)).fetchone()
+    if found is None:
+        raise LedgerError(f"no request {request_id}: it was never begun, or could not be written")
+    row, before = found
+    if before != "running":
+        raise LedgerError(f"request {request_id} is {before} already")
+    db.execute(
+        "UPDATE request SET outcome = ?, reason = ?, detail = ? WHERE id = ?",
+        (outcome, None if reason is None else str(reason), detail or None, row),
+    )
+    return int(row)

@@ -1,0 +1,85 @@
+"""The life of a turn, and of a version: which state may follow which.
+
+    served ──▶ paired ──▶ judged ──▶ sampled ⇄ leased ──▶ trained
+       ╰─────────┴──────────┴──────────┴─────────┴──────────┴──▶ dropped(reason)
+
+`leased → sampled`: the lease ended without a version. `trained → sampled | dropped`: its version was rejected, rolled
+back or lost. Every change goes through `move`, inside the caller's transaction; an illegal one is a `LedgerError` that
+names it.
+"""
+
+import sqlite3
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.types import DropReason, TurnState, VersionState
+
+_T, _V = TurnState, VersionState
+
+TURN_MOVES: dict[TurnState, frozenset[TurnState]] = {
+    _T.SERVED: frozenset({_T.PAIRED, _T.DROPPED}),
+    _T.PAIRED: frozenset({_T.JUDGED, _T.DROPPED}),
+    _T.JUDGED: frozenset({_T.SAMPLED, _T.DROPPED}),
+    _T.SAMPLED: frozenset({_T.LEASED, _T.DROPPED}),
+    _T.LEASED: frozenset({_T.SAMPLED, _T.TRAINED, _T.DROPPED}),
+    _T.TRAINED: frozenset({_T.SAMPLED, _T.DROPPED}),
+    _T.DROPPED: frozenset(),
+}
+
+_OVER = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.SUPERSEDED, _V.LOST})
+
+VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
+    _V.CANDIDATE: _OVER | {_V.GATED},
+    _V.GATED: _OVER | {_V.LOADING},
+    _V.LOADING: _OVER | {_V.SERVING, _V.GATED},  # back to gated: the load was interrupted, and is tried again
+    _V.SERVING: frozenset({_V.RETIRED, _V.ROLLED_BACK, _V.LOST}),
+    # Served before, or passed over: may serve (again) after a rollback, a rejection, or when pinned.
+    _V.RETIRED: frozenset({_V.LOADING, _V.SERVING, _V.ROLLED_BACK, _V.REJECTED, _V.LOST}),
+    _V.SUPERSEDED: frozenset({_V.GATED, _V.LOADING, _V.ROLLED_BACK, _V.REJECTED, _V.LOST}),
+    _V.REJECTED: frozenset(),
+    _V.ROLLED_BACK: frozenset(),
+    _V.LOST: frozenset(),
+}
+
+DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
+"""Versions that no tip has among its ancestors."""
+
+
+def find_turn(db: sqlite3.Connection, turn_id: str) -> int:
+    """The row of a turn."""
+    row = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
+    if row is None:
+        raise LedgerError(f"no turn {turn_id}")
+    return int(row[0])
+
+
+def move(
+    db: sqlite3.Connection,
+    turn: int,
+    to: TurnState,
+    *,
+    at: float,
+    reason: DropReason | None = None,
+    detail: str = "",
+    trained_in: int | None = None,
+) -> TurnState:
+    """Change a turn's state and write the event; returns the state it left."""
+    turn_id, state = db.execute("SELECT turn_id, state FROM turn WHERE id = ?", (turn,)).fetchone()
+    before = TurnState(state)
+    if to not in TURN_MOVES[before]:
+        raise LedgerError(f"turn {turn_id} is {before} and cannot become {to}" + (f" ({reason})" if reason else ""))
+    db.execute(
+        "UPDATE turn SET state = ?, reason = ?, trained_in = ? WHERE id = ?",
+        (str(to), None if reason is None else str(reason), trained_in, turn),
+    )
+    if before is TurnState.SERVED:
+        db.execute("DELETE FROM open_turn WHERE id = ?", (turn,))
+    tell(db, turn, to, at=at, detail=": ".join(filter(None, (reason, detail))))
+    return before
+
+
+def tell(db: sqlite3.Connection, turn: int, state: TurnState, *, at: float, detail: str = "") -> None:
+    """One more line of a turn's story."""
+    db.execute(
+        "INSERT INTO event SELECT ?1, coalesce(max(n), -1) + 1, ?2, ?3, ?4 FROM event WHERE turn = ?1",
+        (turn, at, str(state), detail or None),
+    )

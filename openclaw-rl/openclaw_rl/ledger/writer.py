@@ -1,0 +1,216 @@
+"""The one writer: a thread that owns the only writing connection and commits in groups.
+
+Every write is a job, a function of the connection. The thread takes all jobs that wait, runs each in its own savepoint
+inside one transaction, commits once (one fsync) and only then answers them. Promises:
+
+* A job that raises leaves no trace, and does not disturb its neighbours; its caller gets the exception.
+* A job that returns is on disk.
+* When the file cannot be written (disk full, locked by another program, an I/O error) the jobs at hand fail with
+  `LedgerError`, `failure` says why, and the thread tries a small write of its own every second until one succeeds.
+  Nothing waits for that.
+* The queue is bounded: beyond `max_waiting` jobs a call fails at once, so that a slow disk never becomes a slow chat.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import structlog
+
+from openclaw_rl.errors import LedgerError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+_GROUP = 256
+_CHECKPOINT_PAGES = 1000
+_PROBE_BYTES = 1 << 16
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    work: Work[Any]
+    answer: "asyncio.Future[Any]"
+    loop: asyncio.AbstractEventLoop
+    is_given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    value: Any = None
+    error: Exception | None = None
+
+
+class Writer:
+    """Started by `start`, ended by `close`; calls come from one event loop."""
+
+    def __init__(
+        self, connect: Callable[[], sqlite3.Connection], *, max_waiting: int = 10_000, probe_s: float = 1.0
+    ) -> None:
+        self._connect, self._max_waiting, self._probe_s = connect, max_waiting, probe_s
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._waiting = 0  # touched on the event loop only
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self.failure: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def close(self) -> None:
+        """What was handed in is still written."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def write(self, work: Work[T], *, timeout_s: float | None = None) -> T:
+        """Run `work` in a transaction; returns once it is on disk. With `timeout_s`, a job the thread has not come to
+        by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
+        if self._is_closed or not self._thread.is_alive():
+            raise LedgerError("the ledger is closed")
+        if self._waiting >= self._max_waiting:
+            raise LedgerError(f"the ledger is {self._waiting} writes behind")
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop.create_future(), loop)
+        self._waiting += 1
+        self._jobs.put(job)
+        try:
+            async with asyncio.timeout(timeout_s):
+                value: T = await job.answer
+                return value
+        except TimeoutError as error:
+            job.is_given_up = True
+            raise LedgerError(f"the ledger did not answer within {timeout_s} s") from error
+
+    def _run(self) -> None:
+        try:
+            db = self._connect()
+            try:
+                self._serve(db)
+            finally:
+                db.close()
+        finally:  # closed, or broken by a bug: whoever still waits is told
+            group, _ = self._take()
+            if group:
+                self._answer(group, [_Outcome(error=LedgerError("the ledger's writer has ended"))] * len(group))
+
+    def _serve(self, db: sqlite3.Connection) -> None:
+        is_last = False
+        while not is_last:
+            try:
+                job = self._jobs.get(timeout=self._probe_s if self.failure else None)
+            except Empty:
+                self._probe(db)
+                continue
+            if job is None:
+                return
+            group, is_last = self._take(job)
+            self._answer(group, self._commit(db, group))
+            if self._jobs.empty():
+                self._checkpoint(db)
+
+    def _take(self, *first: _Job) -> tuple[list[_Job], bool]:
+        """The next group, and whether the end was asked for behind it."""
+        group = list(first)
+        while len(group) < _GROUP:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                return group, True
+            group.append(job)
+        return group, False
+
+    def _commit(self, db: sqlite3.Connection, group: list[_Job]) -> list[_Outcome]:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            outcomes = [_attempt(db, job) for job in group]
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back(db)
+            self._failed(error)
+            return [_Outcome(error=LedgerError(f"the ledger cannot be written: {error}"))] * len(group)
+        self._succeeded()
+        return outcomes
+
+    def _roll_back(self, db: sqlite3.Connection) -> None:
+        if db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except sqlite3.Error as error:  # SQLite rolled back by itself
+                log.warning("ledger_rollback", error=str(error))
+
+    def _answer(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
+        try:
+            group[0].loop.call_soon_threadsafe(self._settle, group, outcomes)
+        except RuntimeError:  # the loop is gone, and with it everyone who could be told
+            log.warning("ledger_unanswered", jobs=len(group))
+
+    def _settle(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
+        self._waiting -= len(group)
+        for job, outcome in zip(group, outcomes, strict=True):
+            if job.answer.done():  # its caller was cancelled or gave up
+                continue
+            if outcome.error is not None:
+                job.answer.set_exception(outcome.error)
+            else:
+                job.answer.set_result(outcome.value)
+
+    def _probe(self, db: sqlite3.Connection) -> None:
+        """As large as a turn, written and taken away again, so that success means that turns can be written."""
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("REPLACE INTO meta VALUES ('probe', zeroblob(?))", (_PROBE_BYTES,))
+            db.execute("COMMIT")
+            db.execute("DELETE FROM meta WHERE key = 'probe'")
+        except sqlite3.Error as error:
+            self._roll_back(db)
+            self._failed(error)
+        else:
+            self._succeeded()
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        if self.failure is None:
+            log.error("ledger_cannot_write", error=str(error))
+        self.failure = str(error)
+
+    def _succeeded(self) -> None:
+        if self.failure is not None:
+            log.info("ledger_writes_again", after=self.failure)
+            self.failure = None
+
+    def _checkpoint(self, db: sqlite3.Connection) -> None:
+        """Move the log into the file while nobody waits (SQLite does it itself only when the log grows long)."""
+        try:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            self._failed(error)
+
+
+def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:
+    """One job in its savepoint. A fault of the file climbs (the group fails), any other is the job's own."""
+    if job.is_given_up:
+        return _Outcome(error=LedgerError("given up by its caller"))
+    db.execute("SAVEPOINT job")
+    try:
+        value = job.work(db)
+    except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+        outcome = _Outcome(error=LedgerError(f"the ledger refused a row: {error}"))
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # whatever it is belongs to the caller, who gets it
+        outcome = _Outcome(error=error)
+    else:
+        db.execute("RELEASE job")
+        return _Outcome(value)
+    db.execute("ROLLBACK TO job")
+    db.execute("RELEASE job")
+    return outcome

@@ -1,0 +1,160 @@
+"""A ledger in a temporary folder, a clock that only tests move, and turns made to order."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import (
+    DropReason,
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+)
+
+IDENTITY = Identity(base_hash="base-1", tokenizer_hash="tokenizer-1", model_name="tiny")
+
+
+@dataclass
+class ManualClock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Driver:
+    """Walks turns through a ledger, so that a test says only what it is about."""
+
+    ledger: Ledger
+    count: int = 0
+    key: TurnKey = field(default=TurnKey("r", "b", "h"))
+
+    async def served(
+        self,
+        *,
+        version: int = 0,
+        runs: tuple[VersionRun, ...] | None = None,
+        drop: DropReason | None = None,
+        user: str = "ann",
+        session: str | None = "s",
+        prompt: tuple[int, ...] = (1, 2, 3),
+    ) -> str:
+        self.count += 1
+        request_id, turn_id = f"request-{self.count}", f"turn-{self.count}"
+        runs = runs or (VersionRun(version, 4),)
+        t = sum(run.length for run in runs)
+        await self.ledger.begin(
+            Request(
+                request_id=request_id,
+                scope=Scope(user, session),
+                received_at=1000.0 + self.count,
+                messages=(Message(role="user", content=f"question {self.count}"),),
+                tools_json=None,
+                template_kwargs_json=None,
+                prompt_ids=prompt,
+                sampling=SamplingParams(max_new_tokens=16),
+            )
+        )
+        await self.ledger.finish(
+            Turn(
+                turn_id=turn_id,
+                request_id=request_id,
+                finished_at=1000.0 + self.count,
+                response_ids=tuple(range(10, 10 + t)),
+                rollout_log_probs=(-0.5,) * t,
+                loss_mask=(True,) * t,
+                versions=runs,
+                finish_reason="stop",
+                reply=Message(role="assistant", content=f"answer {self.count}"),
+                drop=drop,
+            ),
+            self.key,
+        )
+        return turn_id
+
+    async def paired(self, *, is_tool: bool = False, **kwargs: object) -> str:
+        turn_id = await self.served(**kwargs)  # type: ignore[arg-type]
+        message = Message(role="tool", content="ok") if is_tool else Message(role="user", content="thanks")
+        await self.ledger.pair(turn_id, NextState((message,)), by_request_id=f"after-{turn_id}")
+        return turn_id
+
+    async def judged(self, **kwargs: object) -> str:
+        turn_id = await self.paired(**kwargs)  # type: ignore[arg-type]
+        await self.ledger.record_verdict(turn_id, Verdict(1, (1, 1, None), "rules", "thanks"))
+        return turn_id
+
+    async def sampled(self, **kwargs: object) -> str:
+        turn_id = await self.judged(**kwargs)
+        (judged,) = [judged for judged in await self.ledger.to_score(1000) if judged.turn.turn_id == turn_id]
+        turn = judged.turn
+        await self.ledger.record_sample(
+            Sample(
+                sample_id=turn_id,
+                prompt_ids=judged.request.prompt_ids,
+                response_ids=turn.response_ids,
+                loss_mask=turn.loss_mask,
+                rollout_log_probs=turn.rollout_log_probs,
+                versions=turn.versions,
+                temperature=0.7,
+                is_tool_turn=judged.next_state.is_tool,
+                reward=1.0,
+            )
+        )
+        return turn_id
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def training() -> TrainingSettings:
+    return TrainingSettings(batch_size=4, min_batch=2, max_wait_s=100, max_staleness=2, lease_s=60)
+
+
+OpenLedger = Callable[..., "AsyncIterator[Ledger]"]
+
+
+@pytest.fixture
+def ledger_path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "ledger.sqlite"
+
+
+@pytest.fixture
+def identity() -> Identity:
+    return IDENTITY
+
+
+@pytest.fixture
+async def ledger(
+    ledger_path: Path, identity: Identity, training: TrainingSettings, clock: ManualClock
+) -> AsyncIterator[Ledger]:
+    opened = await Ledger.open(ledger_path, identity=identity, training=training, clock=clock)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def driver(ledger: Ledger) -> Driver:
+    return Driver(ledger)
+
+
+@pytest.fixture
+def make_driver() -> type[Driver]:
+    return Driver

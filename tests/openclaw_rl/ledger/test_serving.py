@@ -1,0 +1,130 @@
+"""Requests, replies and their pairing: what is stored comes back as it was, and every change is legal."""
+
+import asyncio
+import sqlite3
+import stat
+from dataclasses import replace
+
+import pytest
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.messages import Message
+from openclaw_rl.types import (
+    DropReason,
+    NextState,
+    Request,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+)
+
+PROMPT = tuple(range(1300))
+REQUEST = Request(
+    request_id="r1",
+    scope=Scope("ann", None),
+    received_at=5.0,
+    messages=(
+        Message(role="system", content="be kind"),
+        Message.model_validate(
+            {"role": "user", "content": [{"type": "text", "text": "hi", "cache": 1}], "mood": {"a": [1]}}
+        ),
+        Message(role="assistant", content=None, tool_calls=[{"function": {"name": "f", "arguments": {"x": 1}}}]),
+    ),
+    tools_json='[{"type":"function"}]',
+    template_kwargs_json=None,
+    prompt_ids=PROMPT,
+    sampling=SamplingParams(max_new_tokens=7, temperature=0.3, stop=("a", "b"), seed=3),
+    episode="e",
+    step=2,
+)
+TURN = Turn(
+    turn_id="t1",
+    request_id="r1",
+    finished_at=6.0,
+    response_ids=(70000, 2, 3),
+    rollout_log_probs=(-0.25, -1.5, float("-inf")),
+    loss_mask=(True, True, False),
+    versions=(VersionRun(0, 2), VersionRun(1, 1)),
+    finish_reason="stop",
+    reply=Message(role="assistant", content="hello", reasoning_content="hm"),
+    cached_tokens=512,
+)
+KEY = TurnKey("reply", "before", "history")
+
+
+async def test_a_turn_comes_back_as_it_was_stored(ledger):
+    await ledger.begin(REQUEST)
+    await ledger.finish(TURN, KEY)
+    (open_turn,) = await ledger.open_turns(10)
+    assert (open_turn.turn_id, open_turn.scope, open_turn.key, open_turn.finished_at) == ("t1", REQUEST.scope, KEY, 6.0)
+    next_state = NextState((Message(role="user", content="no!"),), ("👎",))
+    await ledger.pair("t1", next_state, by_request_id="r2")
+    (judged,) = await ledger.to_judge(10)
+    assert (judged.request, judged.turn, judged.next_state) == (REQUEST, TURN, next_state)
+    assert await ledger.open_turns(10) == []
+
+
+async def test_a_turn_dropped_at_finish_keeps_its_state_and_its_next_state(ledger, driver):
+    turn_id = await driver.served(drop=DropReason.CANCELLED)
+    assert await ledger.open_turns(10) == []
+    await ledger.pair(turn_id, NextState((Message(role="user", content="go on"),)), by_request_id="r2")
+    assert await ledger.to_judge(10) == []
+    with pytest.raises(LedgerError, match="paired already"):
+        await ledger.pair(turn_id, NextState((Message(role="user", content="go on"),)), by_request_id="r3")
+
+
+async def test_illegal_changes_are_named_and_leave_no_trace(ledger, driver):
+    turn_id = await driver.served()
+    with pytest.raises(LedgerError, match="is served and cannot become judged"):
+        await ledger.record_verdict(turn_id, Verdict(1, (1,), "rules"))
+    with pytest.raises(LedgerError, match="no turn ghost"):
+        await ledger.drop("ghost", DropReason.BRANCH)
+    with pytest.raises(LedgerError, match="served already"):
+        await ledger.abandon("request-1", DropReason.ENGINE_FAILED)
+    with pytest.raises(LedgerError, match="no request"):
+        await ledger.finish(TURN, KEY)
+    await ledger.drop(turn_id, DropReason.SUPERSEDED)
+    with pytest.raises(LedgerError, match=r"is dropped and cannot become dropped \(branch\)"):
+        await ledger.drop(turn_id, DropReason.BRANCH)
+
+
+async def test_a_verdict_of_zero_ends_the_turn_as_neutral(ledger, driver):
+    turn_id = await driver.paired()
+    await ledger.record_verdict(turn_id, Verdict(0, (0, 0, 1), "llm"))
+    assert await ledger.to_score(10) == []
+    with pytest.raises(LedgerError, match="is dropped"):
+        await ledger.record_verdict(turn_id, Verdict(1, (1,), "llm"))
+
+
+async def test_open_turns_expire(ledger, driver):
+    old, new = await driver.served(), await driver.served()
+    (newest,) = await ledger.open_turns(1)
+    assert newest.turn_id == new
+    assert await ledger.expire(newest.finished_at) == [old]
+    assert [turn.turn_id for turn in await ledger.open_turns(10)] == [new]
+
+
+async def test_equal_prompts_and_messages_are_stored_once(ledger, driver, ledger_path):
+    long_prompt = tuple(range(4096))
+    for _ in range(50):
+        await driver.served(prompt=long_prompt)
+    with sqlite3.connect(ledger_path) as db:
+        (prompt_pieces,) = db.execute("SELECT count(*) FROM piece WHERE length(data) > 300").fetchone()
+    assert prompt_pieces == 8
+
+
+async def test_a_request_is_begun_once(ledger):
+    begun = await asyncio.gather(
+        *(ledger.begin(replace(REQUEST, request_id=f"g{i % 3}")) for i in range(4)), return_exceptions=True
+    )
+    assert [isinstance(result, LedgerError) for result in begun] == [False, False, False, True]
+
+
+async def test_files_are_private(ledger, driver, ledger_path):
+    await driver.served()
+    for path in ledger_path.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE(ledger_path.parent.stat().st_mode) == 0o700
