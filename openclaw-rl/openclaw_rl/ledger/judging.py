@@ -41,7 +41,7 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
     """Only what differs from the turn is stored again."""
     row = find_turn(db, sample.sample_id)
     move(db, row, TurnState.SAMPLED, at=at)
-    turn, request = read_turn(db, row), read_request(db, row, with_messages=False)
+    turn, request = read_turn(db, row), read_request(db, row)
     same_mask = sample.loss_mask == turn.loss_mask and len(sample.response_ids) == len(turn.response_ids)
     teacher, student = sample.teacher_log_probs, sample.student_log_probs
     db.execute(

@@ -21,6 +21,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     db = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
     )
+    db.row_factory = sqlite3.Row
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA wal_autocheckpoint = 16000")  # the writer does it when idle, long before that

@@ -20,38 +20,20 @@ from openclaw_rl.types import (
 )
 
 
-def read_request(db: sqlite3.Connection, row: int, *, with_messages: bool = True) -> Request:
-    (
-        request_id,
-        policy,
-        user,
-        session_id,
-        received_at,
-        episode,
-        task,
-        step,
-        sampling,
-        tools,
-        kwargs,
-        prompt,
-        messages,
-    ) = db.execute(
-        "SELECT request_id, policy, user, session_id, received_at, episode, task, step, sampling, tools,"
-        " template_kwargs, prompt, messages FROM request WHERE id = ?",
-        (row,),
-    ).fetchone()
+def read_request(db: sqlite3.Connection, row: int) -> Request:
+    found = db.execute("SELECT * FROM request WHERE id = ?", (row,)).fetchone()
     return Request(
-        request_id=request_id,
-        scope=Scope(user, session_id, policy),
-        received_at=received_at,
-        messages=pieces.get_messages(db, unpack_ids(messages)) if with_messages else (),
-        tools_json=pieces.get_text(db, tools),
-        template_kwargs_json=pieces.get_text(db, kwargs),
-        prompt_ids=pieces.get_prompt(db, prompt),
-        sampling=_sampling(pieces.get_text(db, sampling) or "{}"),
-        episode=episode,
-        task=task,
-        step=step,
+        request_id=found["request_id"],
+        scope=Scope(found["user"], found["session_id"], found["policy"]),
+        received_at=found["received_at"],
+        messages=pieces.get_messages(db, unpack_ids(found["messages"])),
+        tools_json=pieces.get_text(db, found["tools"]),
+        template_kwargs_json=pieces.get_text(db, found["template_kwargs"]),
+        prompt_ids=pieces.get_prompt(db, found["prompt"]),
+        sampling=_sampling(pieces.get_text(db, found["sampling"]) or "{}"),
+        episode=found["episode"],
+        task=found["task"],
+        step=found["step"],
     )
 
 
@@ -62,27 +44,25 @@ def _sampling(text: str) -> SamplingParams:
 
 def read_turn(db: sqlite3.Connection, row: int) -> Turn:
     """`drop` is the reason the turn has today."""
-    turn_id, reason, request_id, finished_at, finish_reason, cached, message, ids, log_probs, mask, versions = (
-        db.execute(
-            "SELECT turn_id, turn.reason, request_id, finished_at, finish_reason, cached_tokens, message, ids, log_probs, mask, versions"
-            " FROM reply JOIN turn USING (id) JOIN request USING (id) WHERE id = ?",
-            (row,),
-        ).fetchone()
-    )
-    response_ids = unpack_ids(ids)
-    (reply,) = pieces.get_messages(db, [message])
+    found = db.execute(
+        "SELECT reply.*, turn_id, turn.reason, request_id FROM reply JOIN turn USING (id) JOIN request USING (id)"
+        " WHERE id = ?",
+        (row,),
+    ).fetchone()
+    response_ids = unpack_ids(found["ids"])
+    (reply,) = pieces.get_messages(db, [found["message"]])
     return Turn(
-        turn_id=turn_id,
-        request_id=request_id,
-        finished_at=finished_at,
+        turn_id=found["turn_id"],
+        request_id=found["request_id"],
+        finished_at=found["finished_at"],
         response_ids=response_ids,
-        rollout_log_probs=unpack_floats(log_probs),
-        loss_mask=unpack_mask(mask, len(response_ids)),
-        versions=unpack_runs(versions),
-        finish_reason=finish_reason,
+        rollout_log_probs=unpack_floats(found["log_probs"]),
+        loss_mask=unpack_mask(found["mask"], len(response_ids)),
+        versions=unpack_runs(found["versions"]),
+        finish_reason=found["finish_reason"],
         reply=reply,
-        drop=None if reason is None else DropReason(reason),
-        cached_tokens=cached,
+        drop=None if found["reason"] is None else DropReason(found["reason"]),
+        cached_tokens=found["cached_tokens"],
     )
 
 
@@ -90,11 +70,8 @@ def read_next_state(db: sqlite3.Connection, row: int) -> NextState | None:
     found = db.execute("SELECT messages, reactions FROM next_state WHERE id = ?", (row,)).fetchone()
     if found is None:
         return None
-    messages, reactions = found
-    return NextState(
-        messages=pieces.get_messages(db, unpack_ids(messages)),
-        reactions=tuple(orjson.loads(reactions)) if reactions else (),
-    )
+    messages = pieces.get_messages(db, unpack_ids(found["messages"]))
+    return NextState(messages, tuple(orjson.loads(found["reactions"] or "[]")))
 
 
 def read_verdict(db: sqlite3.Connection, row: int) -> Verdict | None:
@@ -111,34 +88,35 @@ def read_judged(db: sqlite3.Connection, row: int) -> JudgedTurn:
     return JudgedTurn(read_request(db, row), read_turn(db, row), next_state, read_verdict(db, row))
 
 
+_SAMPLE = """
+SELECT turn_id, is_tool, temperature, reward, scored_version, extra, teacher_log_probs, student_log_probs,
+    coalesce(sample.prompt, request.prompt) AS prompt, coalesce(sample.ids, reply.ids) AS ids,
+    coalesce(sample.log_probs, reply.log_probs) AS log_probs, coalesce(sample.mask, reply.mask) AS mask,
+    coalesce(sample.versions, reply.versions) AS versions
+FROM sample JOIN turn USING (id) JOIN request USING (id) JOIN reply USING (id) WHERE id = ?
+"""
+
+
 def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
-    found = db.execute(
-        "SELECT turn_id, is_tool, temperature, reward, scored_version, extra, teacher_log_probs, student_log_probs,"
-        " coalesce(sample.prompt, request.prompt), coalesce(sample.ids, reply.ids),"
-        " coalesce(sample.log_probs, reply.log_probs), coalesce(sample.mask, reply.mask), coalesce(sample.versions, reply.versions)"
-        " FROM sample JOIN turn USING (id) JOIN request USING (id) JOIN reply USING (id) WHERE id = ?",
-        (row,),
-    ).fetchone()
+    found = db.execute(_SAMPLE, (row,)).fetchone()
     if found is None:
         return None
-    sample_id, is_tool, temperature, reward, scored, extra, teacher, student, prompt, ids, log_probs, mask, versions = (
-        found
-    )
-    response_ids = unpack_ids(ids)
+    response_ids = unpack_ids(found["ids"])
+    teacher, student = found["teacher_log_probs"], found["student_log_probs"]
     return Sample(
-        sample_id=sample_id,
-        prompt_ids=pieces.get_prompt(db, prompt),
+        sample_id=found["turn_id"],
+        prompt_ids=pieces.get_prompt(db, found["prompt"]),
         response_ids=response_ids,
-        loss_mask=unpack_mask(mask or None, len(response_ids)),  # b"": all True, though the turn's is not
-        rollout_log_probs=unpack_floats(log_probs),
-        versions=unpack_runs(versions),
-        temperature=temperature,
-        is_tool_turn=bool(is_tool),
-        reward=reward,
+        loss_mask=unpack_mask(found["mask"] or None, len(response_ids)),  # b"": all True, though the turn's is not
+        rollout_log_probs=unpack_floats(found["log_probs"]),
+        versions=unpack_runs(found["versions"]),
+        temperature=found["temperature"],
+        is_tool_turn=bool(found["is_tool"]),
+        reward=found["reward"],
         teacher_log_probs=None if teacher is None else unpack_floats(teacher),
         student_log_probs=None if student is None else unpack_floats(student),
-        scored_version=scored,
-        extra_json=extra,
+        scored_version=found["scored_version"],
+        extra_json=found["extra"],
     )
 
 

@@ -27,7 +27,9 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 _GROUP = 256
-_CHECKPOINT_PAGES = 1000
+_IDLE_S = 0.2
+_CHECKPOINT_GROUPS = 400
+"""The log is moved into the file after `_IDLE_S` of silence, or after so many groups without one."""
 _PROBE_BYTES = 1 << 16
 
 log = structlog.get_logger(__name__)
@@ -102,19 +104,25 @@ class Writer:
                 self._answer(group, [_Outcome(error=LedgerError("the ledger's writer has ended"))] * len(group))
 
     def _serve(self, db: sqlite3.Connection) -> None:
-        is_last = False
+        is_last, groups = False, 0
         while not is_last:
             try:
-                job = self._jobs.get(timeout=self._probe_s if self.failure else None)
+                job = self._jobs.get(timeout=self._probe_s if self.failure else _IDLE_S if groups else None)
             except Empty:
-                self._probe(db)
+                if self.failure:
+                    self._probe(db)
+                elif groups:
+                    self._checkpoint(db)
+                    groups = 0
                 continue
             if job is None:
                 return
             group, is_last = self._take(job)
             self._answer(group, self._commit(db, group))
-            if self._jobs.empty():
+            groups += 1
+            if groups >= _CHECKPOINT_GROUPS and self._jobs.empty():
                 self._checkpoint(db)
+                groups = 0
 
     def _take(self, *first: _Job) -> tuple[list[_Job], bool]:
         """The next group, and whether the end was asked for behind it."""
@@ -188,7 +196,8 @@ class Writer:
             self.failure = None
 
     def _checkpoint(self, db: sqlite3.Connection) -> None:
-        """Move the log into the file while nobody waits (SQLite does it itself only when the log grows long)."""
+        """Move the log into the file while nobody waits. (Left to SQLite, the commit that makes the log too long pays
+        for it.)"""
         try:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
