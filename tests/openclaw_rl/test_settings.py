@@ -1,0 +1,75 @@
+"""Settings: sources and their order, and one-line errors that name the key."""
+
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import Settings, load
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[server]\nport = 1\nkeepalive_s = 3.5\n[training]\nbatch_size = 5\n")
+    environ = {"OPENCLAW_RL__SERVER__PORT": "2", "OPENCLAW_RL__TRAINING__MAX_STALENESS": "9", "UNRELATED": "x"}
+    settings = load(file, {"server.port": "3"}, environ)
+    assert settings.server.port == 3
+    assert settings.training.max_staleness == 9
+    assert settings.server.keepalive_s == 3.5
+    assert settings.training.batch_size == 5
+    assert settings.sampling == Settings().sampling
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("server.prot", "1", "server.prot: no such setting"),
+        ("server.port", "99999", "server.port: "),
+        ("server.port", "many", "server.port: "),
+        ("training.batch_size", "2", "training.min_batch 4 is larger than training.batch_size 2"),
+        ("judge.quorum", "4", "judge: quorum 4 is larger than votes 3"),
+        ("server.host", "0.0.0.0", "server.host '0.0.0.0' is not loopback: set server.api_keys first"),
+        ("server.host", "example.org", "is not loopback"),
+        ("engine.kind", "url", "engine.url is needed"),
+        ("server.port.low", "1", "server.port"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_line_that_names_it(key: str, value: str, says: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(None, {"server.port": "1"} | {key: value} if key != "server.port" else {key: value}, {})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[judge]\nvoes = 3\n")
+    with pytest.raises(SettingsError, match=r"settings\.toml: judge\.voes: no such setting"):
+        load(file, None, {})
+    file.write_text("[judge\n")
+    with pytest.raises(SettingsError, match=r"settings\.toml"):
+        load(file, None, {})
+    with pytest.raises(SettingsError, match="No such file"):
+        load(tmp_path / "absent.toml", None, {})
+
+
+def test_a_public_host_with_a_key_is_accepted_and_the_key_is_not_printed() -> None:
+    settings = load(None, {"server.host": "0.0.0.0", "server.api_keys": [{"key": "sk-secret", "user": "uma"}]}, {})
+    assert settings.server.api_keys[0].user == "uma"
+    assert "sk-secret" not in repr(settings)
+
+
+def test_the_tree_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().server.port = 1  # type: ignore[misc]
+
+
+def test_every_branch_documents_what_is_not_plain() -> None:
+    undocumented = [
+        f"{name}.{key}"
+        for name, branch in Settings()
+        if hasattr(branch, "model_fields_set")
+        for key, field in type(branch).model_fields.items()
+        if not field.description and field.annotation is bool
+    ]
+    assert undocumented == []

@@ -1,0 +1,81 @@
+"""Supervised children: restarted when they die, stopped when asked, gone when their parent is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from openclaw_rl.supervisor import Child
+
+CHILD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)\n"
+
+
+def module(folder: Path, source: str = CHILD) -> str:
+    (folder / "a_child.py").write_text(source)
+    return "a_child"
+
+
+def pids(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+async def until(condition: object, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie whose parent is gone is reaped by init in a moment; it is not alive.
+    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+
+
+async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) -> None:
+    exits = []
+
+    async def on_exit() -> None:
+        exits.append(child.status().last_exit)
+
+    seen = tmp_path / "pids"
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        child = Child("c", module(tmp_path), [str(seen)], python=None, log_file=tmp_path / "log", on_exit=on_exit)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(child.run())
+            await until(lambda: len(pids(seen)) == 1)
+            os.kill(pids(seen)[0], signal.SIGKILL)
+            await until(lambda: len(pids(seen)) == 2)
+            assert exits == [-signal.SIGKILL]
+            assert child.status().restarts == 1
+            assert child.status().pid == pids(seen)[1]
+            await child.stop()
+            await task
+        assert not is_alive(pids(seen)[1])
+    finally:
+        del os.environ["PYTHONPATH"]
+
+
+async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
+    seen = tmp_path / "pids"
+    parent_source = (
+        "import asyncio, pathlib\n"
+        "from openclaw_rl.supervisor import Child\n"
+        f"asyncio.run(Child('c', {module(tmp_path)!r}, [{str(seen)!r}], python=None, log_file=pathlib.Path({str(tmp_path / 'log')!r})).run())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", parent_source], env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    try:
+        await until(lambda: len(pids(seen)) == 1)
+        parent.kill()
+        parent.wait()
+        await until(lambda: not is_alive(pids(seen)[0]))
+    finally:
+        parent.kill()
+        for pid in pids(seen):
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
