@@ -1,0 +1,237 @@
+"""All that we know of OpenClaw's text marks, and their one home: what its client puts around, between and after a
+user's own words.
+
+Seen on the wire with openclaw 2026.9.6. An unmodified client says nothing in headers, so requests are told apart by
+text. Every mark is anchored where the client puts it (the start of a message behind its time stamp, its last line, the
+shape of the whole request): a user who quotes a mark inside a message does not become background traffic. Nothing here
+edits a message; `strip_wrapping` returns a copy of its text.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.messages import Message
+
+_AGENT_SYSTEM = "<!-- openclaw:attempt:STABLE -->"
+_TITLE_SYSTEM = "Generate a concise session title"
+_COMPACTION_SYSTEM = "You are a context summarization assistant."
+_CONTEXT_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+_CONTEXT_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+_SUMMARY = "The conversation history before this point was compacted into the following summary:"
+_EMPTY_REPLY = "The previous attempt did not produce a user-visible answer. Continue"
+_QUEUED = "[Queued user message from a previous active turn; preserved as context only."
+_QUEUED_TAIL = "\n\nContinue the current task from the existing transcript"
+_SLUG = "Based on this conversation, generate a short 1-2 word filename slug"
+_SUBAGENT = "[Subagent Context] You are running as a subagent"
+_TASK_DONE = "A background task completed."
+_INTER_SESSION_START = "[Inter-session message] "
+_POLL = "[OpenClaw heartbeat poll]"
+_STAMPED_STARTS = (_SUBAGENT, _TASK_DONE, _INTER_SESSION_START, _POLL)
+
+_STAMP = re.compile(
+    r"^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)? [^\]\n]{1,40}\] ?", re.MULTILINE
+)
+_RUNTIME = re.compile(r"^Runtime: agent=(\S+) \| session=(\S+) \|(?: sessionId=(\S+) \|)?.*$", re.MULTILINE)
+_CONTEXT_BLOCK = re.compile(r"\A[A-Z][\w ()]{2,60}: ⟦openclaw:ctx⟧\n```json\n.*?\n```\s*", re.DOTALL)
+_TRAILING_CONTEXT = re.compile(
+    rf"^{_CONTEXT_BEGIN}(?:(?!{_CONTEXT_BEGIN}).)*{_CONTEXT_END}\s*\Z", re.MULTILINE | re.DOTALL
+)
+_CRON = re.compile(r"\A\[cron:\S+ [^\]\n]*\] ")
+_CLOCK_TAIL = re.compile(r"\nCurrent time: .+\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*\Z")
+_INTER_SESSION = re.compile(r"^\[Inter-session message\] .*\bisUser=false\b", re.MULTILINE)
+_INTERNAL_SESSION = re.compile(r"\Aagent:[^:]+:(subagent|cron|internal-session-effects|helper):")
+_REACTION = re.compile(r"System: \[[^\]]*\] [\w .-]+? reaction (added|removed): (.+?) by ")
+
+_UNSTAMPED_STARTS = {
+    "Follow the heartbeat monitor scratch context when provided.": "heartbeat",
+    "Pre-compaction memory flush.": "memory_flush",
+}
+_INTERNAL_SESSION_KINDS = {
+    "subagent": "subagent",
+    "cron": "cron",
+    "internal-session-effects": "memory_flush",
+    "helper": "slug",
+}
+_MAX_MERGED = 16
+"""Merged messages we try to take apart in one message: beyond it a stranger is only costing us time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The `Runtime:` line, which the client adds to the first user message of every request (it is no part of the
+    history)."""
+
+    agent: str
+    session_key: str
+    session_id: str | None
+
+
+def runtime(messages: Sequence[Message]) -> Runtime | None:
+    """The request's `Runtime:` line; the last one of the first user message, so that a quoted one before it does not
+    count."""
+    first = next((message for message in messages if message.role == "user"), None)
+    text = "" if first is None else first.text()
+    if "Runtime: agent=" not in text:
+        return None
+    lines = _RUNTIME.findall(text)
+    return Runtime(agent=lines[-1][0], session_key=lines[-1][1], session_id=lines[-1][2] or None) if lines else None
+
+
+def is_ephemeral(message: Message) -> bool:
+    """True for a message the client shows once and drops from its history: internal context, the nudge after an empty
+    reply."""
+    if message.role != "user":
+        return False
+    text = message.text()
+    if text.startswith(_CONTEXT_BEGIN):
+        return text.rstrip().endswith(_CONTEXT_END)
+    return _begins(text, _EMPTY_REPLY)
+
+
+def is_summary(message: Message) -> bool:
+    """True for the message that replaced the start of the history in a compaction."""
+    return message.role == "user" and message.text().startswith(_SUMMARY)
+
+
+def is_recovery(message: Message) -> bool:
+    """True for a user message the client rewrote because its first attempt failed. It is a retry: the reply is the
+    user's."""
+    return message.role == "user" and _begins(message.text(), _QUEUED)
+
+
+def is_background(message: Message) -> bool:
+    """True for a user message that no user wrote: heartbeat, memory flush, cron, a sub-agent's task or result."""
+    return message.role == "user" and _background_kind(message.text()) is not None
+
+
+def is_agent_request(messages: Sequence[Message]) -> bool:
+    """True for a request of OpenClaw's agent: its system prompt says so."""
+    return (
+        bool(messages) and messages[0].role in ("system", "developer") and messages[0].text().startswith(_AGENT_SYSTEM)
+    )
+
+
+def background_request(messages: Sequence[Message], *, tools: bool) -> str | None:
+    """The kind of a request that OpenClaw makes for itself (`title`, `heartbeat` …); None for a chat, and for other
+    clients."""
+    if not messages or messages[0].role not in ("system", "developer"):
+        return None
+    system = messages[0].text()
+    if not tools and len(messages) == 2:
+        if system.startswith(_TITLE_SYSTEM):
+            return "title"
+        if system.startswith(_COMPACTION_SYSTEM) and messages[1].text().startswith("<conversation>"):
+            return "compaction"
+    if not is_agent_request(messages):
+        return None
+    line = runtime(messages)
+    if line is not None and (internal := _INTERNAL_SESSION.match(line.session_key)):
+        return _INTERNAL_SESSION_KINDS[internal[1]]
+    users = [message for message in messages if message.role == "user" and not is_ephemeral(message)]
+    if not users:
+        return None
+    text = users[-1].text()
+    if kind := _background_kind(text):
+        return kind
+    if not tools and _begins(text, _SLUG):
+        return "slug"
+    # Users' messages carry a time stamp; a bare one among stamped ones is the system's own. Where the stamps are
+    # switched off, none is.
+    is_bare = not _STAMP.match(text) and not is_summary(users[-1])
+    return "event" if is_bare and any(_STAMP.match(user.text()) for user in users[:-1]) else None
+
+
+def strip_wrapping(text: str) -> str:
+    """A user's own words: less time stamp, sender block, `Runtime:` line, trailing internal context and what a retry
+    wrapped around.
+
+    The same message reads the same in every later request, although the client's wrapping of it changes (the
+    `Runtime:` line follows the current channel, a retry is stamped anew), so this is also the text that pairing
+    compares.
+    """
+    if _CONTEXT_END in text:
+        text = _TRAILING_CONTEXT.sub("", text)
+    if "Runtime: agent=" in text:
+        text = _RUNTIME.sub("", text)
+    if _STAMP.match(text):
+        text = _STAMP.sub("", text)  # every line's: merged messages keep theirs
+    while block := _CONTEXT_BLOCK.match(text):
+        text = text[block.end() :]
+    if text.startswith(_QUEUED):
+        text = text.partition("\n")[2]
+        if (tail := text.rfind(_QUEUED_TAIL)) >= 0:
+            text = text[:tail]
+    return text.strip()
+
+
+def unmerged(message: Message) -> Iterator[str]:
+    """Of a user message that the client merged from several: what its last ones read alone, longest first. Nothing
+    when it is one."""
+    if message.role != "user":
+        return
+    if isinstance(message.content, list):
+        texts = [part.text or "" for part in message.content if part.type == "text"]
+        suffixes = ["\n".join(texts[k:]) for k in range(1, len(texts))]
+    else:
+        text = message.text()
+        starts = [stamp.start() for stamp in _STAMP.finditer(text)] if _STAMP.match(text) else []
+        suffixes = [text[start:] for start in starts[1:]]
+    for suffix in suffixes[-_MAX_MERGED:]:
+        if words := strip_wrapping(suffix):
+            yield words
+
+
+def reactions(messages: Sequence[Message]) -> tuple[str, ...]:
+    """Reactions of the chat surface that the internal context reports, as emoji; one taken back is `removed 👍`.
+
+    The context quotes every piece of data as one JSON string; only a string that begins as a system event is read, so
+    that a chat excerpt in another string cannot pass for one.
+    """
+    found: list[str] = []
+    for message in messages:
+        if not (message.role == "user" and (text := message.text()).startswith(_CONTEXT_BEGIN)):
+            continue
+        for line in text.splitlines():
+            if not line.startswith('"System: ['):
+                continue
+            try:
+                events = str(json.loads(line)).splitlines()
+            except ValueError:
+                continue
+            for event in events:
+                if not (reaction := _REACTION.match(event)):
+                    continue
+                if reaction[1] == "added":
+                    found.append(reaction[2])
+                elif reaction[2] in found:
+                    found.remove(reaction[2])
+                else:
+                    found.append(f"removed {reaction[2]}")
+    return tuple(found)
+
+
+def _begins(text: str, mark: str) -> bool:
+    """Whether the text begins with the mark, behind its time stamp if it has one."""
+    stamp = _STAMP.match(text)
+    return text.startswith(mark, stamp.end() if stamp else 0)
+
+
+def _background_kind(text: str) -> str | None:
+    stamp = _STAMP.match(text)
+    if stamp is None:
+        for start, kind in _UNSTAMPED_STARTS.items():
+            if text.startswith(start):
+                return kind
+        if _CRON.match(text):
+            return "cron"
+        return "event" if "\nReference UTC: " in text and _CLOCK_TAIL.search(_RUNTIME.sub("", text)) else None
+    if not text.startswith(_STAMPED_STARTS, stamp.end()):
+        return None
+    body = text[stamp.end() :]
+    if body.rstrip() == _POLL:
+        return "heartbeat"
+    is_task = body.startswith(_SUBAGENT) and "\n[Subagent Task]\n" in body
+    is_result = body.startswith((_TASK_DONE, _INTER_SESSION_START)) and _INTER_SESSION.search(body)
+    return "subagent" if is_task or is_result else None

@@ -1,0 +1,175 @@
+"""Which reply a request answers: pairing by history, in memory, without I/O.
+
+A turn waits under its key: scope, reply, the message before the reply. A request answers the turn whose key stands
+before its first new message; everything new is the turn's next state. What this promises:
+
+* Turns of different scopes never pair. Without a session id the whole history must match too, since all such chats
+  share one scope.
+* The first continuation wins: a turn pairs once. Later continuations of the same reply (branches) find nothing.
+* A retry leaves the older turn open. When one of them is continued, the others that answer the same history are
+  superseded; without a session id they are left to expire, because two people who open with the same words are not
+  retries of each other.
+* Background exchanges that stay in the client's history (heartbeats) are stepped over: they are no next state, and
+  hide none.
+
+An open turn costs its ids and three digests; it holds no messages. Whoever calls keeps the ledger in step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from openclaw_rl.messages import Message
+from openclaw_rl.sessions.canonical import canonical_text, conversation, digest, history_digest, turn_key
+from openclaw_rl.sessions.openclaw import is_background, is_ephemeral, is_summary, reactions, unmerged
+from openclaw_rl.types import NextState, OpenTurn, Scope
+
+__all__ = ["Paired", "Pairing", "is_ephemeral", "turn_key"]
+
+_MAX_CUTS = 64
+"""Line ends at which a merged reply is cut to find the part we know; OpenClaw appends a few lines."""
+
+_Bucket = tuple[Scope, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    turn_id: str
+    next_state: NextState
+    superseded: tuple[str, ...] = ()
+    """Retries of the same turn that this continuation passed over."""
+
+
+class Pairing:
+    """The open turns. No method awaits, so on one event loop no two callers can take the same turn."""
+
+    def __init__(self, max_open_turns: int) -> None:
+        self._max_open_turns = max_open_turns
+        self._turns: dict[str, OpenTurn] = {}  # oldest first
+        self._buckets: dict[_Bucket, list[OpenTurn]] = {}  # oldest first; a handful in each
+        """A session's turns; without a session id, those that answer one history."""
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, turn: OpenTurn) -> list[str]:
+        """Let a turn wait. Returns the ids of the oldest ones that had to give way."""
+        if turn.turn_id in self._turns:
+            return []
+        self._turns[turn.turn_id] = turn
+        self._buckets.setdefault(_bucket(turn.scope, turn.key.history_hash), []).append(turn)
+        return self.remove(list(islice(self._turns, max(0, len(self._turns) - self._max_open_turns))))
+
+    def observe(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
+        """The turn that a new main request answers, which is open no longer; None when it answers none."""
+        turn, new = self._find(scope, conversation(messages))
+        if turn is None or not new:  # nothing new: the client wants the reply itself continued, and says nothing of it
+            return None
+        siblings = self._buckets[_bucket(scope, turn.key.history_hash)] if scope.session_id is not None else []
+        superseded = [
+            other.turn_id for other in siblings if other is not turn and other.key.history_hash == turn.key.history_hash
+        ]
+        self.remove([turn.turn_id, *superseded])
+        return Paired(turn.turn_id, NextState(tuple(new), reactions(messages)), tuple(superseded))
+
+    def observe_side(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
+        """The turn whose reply the user reacted to, when a background request brings the news: a reaction alone
+        answers it."""
+        seen = reactions(messages)
+        turn, _ = self._find(scope, conversation(messages)) if seen else (None, [])
+        if turn is None:
+            return None
+        self.remove([turn.turn_id])
+        return Paired(turn.turn_id, NextState((), seen))
+
+    def remove(self, turn_ids: Iterable[str]) -> list[str]:
+        """Forget turns; returns the ids that were open."""
+        gone = []
+        for turn_id in turn_ids:
+            if (turn := self._turns.pop(turn_id, None)) is None:
+                continue
+            gone.append(turn_id)
+            bucket = _bucket(turn.scope, turn.key.history_hash)
+            self._buckets[bucket].remove(turn)
+            if not self._buckets[bucket]:
+                del self._buckets[bucket]
+        return gone
+
+    def close(self, scope: Scope) -> list[str]:
+        """Forget all open turns of a session that is over; returns their ids. Without a session id nobody can say
+        which are meant."""
+        turns = [] if scope.session_id is None else self._buckets.get(_bucket(scope, ""), [])
+        return self.remove([turn.turn_id for turn in turns])
+
+    def expire(self, older_than: float) -> list[str]:
+        """Forget turns finished before `older_than`; returns their ids."""
+        return self.remove([turn.turn_id for turn in self._turns.values() if turn.finished_at < older_than])
+
+    def _find(self, scope: Scope, history: Sequence[Message]) -> tuple[OpenTurn | None, list[Message]]:
+        """The turn the history ends with, and what is new after it; background exchanges at the end are passed over."""
+        end = len(history)
+        new: list[Message] = []
+        while (last := _last_reply(history, end)) is not None:
+            new = [message for message in history[last + 1 : end] if not is_background(message)] + new
+            if turn := self._match(scope, history, last):
+                return turn, new
+            asked = next((k for k in range(last, -1, -1) if history[k].role == "user"), None)
+            if asked is None or not is_background(history[asked]):
+                break
+            end = asked
+        return None, []
+
+    def _match(self, scope: Scope, history: Sequence[Message], last: int) -> OpenTurn | None:
+        """The open turn whose reply is the message at `last`."""
+        whole = history_digest(history[:last]) if scope.session_id is None else ""
+        turns = self._buckets.get(_bucket(scope, whole), [])
+        if not turns:
+            return None
+        hashes: Iterable[str]
+        if scope.session_id is not None and (last == 0 or is_summary(history[last - 1])):
+            hashes = [digest(history[last])]  # a compaction replaced what stood before, so the reply alone must do
+        else:
+            before = _before_hashes(history, last)
+            turns = [turn for turn in turns if turn.key.before_hash in before]
+            hashes = _reply_hashes(history[last]) if turns else ()
+        for reply_hash in hashes:
+            if candidates := [turn for turn in turns if turn.key.reply_hash == reply_hash]:
+                return _choose(candidates, history[:last])
+        return None
+
+
+def _choose(candidates: list[OpenTurn], history: Sequence[Message]) -> OpenTurn:
+    """Of turns with the same reply to the same message: those with this very history, else the newest; of equals the
+    oldest, since chats that nobody can tell apart are served first come, first."""
+    if len(candidates) > 1:
+        whole = history_digest(history)
+        candidates = [turn for turn in candidates if turn.key.history_hash == whole] or candidates
+    return next(turn for turn in candidates if turn.key == candidates[-1].key)
+
+
+def _bucket(scope: Scope, history_hash: str) -> _Bucket:
+    return scope, history_hash if scope.session_id is None else ""
+
+
+def _last_reply(history: Sequence[Message], end: int) -> int | None:
+    return next((k for k in range(end - 1, -1, -1) if history[k].role == "assistant"), None)
+
+
+def _before_hashes(history: Sequence[Message], last: int) -> set[str]:
+    """What the message before a reply may have hashed to: itself, or the last of several merged since."""
+    if last == 0:
+        return {""}
+    before = history[last - 1]
+    return {digest(before)} | {digest(before, text) for text in unmerged(before)}
+
+
+def _reply_hashes(reply: Message) -> Iterable[str]:
+    """What a turn's reply may have hashed to: itself, or the part of it before something that the client merged into
+    it."""
+    yield digest(reply)
+    text = "" if reply.tool_calls else canonical_text(reply)
+    for _ in range(_MAX_CUTS):
+        text = text.rpartition("\n")[0].rstrip()
+        if not text:
+            return
+        yield digest(reply, text)

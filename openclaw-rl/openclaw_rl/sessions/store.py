@@ -1,0 +1,129 @@
+"""Sessions: what the proxy calls, over pairing in memory and the ledger on disk.
+
+`observe` when a main request arrives, `served` when its reply is complete, `observe_side` for a background request,
+`done` when a client says its session is over. Nothing here ever fails a chat: when the ledger cannot write, the chat
+goes on, the turn ends untrained, and the log says so. Which turn answers which is decided before the first await, so
+parallel requests of one session cannot take the same turn.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import structlog
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.messages import Message
+from openclaw_rl.sessions.canonical import turn_key
+from openclaw_rl.sessions.pairing import Paired, Pairing
+from openclaw_rl.settings import SessionSettings
+from openclaw_rl.types import DropReason, NextState, OpenTurn, Request, Scope, Turn, TurnKey
+
+_log = structlog.get_logger()
+
+_SWEEP_S = 60.0
+"""Between two looks for turns beyond their time to live, which is counted in hours."""
+
+
+class SessionLedger(Protocol):
+    """The part of the ledger that sessions use."""
+
+    async def finish(self, turn: Turn, key: TurnKey) -> None: ...
+
+    async def open_turns(self, limit: int) -> list[OpenTurn]: ...
+
+    async def pair(self, turn_id: str, next_state: NextState, *, by_request_id: str) -> None: ...
+
+    async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
+
+    async def expire(self, older_than: float) -> list[str]: ...
+
+
+class Sessions:
+    """Pairs turns with their next states. `paired` is set whenever a turn becomes ready for the judge."""
+
+    def __init__(
+        self, ledger: SessionLedger, settings: SessionSettings, *, paired: asyncio.Event | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._pairing = Pairing(settings.max_open_turns)
+        self._paired = paired or asyncio.Event()
+        self._ended: set[str] = set()
+        """Open turns that ended as they finished (cancelled, say): they pair for the record, and need no second end."""
+
+    async def observe(self, request: Request) -> str | None:
+        """A main request came, and is in the ledger: pair the turn it answers. Returns that turn's id."""
+        paired = self._pairing.observe(request.scope, request.messages)
+        return await self._record(paired, by_request_id=request.request_id)
+
+    async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
+        """A background request came: it pairs nothing, unless it brings a reaction to a reply; then, that turn's id."""
+        return await self._record(self._pairing.observe_side(scope, messages), by_request_id="side")
+
+    async def served(self, request: Request, turn: Turn) -> None:
+        """A reply is complete: keep it, then let it wait for its next state. Call it before the finish chunk."""
+        key = turn_key(request.messages, turn.reply)
+        try:
+            await self._ledger.finish(turn, key)
+        except LedgerError as error:
+            _log.error("turn.not_recorded", turn_id=turn.turn_id, error=str(error))
+            return
+        if turn.drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
+            return  # the client got nothing that could come back
+        if turn.drop is not None:
+            self._ended.add(turn.turn_id)
+        pushed_out = self._pairing.add(OpenTurn(turn.turn_id, request.scope, key, turn.finished_at))
+        await self._drop(pushed_out, DropReason.NO_NEXT_STATE, "too many open turns")
+
+    async def done(self, scope: Scope) -> None:
+        """The client says that its session is over. Call it after the last reply was `served`."""
+        await self._drop(self._pairing.close(scope), DropReason.NO_NEXT_STATE, "session done")
+
+    async def refill(self) -> None:
+        """Take up the turns that were open when the server last stopped. Raises LedgerError: without them it must not
+        start."""
+        for turn in await self._ledger.open_turns(self._settings.max_open_turns):
+            self._pairing.add(turn)
+
+    async def expire_forever(self) -> None:
+        """Owned by the app: end turns that nobody continued in time."""
+        while True:
+            older_than = time.time() - self._settings.pair_ttl_s
+            try:
+                expired = await self._ledger.expire(older_than)
+            except LedgerError as error:
+                _log.warning("sessions.expire_failed", error=str(error))
+                expired = []
+            # Turns that ended as they finished are open in memory alone; what the ledger could not end now, it ends later.
+            self._forget(self._pairing.remove(expired))
+            self._forget(self._pairing.expire(older_than - _SWEEP_S))
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _record(self, paired: Paired | None, *, by_request_id: str) -> str | None:
+        if paired is None:
+            return None
+        self._ended.discard(paired.turn_id)
+        try:
+            await self._ledger.pair(paired.turn_id, paired.next_state, by_request_id=by_request_id)
+        except LedgerError as error:
+            # The turn stays open in the ledger, and ends there as no_next_state when its time is over.
+            _log.error("turn.pair_not_recorded", turn_id=paired.turn_id, error=str(error))
+        else:
+            self._paired.set()
+        await self._drop(paired.superseded, DropReason.SUPERSEDED, f"continued: {paired.turn_id}")
+        return paired.turn_id
+
+    async def _drop(self, turn_ids: Iterable[str], reason: DropReason, detail: str) -> None:
+        for turn_id in self._forget(turn_ids):
+            try:
+                await self._ledger.drop(turn_id, reason, detail)
+            except LedgerError as error:
+                _log.error("turn.drop_not_recorded", turn_id=turn_id, reason=str(reason), error=str(error))
+
+    def _forget(self, turn_ids: Iterable[str]) -> list[str]:
+        """Those of the turns that still need an end."""
+        ending = [turn_id for turn_id in turn_ids if turn_id not in self._ended]
+        self._ended.difference_update(turn_ids)
+        return ending
