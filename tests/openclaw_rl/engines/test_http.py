@@ -26,7 +26,7 @@ async def served(fake: FakeEngine, settings: EngineSettings = SETTINGS) -> Async
         group.create_task(server.serve(sockets=[listener]))
         engine = HttpEngine(f"http://127.0.0.1:{listener.getsockname()[1]}", settings=settings)
         try:
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
                 await asyncio.sleep(0.01)
             yield engine
         finally:
@@ -71,7 +71,7 @@ async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateRep
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (what another process sees)
             await asyncio.sleep(0.005)
 
 
@@ -135,7 +135,7 @@ async def test_an_answer_that_breaks_off_is_gone() -> None:
     fake.script(Scripted(ids=(5, 6, 7), break_after=2))
     got: list[int] = []
     async with served(fake) as engine:
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineGone):  # noqa: PT012 (what came before the break is the point)
             async with aclosing(engine.stream(request([1]))) as events:
                 async for event in events:
                     got += event.output_ids

@@ -1,0 +1,118 @@
+"""Ids to text, one at a time, never with half a character: O(1) per token.
+
+Byte-level vocabularies (Qwen, Llama 3, SmolLM2, GPT-2 …) are a table of bytes and an incremental UTF-8 decoder.
+Others are decoded over a small window of the last tokens, which waits while a character is incomplete.
+"""
+
+import codecs
+import json
+from collections.abc import Collection
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+_WINDOW = 8
+"""Tokens a character may be spread over before it is given up as invalid."""
+
+
+class Detokenizer(Protocol):
+    def feed(self, token: int) -> str:
+        """The text that is complete now."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back; a broken character comes out as U+FFFD."""
+        ...
+
+
+class TokenTable:
+    """The text behind the ids of one tokenizer; shared by all replies."""
+
+    def __init__(self, backend: Tokenizer, *, hidden_ids: Collection[int]) -> None:
+        """hidden_ids: tokens that never show as text (end tokens, special tokens)."""
+        self._backend, self._hidden = backend, frozenset(hidden_ids)
+        config = json.loads(backend.to_str())
+        self._bytes = _byte_table(config, self._hidden) if _is_byte_level(config.get("decoder")) else None
+
+    def detokenizer(self) -> Detokenizer:
+        if self._bytes is not None:
+            return _ByteDetokenizer(self._bytes)
+        return _WindowDetokenizer(self._backend, self._hidden)
+
+
+class _ByteDetokenizer:
+    __slots__ = ("_decode", "_size", "_table")
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table, self._size = table, len(table)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, token: int) -> str:
+        return self._decode(self._table[token]) if 0 <= token < self._size else ""
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class _WindowDetokenizer:
+    __slots__ = ("_backend", "_hidden", "_ids", "_read", "_seen")
+
+    def __init__(self, backend: Tokenizer, hidden: frozenset[int]) -> None:
+        self._backend, self._hidden = backend, hidden
+        self._ids: list[int] = []
+        """Tokens whose text is out (kept: they decide about the space before the next one), then those still held."""
+        self._read = 0
+        self._seen = ""
+        """The text of the first `_read` tokens of the window."""
+
+    def feed(self, token: int) -> str:
+        if token in self._hidden:
+            return ""
+        self._ids.append(token)
+        text = self._backend.decode(self._ids, skip_special_tokens=False)
+        if text.endswith("�") and len(self._ids) - self._read < _WINDOW:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        if self._read == len(self._ids):
+            return ""
+        return self._release(self._backend.decode(self._ids, skip_special_tokens=False))
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._seen) :]
+        self._ids = self._ids[self._read :]
+        self._read = len(self._ids)
+        self._seen = self._backend.decode(self._ids, skip_special_tokens=False)
+        return new
+
+
+def _is_byte_level(decoder: object) -> bool:
+    return isinstance(decoder, dict) and (
+        decoder.get("type") == "ByteLevel"
+        or (decoder.get("type") == "Sequence" and [_is_byte_level(d) for d in decoder["decoders"]] == [True])
+    )
+
+
+def _byte_table(config: dict[str, object], hidden: frozenset[int]) -> list[bytes]:
+    """id → bytes. GPT-2's alphabet writes each byte as one printable character."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet |= {chr(0x100 + i): byte for i, byte in enumerate(b for b in range(256) if b not in set(printable))}
+    model, added = config["model"], config["added_tokens"]
+    assert isinstance(model, dict)
+    assert isinstance(added, list)
+    vocab: dict[str, int] = model["vocab"]
+    contents = {int(token["id"]): str(token["content"]) for token in added}
+    table = [b""] * (max([*vocab.values(), *contents]) + 1)
+    for text, token in vocab.items():
+        if all(char in alphabet for char in text):
+            table[token] = bytes(alphabet[char] for char in text)
+        else:
+            table[token] = text.encode()
+    for token, text in contents.items():
+        table[token] = text.encode()
+    for token in hidden:
+        if token < len(table):
+            table[token] = b""
+    return table

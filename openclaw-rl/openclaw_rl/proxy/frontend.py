@@ -1,0 +1,284 @@
+"""Messages to ids, and ids back to replies: SGLang's own rendering and parsers around our incremental tokeniser.
+
+Promises: the ids are those that SGLang's chat endpoint would have given the engine for the same messages (template,
+tool and thinking handling are its code), except that control strings inside what the client sent stay plain text.
+`developer` is `system`, text parts are joined by one newline. A request that cannot be rendered is a `RequestError`;
+nothing is ever left out in silence.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.detokenizer import TokenTable
+from openclaw_rl.proxy.parser import ReplyFormat, StreamParser
+from openclaw_rl.proxy.pieces import PieceTokenizer
+from openclaw_rl.proxy.sglang import (
+    ChatCompletionRequest,
+    FunctionCallParser,
+    OpenAIServingChat,
+    ReasoningParser,
+    ServerArgs,
+    TemplateManager,
+    Tool,
+)
+from openclaw_rl.settings import ModelSettings
+from openclaw_rl.types import Ids
+
+log = structlog.get_logger()
+
+_INLINE_CHARS = 4096
+"""Text tokenised on the event loop (about 2 ms); more goes to a thread."""
+_INLINE_RENDER_CHARS = 200_000
+"""Conversations rendered on the event loop (a few ms)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and what the reply's parser must know about it."""
+
+    ids: Ids
+    reasoning_open: bool
+    """The prompt ends inside a think block."""
+    tools: tuple[Tool, ...]
+    """Tools whose calls are parsed out of the reply."""
+
+
+class FrontEnd:
+    """One tokenizer, one template. Thread-safe."""
+
+    def __init__(self, model: ModelSettings, folder: Path) -> None:
+        """folder: tokenizer files and config.json. Blocks for about half a second."""
+        self._tokenizer = _load_tokenizer(folder)
+        config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+        server = ServerArgs(
+            model_path=str(folder),
+            device="cpu",
+            tool_call_parser=model.tool_call_parser,
+            reasoning_parser=model.reasoning_parser,
+        )
+        self._sglang_tokenizer = _TextTokenizer(self._tokenizer)
+        manager = SimpleNamespace(
+            tokenizer=self._sglang_tokenizer,
+            processor=None,
+            model_path=str(folder),
+            server_args=server,
+            image_token_id=None,
+            model_config=SimpleNamespace(
+                hf_config=SimpleNamespace(
+                    model_type=config.get("model_type", ""),
+                    architectures=config.get("architectures") or [],
+                    to_dict=lambda: dict(config),
+                ),
+                get_default_sampling_params=dict,
+            ),
+        )
+        templates = TemplateManager()
+        try:
+            templates.load_chat_template(manager, model.chat_template, str(folder))
+        except (RuntimeError, OSError) as error:
+            raise SettingsError(f"model.chat_template: {error}") from error
+        if templates.chat_template_name is None and not self._sglang_tokenizer.chat_template:
+            raise SettingsError(
+                f"model.path {model.path!r} has no chat template: name a Jinja file in model.chat_template"
+            )
+        server.tool_call_parser = model.tool_call_parser or templates.suggested_tool_call_parser
+        server.reasoning_parser = model.reasoning_parser or templates.suggested_reasoning_parser
+        template = self._sglang_tokenizer.chat_template or ""
+        self.renders_tools = "tools" in template and server.tool_call_parser is not None
+        """Whether the template shows tools to the model and a parser finds its calls."""
+        self._format = _reply_format(server)
+        self._serving = OpenAIServingChat(manager, templates)
+        self._pieces = PieceTokenizer(self._tokenizer.backend_tokenizer, assistant_may_write=self._format.markers)
+        self.end_ids = _end_ids(self._tokenizer, config, generation)
+        hidden = {token for token in self._pieces.special_ids if not self._format.shows(self._token_text(token))}
+        self._table = TokenTable(self._tokenizer.backend_tokenizer, hidden_ids=hidden | self.end_ids)
+        self.context_length = int(model.context_length or config.get("max_position_embeddings") or 8192)
+        self.tokenizer_hash = _hash(self._tokenizer.backend_tokenizer.to_str(), template)
+        if not self._pieces.is_exact:
+            log.warning("tokenizer_not_cut", reason="pieces do not tokenise alone as they do together")
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
+    ) -> Rendered:
+        """Blocks: a few ms for a long conversation, plus half a millisecond per 1000 new characters."""
+        text, parsed = self._text(messages, tools, template_kwargs)
+        return self._rendered(text, self._pieces.encode(text), parsed)
+
+    async def render_async(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
+    ) -> Rendered:
+        """The same; what is long runs in a thread."""
+        if sum(len(message.text()) for message in messages) > _INLINE_RENDER_CHARS:
+            return await asyncio.to_thread(self.render, messages, tools, template_kwargs)
+        text, parsed = self._text(messages, tools, template_kwargs)
+        if self._pieces.new_chars(text) > _INLINE_CHARS:
+            ids = await asyncio.to_thread(self._pieces.encode, text)
+        else:
+            ids = self._pieces.encode(text)
+        return self._rendered(text, ids, parsed)
+
+    def parser(self, rendered: Rendered, *, stop: Sequence[str] = ()) -> StreamParser:
+        """A parser for the reply to this prompt."""
+        return StreamParser(
+            self._table.detokenizer(),
+            self._format,
+            tools=rendered.tools,
+            reasoning_open=rendered.reasoning_open,
+            stop=stop,
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Plain text of ids, control tokens left out."""
+        detokenizer = self._table.detokenizer()
+        return "".join(map(detokenizer.feed, ids)) + detokenizer.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        """For a client that asked for log-probs."""
+        return self._token_text(token).encode()
+
+    def _token_text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
+
+    def _rendered(self, text: str, ids: Ids, tools: tuple[Tool, ...]) -> Rendered:
+        start = self._format.think_start
+        return Rendered(ids, reasoning_open=bool(start) and text.rstrip().endswith(start or ""), tools=tools)
+
+    def _text(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
+    ) -> tuple[str, tuple[Tool, ...]]:
+        protect = self._pieces.protect
+        kwargs = dict(template_kwargs)
+        body: dict[str, Any] = {
+            "messages": [
+                protect(_plain(message, i), is_reply=message.role == "assistant") for i, message in enumerate(messages)
+            ],
+            "reasoning_effort": kwargs.pop("reasoning_effort", None),
+        }
+        if kwargs:
+            body["chat_template_kwargs"] = protect(kwargs)
+        if tools and self.renders_tools:
+            body["tools"] = protect(tools)
+        try:
+            request = ChatCompletionRequest.model_validate(body)
+            pieces = self._serving._process_messages(request, is_multimodal=False).prompt_ids
+            parsed = tuple(Tool.model_validate(tool) for tool in tools or ()) if self.renders_tools else ()
+        except (ValueError, TemplateError, TypeError) as error:
+            raise RequestError(f"the messages cannot be rendered: {_reason(error)}", param="messages") from error
+        return "".join(pieces), parsed
+
+
+class _TextTokenizer:
+    """What SGLang's code sees as the tokenizer: it renders, and its "ids" are the rendered text, which we then
+    tokenise ourselves.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self.chat_template = tokenizer.chat_template
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def encode(self, text: str, **_: object) -> list[str]:
+        return [text]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> str | list[str]:
+        text = self._tokenizer.apply_chat_template(
+            conversation, tokenize=False, chat_template=self.chat_template, **kwargs
+        )
+        return [text] if tokenize else text
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+
+def _plain(message: Message, index: int) -> dict[str, Any]:
+    """The message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
+    fields = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        fields["role"] = "system"
+    if isinstance(message.content, list):
+        for number, part in enumerate(message.content):
+            if part.type != "text":
+                raise RequestError(
+                    f"this model reads text only: messages[{index}].content[{number}] is of type {part.type!r}",
+                    code="unsupported_content",
+                    param=f"messages[{index}].content[{number}]",
+                )
+        fields["content"] = message.text()
+    return fields
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    # Not AutoTokenizer where it can be helped: that imports torch.
+    if (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _reply_format(server: ServerArgs) -> ReplyFormat:
+    think_start = think_end = None
+    if server.reasoning_parser is not None:
+        try:
+            detector = ReasoningParser(server.reasoning_parser).detector
+        except ValueError as error:
+            known = ", ".join(sorted(ReasoningParser.DetectorMap))
+            raise SettingsError(f"model.reasoning_parser {server.reasoning_parser!r}: one of {known}") from error
+        think_start, think_end = detector.think_start_token, detector.think_end_token
+    call_start = call_end = None
+    if server.tool_call_parser is not None:
+        try:
+            calls = FunctionCallParser([], server.tool_call_parser).detector
+        except ValueError as error:
+            known = ", ".join(sorted(FunctionCallParser.ToolCallParserEnum))
+            raise SettingsError(f"model.tool_call_parser {server.tool_call_parser!r}: one of {known}") from error
+        call_start, call_end = getattr(calls, "bot_token", None), getattr(calls, "eot_token", None)
+    return ReplyFormat(
+        reasoning_parser=server.reasoning_parser,
+        tool_call_parser=server.tool_call_parser,
+        think_start=think_start,
+        think_end=think_end,
+        call_start=call_start,
+        call_end=call_end,
+    )
+
+
+def _end_ids(tokenizer: PreTrainedTokenizerFast, *configs: Mapping[str, Any]) -> frozenset[int]:
+    found = {tokenizer.eos_token_id}
+    for config in configs:
+        ids = config.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [ids])
+    return frozenset(token for token in found if token is not None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        first = errors()[0]
+        return f"{'.'.join(map(str, first['loc'][:4]))}: {first['msg']}"
+    return str(error)

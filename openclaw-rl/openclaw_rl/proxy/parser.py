@@ -1,0 +1,258 @@
+"""Sampled ids to what the client sees: reasoning, content and tool calls, as they come. O(1) per token.
+
+Promises: what a stream shows in pieces is what the same ids give at once, because both run this parser; no half
+character, no stop string, no control token and no half tool call is ever shown; a call's arguments are valid JSON. A
+call that was cut by the token limit, that names no known tool or is not JSON stays what it is: text.
+
+Reasoning is split by SGLang's streaming detectors. Tool calls are collected from their opening marker to their
+closing one and then given to SGLang's detector whole: its streaming half re-parses all of the arguments with every
+token.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from openclaw_rl.messages import FunctionCall, Message, ToolCall
+from openclaw_rl.proxy.detokenizer import Detokenizer
+from openclaw_rl.proxy.sglang import FunctionCallParser, ReasoningParser, Tool
+from openclaw_rl.proxy.stops import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How a model writes reasoning and calls; None where it does not."""
+
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    think_start: str | None = None
+    think_end: str | None = None
+    call_start: str | None = None
+    call_end: str | None = None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The control strings with a meaning in replies."""
+        found = (self.think_start, self.think_end, self.call_start, self.call_end)
+        return frozenset(marker.strip() for marker in found if marker and marker.strip())
+
+    def shows(self, token: str) -> bool:
+        """Whether a special token must reach the parsers as text."""
+        return bool(token.strip()) and any(token.strip() in marker for marker in self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became visible."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class StreamParser:
+    """One reply."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        form: ReplyFormat,
+        *,
+        tools: Sequence[Tool] = (),
+        reasoning_open: bool = False,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self._detokenizer, self._form = detokenizer, form
+        self._stops = StopMatcher(stop)
+        self._thinking = (
+            ReasoningParser(form.reasoning_parser, force_reasoning=reasoning_open).detector
+            if form.reasoning_parser is not None
+            else None
+        )
+        self._calls = _CallSplitter(form, tools) if tools and form.tool_call_parser is not None else None
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._tool_calls: list[ToolCall] = []
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string matched: the reply is over."""
+        return self._stops.is_stopped
+
+    @property
+    def kept(self) -> int:
+        """With `is_stopped`: the tokens in front of the stop string."""
+        return self._stops.kept
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._tool_calls)
+
+    def feed(self, token: int) -> Delta | None:
+        """Take one token. None when nothing became visible."""
+        text = self._stops.feed(self._detokenizer.feed(token))
+        return self._show(text) if text else None
+
+    def finish(self, *, is_complete: bool) -> Delta | None:
+        """The end. is_complete: the model ended its reply itself (a call without its closing marker still counts
+        then).
+        """
+        reasoning = content = ""
+        calls: list[ToolCall] = []
+        held = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        if held and (delta := self._show(held)) is not None:
+            reasoning, content, calls = delta.reasoning, delta.content, list(delta.calls)
+        if self._thinking is not None:
+            rest = self._thinking.finish()
+            reasoning += self._as_reasoning(rest.reasoning_text or "")
+            content, calls = self._as_content(rest.normal_text or "", content, calls)
+        if self._calls is not None:
+            text, found = self._calls.finish(is_complete=is_complete)
+            text = self._as_text(text)
+            content += text
+            calls += found
+            self._tool_calls += found
+        if not (reasoning or content or calls):
+            return None
+        return Delta(reasoning, content, tuple(calls))
+
+    def reply(self) -> Message:
+        """The message as the client got it."""
+        content = "".join(self._content)
+        return Message(
+            role="assistant",
+            content=None if self._tool_calls and not content else content,
+            reasoning_content="".join(self._reasoning) or None,
+            tool_calls=list(self._tool_calls) or None,
+        )
+
+    def _show(self, text: str) -> Delta | None:
+        if self._thinking is None and self._calls is None:
+            self._content.append(text)
+            return Delta(content=text)
+        reasoning = ""
+        if self._thinking is not None:
+            split = self._thinking.parse_streaming_increment(text)
+            reasoning, text = self._as_reasoning(split.reasoning_text or ""), split.normal_text or ""
+        content, calls = self._as_content(text, "", [])
+        if not (reasoning or content or calls):
+            return None
+        return Delta(reasoning, content, tuple(calls))
+
+    def _as_reasoning(self, text: str) -> str:
+        if not self._reasoning:
+            text = text.lstrip("\n")
+        if text:
+            self._reasoning.append(text)
+        return text
+
+    def _as_content(self, text: str, content: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
+        if self._calls is None:
+            return content + self._as_text(text), calls
+        text, found = self._calls.feed(text)
+        self._tool_calls += found
+        return content + self._as_text(text), calls + found
+
+    def _as_text(self, text: str) -> str:
+        if self._reasoning and not self._content:
+            text = text.lstrip("\n")  # the blank lines between a think block and the answer
+        if text:
+            self._content.append(text)
+        return text
+
+
+class _CallSplitter:
+    """Splits content text into text and finished calls."""
+
+    def __init__(self, form: ReplyFormat, tools: Sequence[Tool]) -> None:
+        self._parser, self._tools = str(form.tool_call_parser), list(tools)
+        self._open, self._close = form.call_start or "", form.call_end or ""
+        self._start, self._end = self._open.strip(), self._close.strip()
+        if len(self._end) < 3:
+            self._end = ""  # not a marker of its own (a mere bracket): a call lasts to the end of the reply
+        self._held = ""
+        self._block: list[str] | None = [] if not self._start else None
+        """Inside a call: its text behind the opening marker. A format without one is held to the end."""
+        self._tail = ""
+        self._after_call = False
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        shown, calls = "", []
+        while text:
+            if self._block is None:
+                buffer = self._held + text
+                at = buffer.find(self._start)
+                if at < 0:
+                    shown += self._hold(buffer)
+                    break
+                shown += self._visible(buffer[:at].rstrip())
+                self._held, self._block, self._tail = "", [], ""
+                text = buffer[at + len(self._start) :]
+            else:
+                # Only the end of what came before can take part in the closing marker.
+                at = (self._tail + text).find(self._end) if self._end else -1
+                if at < 0:
+                    self._block.append(text)
+                    self._tail = (self._tail + text)[-(len(self._end) - 1) :] if self._end else ""
+                    break
+                cut = at + len(self._end) - len(self._tail)
+                whole = "".join(self._block) + text[:cut]
+                text = text[cut:]
+                found, raw = self._parse(whole[: -len(self._end)], whole)
+                calls += found
+                shown += self._visible(raw)
+                self._block, self._tail = None, ""
+                self._after_call = bool(found)
+        return shown, calls
+
+    def finish(self, *, is_complete: bool) -> tuple[str, list[ToolCall]]:
+        if self._block is None:
+            held, self._held = self._held, ""
+            return ("" if self._after_call and not held.strip() else held), []
+        inside = "".join(self._block)
+        self._block = None
+        if is_complete:
+            found, raw = self._parse(inside, inside)
+            return raw, found
+        return self._start + inside, []
+
+    def _hold(self, buffer: str) -> str:
+        """Release what can be no part of a marker; blanks wait too, in case a call follows them."""
+        size = 0
+        for length in range(min(len(buffer), len(self._start) - 1), 0, -1):
+            if buffer.endswith(self._start[:length]):
+                size = length
+                break
+        text = buffer[: len(buffer) - size].rstrip()
+        self._held = buffer[len(text) :]
+        return self._visible(text)
+
+    def _visible(self, text: str) -> str:
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        return text
+
+    def _parse(self, inside: str, raw: str) -> tuple[list[ToolCall], str]:
+        """The calls in one block, or its text as it was."""
+        block = f"{self._open}{inside.strip()}{self._close}" if self._end else f"{self._open}{inside}"
+        text, items = FunctionCallParser(self._tools, self._parser).parse_non_stream(block)
+        calls = [
+            ToolCall(
+                id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=item.name, arguments=item.parameters)
+            )
+            for item in items
+            if item.name and _is_object(item.parameters)
+        ]
+        if not calls or len(calls) < len(items):
+            return [], self._start + raw
+        return calls, text if not self._start else ""
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(orjson.loads(arguments), dict)
+    except orjson.JSONDecodeError:
+        return False
