@@ -1,11 +1,13 @@
 """Finds the model the user named and makes of it one plain folder that engine, trainer and front end all read.
 
-`resolve` promises a Hugging Face folder with safetensors and tokenizer files: a folder that is one already stays where it is; a GGUF (the
-bundled SmolLM2 is one) or a folder with another weight format is converted once, in fp32, into the cache. The conversion is written beside
-its place and renamed, so that a torn one is never read and two processes may race; both then map the same file and share its pages.
+`resolve` promises a Hugging Face folder with safetensors and tokenizer files: a folder that is one already stays where
+it is; a GGUF (the bundled SmolLM2 is one) or a folder with another weight format is converted once, in fp32, into the
+cache. The conversion is written beside its place and renamed, so that a torn one is never read and two processes may
+race; both then map the same file and share its pages.
 
-Nothing is fetched unless the user named a Hugging Face model. Importing this module needs neither torch nor transformers; only a
-conversion and `load_model` do. A process that must stay without torch calls `tokenizer_folder`, which converts in a child process.
+Nothing is fetched unless the user named a Hugging Face model. Importing this module needs neither torch nor
+transformers; only a conversion and `load_model` do. A process that must stay without torch calls `tokenizer_folder`,
+which converts in a child process.
 """
 
 import argparse
@@ -67,7 +69,9 @@ def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
 
 
 def base_hash(resolved: ResolvedModel) -> str:
-    """sha256 over the names, types, shapes and bytes of the base's tensors: equal exactly when engine and trainer hold the same base."""
+    """sha256 over the names, types, shapes and bytes of the base's tensors: equal exactly when engine and trainer hold
+    the same base.
+    """
     if resolved.hash_file.is_file():
         return resolved.hash_file.read_text().strip()
     value = hash_tensors(resolved.folder)
@@ -98,7 +102,9 @@ def load_tokenizer(resolved: ResolvedModel) -> "PreTrainedTokenizerBase":
 
 
 def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
-    """A folder with the model's tokenizer files, without importing torch here (a first conversion runs in a child process). Blocks."""
+    """A folder with the model's tokenizer files, without importing torch here (a first conversion runs in a child
+    process). Blocks.
+    """
     _, source = _find(model)
     if source.is_dir() and any(source.glob("*.safetensors")):
         return source

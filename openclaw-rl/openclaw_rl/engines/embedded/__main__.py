@@ -1,0 +1,77 @@
+"""`python -m openclaw_rl.engines.embedded`: one model behind the engine dialect. The server starts it; a person may
+too.
+"""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from openclaw_rl import log
+from openclaw_rl.engines.embedded.config import EngineConfig
+from openclaw_rl.engines.embedded.process import serve
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import EngineSettings, ModelSettings
+
+HELP = """\
+Serve a causal language model over HTTP in SGLang's native dialect: token ids in, token ids and log-probs out.
+
+The server starts this process by itself; run it by hand to try the engine alone, or to share one engine between
+servers:
+
+  python -m openclaw_rl.engines.embedded --port 30001
+  curl -s 127.0.0.1:30001/generate -H 'Content-Type: application/json' \\
+       -d '{"input_ids": [1, 4093, 198], "sampling_params": {"max_new_tokens": 8}, "return_logprob": true}'
+
+SIGTERM finishes the running replies, then leaves. A second one leaves at once.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m openclaw_rl.engines.embedded",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config", type=Path, help="JSON file with everything below and more; the flags are not read then"
+    )
+    parser.add_argument(
+        "--model", default="bundled", help="`bundled`, a folder, a .gguf file or a Hugging Face name (default: bundled)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (default)")
+    parser.add_argument("--port-file", type=Path, help='file that gets {"url", "pid"} once the engine can serve')
+    parser.add_argument("--device", default="cpu", help="`cpu` or `cuda` (default: cpu)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("~/.openclaw-rl/cache"),
+        help="converted models (default: ~/.openclaw-rl/cache)",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.config:
+            config = EngineConfig.model_validate_json(arguments.config.read_bytes())
+        else:
+            config = EngineConfig(
+                model=ModelSettings(path=arguments.model),
+                engine=EngineSettings(device=arguments.device, threads=arguments.threads),
+                host=arguments.host,
+                port=arguments.port,
+                cache_dir=arguments.cache.expanduser(),
+                port_file=arguments.port_file,
+            )
+        log.configure(config.log_level, process="engine")
+        asyncio.run(serve(config))
+    except (SettingsError, OSError, ValidationError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

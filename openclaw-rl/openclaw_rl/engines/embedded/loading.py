@@ -1,0 +1,49 @@
+"""From a model folder to a runner, and the facts a folder states about its model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openclaw_rl.engines.embedded.runner import Runner
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import EngineSettings, ModelSettings
+
+
+def load_runner(folder: Path, model: ModelSettings, engine: EngineSettings) -> Runner:
+    from transformers import AutoModelForCausalLM
+
+    from openclaw_rl.engines.embedded.transformers_runner import TransformersRunner
+
+    length = context_length(folder, model)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return TransformersRunner(loaded.to(engine.device).eval(), context_length=length)
+
+
+def context_length(folder: Path, model: ModelSettings) -> int:
+    """Prompt and reply together: the model's own, or less when the settings say so."""
+    config = _read(folder / "config.json")
+    own = config.get("max_position_embeddings") or config.get("n_positions")
+    own = own or config.get("text_config", {}).get("max_position_embeddings")
+    if own is None and model.context_length is None:
+        raise SettingsError(f"{folder}/config.json states no context length: set model.context_length")
+    if own is not None and model.context_length is not None and model.context_length > own:
+        raise SettingsError(f"model.context_length {model.context_length} is more than the model's own {own}")
+    return int(model.context_length or own)
+
+
+def end_ids(folder: Path) -> frozenset[int]:
+    """The tokens that end a reply, from everything that names them: generation config, config and tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = _read(folder / name).get("eos_token_id")
+        found.update(value if isinstance(value, list) else [value] if value is not None else [])
+    token = _read(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    added = _read(folder / "tokenizer.json").get("added_tokens", []) if text else []
+    return frozenset(found | {entry["id"] for entry in added if entry["content"] == text})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_bytes()) if file.is_file() else {}

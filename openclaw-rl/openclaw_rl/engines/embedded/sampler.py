@@ -1,0 +1,114 @@
+"""From logits to tokens and log-probs, in fp32.
+
+A log-prob is of softmax(logits / temperature), whatever top-p, top-k or min-p cut away before the draw. The draw
+inverts the cumulative distribution at a number that depends only on the request's seed and the token's position: the
+same whoever shares the batch, and a seeded reply resubmitted as prompt + tokens so far goes on as it would have.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.engines.embedded.job import Job, TopLogProbs
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    id: int
+    log_prob: float
+    top: TopLogProbs
+
+
+def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
+    """One token for each row of logits [B, V]."""
+    logits = _penalised(logits, jobs)
+    temperatures = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=logits.device)
+    scaled = logits / temperatures[:, None]  # [B, V]
+    log_norm = scaled.logsumexp(-1)  # [B]
+    ids = scaled.argmax(-1)  # [B]
+    drawn = [row for row, job in enumerate(jobs) if not job.is_greedy]
+    if drawn:
+        chosen = [jobs[row] for row in drawn]
+        probs = _truncated((scaled[drawn] - log_norm[drawn, None]).exp(), chosen)
+        ids[drawn] = _invert(probs, [uniform(job.seed, len(job.prompt) + len(job.output)) for job in chosen])
+    log_probs = scaled.gather(-1, ids[:, None])[:, 0] - log_norm
+    tops = [_top(scaled[row], log_norm[row], job.wanted.top) for row, job in enumerate(jobs)]
+    return [Sampled(*entry) for entry in zip(ids.tolist(), log_probs.tolist(), tops, strict=True)]
+
+
+def score(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, TopLogProbs]]:
+    """Log-probs at temperature 1 of given next tokens; logits [N, V]."""
+    log_norm = logits.logsumexp(-1)
+    targets = torch.tensor(ids, device=logits.device)
+    log_probs = logits.gather(-1, targets[:, None])[:, 0] - log_norm
+    tops: list[TopLogProbs] = [[]] * len(ids)
+    if top:
+        values, indices = logits.topk(top, -1)
+        pairs = zip((values - log_norm[:, None]).tolist(), indices.tolist(), strict=True)
+        tops = [list(zip(value, index, strict=True)) for value, index in pairs]
+    return list(zip(log_probs.tolist(), tops, strict=True))
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) for this seed and position."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+
+
+def _invert(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """The first token whose cumulative probability exceeds u times the total; never one of probability 0."""
+    cumulative = probs.cumsum(-1, dtype=torch.float64)  # [B, V]
+    total = cumulative[:, -1:]
+    points = torch.tensor(uniforms, dtype=torch.float64, device=probs.device)[:, None] * total
+    points = torch.minimum(
+        points, torch.nextafter(total, torch.zeros_like(total))
+    )  # u close to 1 may round up to the total
+    return torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
+
+
+def _truncated(probs: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """Zero what top-k, top-p and min-p cut away; each looks at the untruncated probabilities, as in SGLang."""
+    for row, job in enumerate(jobs):
+        params = job.sampling
+        if params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0:
+            continue
+        ordered, indices = probs[row].sort(descending=True)
+        before = ordered.cumsum(-1) - ordered
+        cut = before > params.top_p
+        if params.top_k > 0:
+            cut[params.top_k :] = True
+        cut |= ordered < ordered[0] * params.min_p
+        probs[row, indices[cut]] = 0.0
+    return probs
+
+
+def _penalised(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """Frequency and presence penalties over the reply, repetition penalty over prompt and reply."""
+    penalised = [
+        row
+        for row, job in enumerate(jobs)
+        if job.sampling.frequency_penalty or job.sampling.presence_penalty or job.sampling.repetition_penalty != 1
+    ]
+    if not penalised:
+        return logits
+    logits = logits.clone()
+    for row in penalised:
+        job = jobs[row]
+        if job.sampling.repetition_penalty != 1:
+            seen = torch.tensor(sorted(set(job.tokens)), device=logits.device)
+            values, factor = logits[row, seen], job.sampling.repetition_penalty
+            logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+        if job.output:
+            ids, counts = torch.tensor(job.output, device=logits.device).unique(return_counts=True)
+            logits[row, ids] -= job.sampling.frequency_penalty * counts + job.sampling.presence_penalty
+    return logits
+
+
+def _top(scaled: Tensor, log_norm: Tensor, top: int) -> TopLogProbs:
+    if not top:
+        return []
+    values, indices = scaled.topk(min(top, scaled.shape[-1]))
+    return list(zip((values - log_norm).tolist(), indices.tolist(), strict=True))

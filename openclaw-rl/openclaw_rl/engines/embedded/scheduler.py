@@ -1,0 +1,304 @@
+"""The model thread: decides what runs in each step, runs it, samples, and ends what is over.
+
+A step is one ragged pass over one new token of every reply that decodes and a chunk of the prompts that wait. Prompts
+go by priority, then arrival; their chunk shrinks while replies decode, most of all when those matter more (a chat
+beside background scoring). More requests than `max_running` wait; a chat that waits takes the place of a background
+request, whose KV stays in the prefix cache meanwhile.
+
+The event loop talks to it through `call`: functions that the thread runs between two steps. Nothing here is shared
+otherwise.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import structlog
+import torch
+
+from openclaw_rl.engines.dialect import FinishReason
+from openclaw_rl.engines.embedded import sampler
+from openclaw_rl.engines.embedded.job import Job
+from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, common_prefix
+from openclaw_rl.engines.embedded.runner import Adapter, Logits, Runner, Span
+from openclaw_rl.engines.embedded.stopping import finish_after
+from openclaw_rl.errors import EngineRefused
+
+events = structlog.get_logger()
+
+T = TypeVar("T")
+PauseMode = Literal["abort", "retract", "in_place"]
+
+_SCORE_ROWS = 64
+"""Prompt positions whose logits are computed together: a row is as wide as the vocabulary."""
+_MIN_CHUNK = 16
+_SHARE_GAIN = 64
+"""A prompt waits a step rather than compute this many tokens that a neighbour computes right now."""
+
+
+class Scheduler:
+    def __init__(self, runner: Runner, *, max_running: int, prefill_chunk: int, cache_tokens: int) -> None:
+        self._runner = runner
+        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._cache = PrefixCache(runner, budget=cache_tokens, spare=prefill_chunk)
+        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """Bounded by the number of HTTP requests in flight: each posts one call at a time."""
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._arrivals = 0
+        self._is_paused = False
+        self._stop = threading.Event()
+        self._touched: dict[int, Job] = {}
+        """Jobs whose readers must be woken after this step."""
+
+    # -- called from the event loop ------------------------------------------------------------------------------------
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the model thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._mailbox.put(run)
+        return await asyncio.wrap_future(future)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Like `call`, without an answer."""
+        self._mailbox.put(function)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._mailbox.put(lambda: None)
+
+    # -- run by the model thread, through `call` or `post` -------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        self._arrivals += 1
+        job.number = self._arrivals
+        self._waiting.append(job)
+
+    def abort(self, job: Job, message: str) -> None:
+        if job.finish is None:
+            self._finish(job, FinishReason(type="abort", message=message))
+
+    def abort_rid(self, rid: str | None, message: str) -> None:
+        """Abort the request of that id, or every one when None."""
+        for job in [*self._running, *self._waiting]:
+            if rid is None or job.rid == rid:
+                self.abort(job, message)
+
+    def pause(self, mode: PauseMode) -> None:
+        self._is_paused = True
+        if mode == "abort":
+            self.abort_rid(None, "paused")
+        if mode == "retract":
+            for job in list(self._running):
+                self._retract(job, keep_kv=False)
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def flush(self) -> bool:
+        """Forget every prefix; refused (False) while anything runs or is queued."""
+        if self.is_busy:
+            return False
+        self._cache.clear()
+        return True
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        self._cache.clear(adapter=adapter)
+        self._runner.drop_adapter(adapter)
+
+    def load_weights(self, folder: Path) -> None:
+        """Replace the base. Requests that are queued (or were retracted) hold no KV and go on with the new weights."""
+        if any(job.sequence is not None for job in self._running):
+            raise EngineRefused("requests are running: pause with mode abort or retract first", status=400)
+        self._runner.load_weights(folder)
+        self._cache.clear()
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until `stop`. An exception here is a bug, or memory has run out: it climbs to the process."""
+        while not self._stop.is_set():
+            self._read_mail()
+            if self._is_active:
+                self._step()
+            if self._touched:
+                loop.call_soon_threadsafe(_wake, list(self._touched.values()))
+                self._touched = {}
+
+    @property
+    def _is_active(self) -> bool:
+        return self.is_busy and not self._is_paused
+
+    def _read_mail(self) -> None:
+        """Run what was posted; wait for mail when there is nothing else to do."""
+        try:
+            self._mailbox.get(block=not (self._is_active or self._touched))()
+            while True:
+                self._mailbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _step(self) -> None:
+        self._admit()
+        decoding = [job for job in self._running if job.is_prefilled]
+        work = [(job, 1) for job in decoding] + self._prefills(decoding)
+        spans = []
+        for job, count in work:
+            assert job.sequence is not None
+            begin = len(job.sequence.tokens)
+            ids = job.output[-1:] if job.is_prefilled else job.tokens[begin : begin + count]
+            spans.append(Span(job.sequence.kv, ids, job.adapter, self._kept(job, begin, len(ids))))
+        logits = self._runner.run(spans)
+        ready: list[tuple[Job, torch.Tensor]] = []
+        for (job, _), span, rows in zip(work, spans, logits, strict=True):
+            assert job.sequence is not None
+            job.sequence.tokens.extend(span.ids)
+            if not job.output:
+                self._score(job, rows)
+            if job.missing == 0:
+                if job.max_new_tokens == 0:
+                    self._finish(job, FinishReason(type="length", length=0))
+                else:
+                    ready.append((job, rows.rows(len(rows) - 1, len(rows))))
+        if ready:
+            jobs = [job for job, _ in ready]
+            for job, sampled in zip(jobs, sampler.sample(torch.cat([row for _, row in ready]), jobs), strict=True):
+                self._append(job, sampled)
+
+    def _admit(self) -> None:
+        """Fill the free places in order of priority, then arrival; a request of less priority yields its own."""
+        self._waiting.sort(key=_order)
+        while self._waiting:
+            if len(self._running) >= self._max_running:
+                last = max(self._running, key=_order)
+                if last.priority >= self._waiting[0].priority:
+                    return
+                self._retract(last, keep_kv=True)
+                self._waiting.sort(key=_order)
+            self._running.append(self._waiting.pop(0))
+
+    def _prefills(self, decoding: Sequence[Job]) -> list[tuple[Job, int]]:
+        """Prompts to compute in this step, and how many tokens of each."""
+        work: list[tuple[Job, int]] = []
+        budget = self._prefill_chunk
+        for job in sorted((job for job in self._running if not job.is_prefilled), key=_order):
+            limit = self._chunk(job, decoding)
+            budget = min(budget, limit - sum(count for _, count in work))
+            if budget <= 0:
+                break
+            if job.sequence is None and not self._begin(job, [other for other, _ in work]):
+                continue
+            count = min(budget, job.missing)
+            work.append((job, count))
+            budget -= count
+        return work
+
+    def _chunk(self, job: Job, decoding: Sequence[Job]) -> int:
+        """Prompt tokens a step may hold: few while replies decode, fewer still while more urgent ones do."""
+        highest = max((other.priority for other in decoding), default=None)
+        if highest is None or highest < job.priority:
+            return self._prefill_chunk
+        return max(_MIN_CHUNK, self._prefill_chunk // (4 if highest == job.priority else 16))
+
+    def _begin(self, job: Job, beside: Sequence[Job]) -> bool:
+        """Give the job its place in the cache; False when it had better wait for what a neighbour computes."""
+        tokens = job.tokens
+        limit = len(tokens) - 1  # the last token runs in any case: its logits are wanted
+        if job.wanted.prompt_from is not None and not job.output:
+            limit = min(limit, job.wanted.prompt_from)
+        if self._runner.can_share and any(
+            other.key == job.key and min(common_prefix(other.tokens, tokens), limit) >= _SHARE_GAIN for other in beside
+        ):
+            return False
+        job.sequence = self._cache.take(job.key, tokens, limit)
+        if job.cached_tokens is None:
+            job.cached_tokens = len(job.sequence.tokens)
+        return True
+
+    def _kept(self, job: Job, begin: int, count: int) -> int:
+        """How many of the span's last tokens need logits."""
+        end = begin + count
+        if not job.output and job.wanted.prompt_from is not None:
+            return end - max(begin, min(job.wanted.prompt_from, end - 1))
+        return 1 if end == len(job.prompt) + len(job.output) else 0
+
+    def _score(self, job: Job, rows: Logits) -> None:
+        """Prompt log-probs of this chunk: the logits after token i belong to token i + 1."""
+        start = job.wanted.prompt_from
+        if start is None or job.sequence is None:
+            return
+        if not job.prompt_log_probs:
+            job.prompt_log_probs.append(None)
+            job.prompt_top_log_probs.append(None)
+        held = len(job.sequence.tokens)
+        first = max(held - len(rows), start)  # position of the first row that counts
+        for at in range(first, min(held, len(job.prompt) - 1), _SCORE_ROWS):
+            end = min(at + _SCORE_ROWS, held, len(job.prompt) - 1)
+            offset = held - len(rows)
+            scored = sampler.score(rows.rows(at - offset, end - offset), job.prompt[at + 1 : end + 1], job.wanted.top)
+            for log_prob, top in scored:
+                job.prompt_log_probs.append(log_prob)
+                job.prompt_top_log_probs.append(top)
+
+    def _append(self, job: Job, sampled: sampler.Sampled) -> None:
+        job.output.append(sampled.id)
+        job.log_probs.append(sampled.log_prob)
+        job.top_log_probs.append(sampled.top)
+        finish = finish_after(job)
+        if finish is not None:
+            self._finish(job, finish)
+        else:
+            self._touch(job)
+
+    def _finish(self, job: Job, finish: FinishReason) -> None:
+        job.finish = finish
+        if job.sequence is not None:
+            self._cache.give_back(job.sequence)
+            job.sequence = None
+        if job in self._running:
+            self._running.remove(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        self._touch(job)
+
+    def _retract(self, job: Job, *, keep_kv: bool) -> None:
+        """Back to the queue, with its reply so far."""
+        if job.sequence is not None:
+            self._cache.give_back(job.sequence, keep=keep_kv)
+            job.sequence = None
+        if not job.output:
+            job.prompt_log_probs.clear()
+            job.prompt_top_log_probs.clear()
+        self._running.remove(job)
+        self._waiting.append(job)
+
+    def _touch(self, job: Job) -> None:
+        job.publish()
+        self._touched[id(job)] = job
+
+
+def _order(job: Job) -> tuple[int, int]:
+    return -job.priority, job.number
+
+
+def _wake(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.changed.set()

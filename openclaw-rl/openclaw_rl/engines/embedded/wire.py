@@ -1,0 +1,127 @@
+"""Between the dialect's bodies and jobs: checks a request, and words what has come of it."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from openclaw_rl.engines.dialect import GenerateRequest
+from openclaw_rl.engines.embedded.job import Job, TopLogProbs, Wanted
+from openclaw_rl.engines.embedded.prefix_cache import CacheKey
+from openclaw_rl.engines.embedded.runner import Adapter
+from openclaw_rl.engines.embedded.stopping import Decode, StopMatcher
+from openclaw_rl.errors import EngineRefused
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model can take."""
+
+    vocab_size: int
+    context_length: int
+    end_ids: frozenset[int]
+    decode: Decode | None
+    """None when the model came without a tokenizer."""
+
+
+def check(request: GenerateRequest, limits: Limits) -> None:
+    """Raise EngineRefused for what can never be generated from."""
+    ids, sampling = request.input_ids, request.sampling_params
+    if not ids:
+        raise EngineRefused("input_ids is empty", status=400)
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        bad = next(i for i in ids if not 0 <= i < limits.vocab_size)
+        raise EngineRefused(f"input_ids holds {bad}: the vocabulary is 0 … {limits.vocab_size - 1}", status=400)
+    room = limits.context_length - (1 if sampling.max_new_tokens else 0)
+    if len(ids) > room:
+        raise EngineRefused(
+            f"The input ({len(ids)} tokens) is longer than the model's context length ({limits.context_length} tokens)",
+            status=400,
+        )
+    grammars = [name for name in _GRAMMARS if getattr(sampling, name, None)]
+    if grammars:
+        raise EngineRefused(f"{grammars[0]}: the embedded engine has no grammars", status=400)
+    if sampling.stop and limits.decode is None:
+        raise EngineRefused("stop: this model has no tokenizer, so text cannot be matched", status=400)
+    if request.logprob_start_len >= len(ids):
+        raise EngineRefused(
+            f"logprob_start_len {request.logprob_start_len} is not below the prompt's {len(ids)} tokens", status=400
+        )
+    if not 0 <= request.top_logprobs_num <= limits.vocab_size:
+        raise EngineRefused(f"top_logprobs_num {request.top_logprobs_num} is not in the vocabulary's range", status=400)
+
+
+def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) -> Job:
+    sampling = request.sampling_params
+    stops = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop or ())
+    ends = set(sampling.stop_token_ids or ()) | (set() if sampling.ignore_eos else limits.end_ids)
+    wants_prompt = request.return_logprob and request.logprob_start_len >= 0
+    return Job(
+        rid=request.rid or uuid4().hex,
+        prompt=request.input_ids,
+        sampling=sampling,
+        max_new_tokens=min(sampling.max_new_tokens, limits.context_length - len(request.input_ids)),
+        wanted=Wanted(
+            output=request.return_logprob,
+            prompt_from=request.logprob_start_len if wants_prompt else None,
+            top=request.top_logprobs_num if request.return_logprob else 0,
+        ),
+        key=CacheKey(request.extra_key, adapter),
+        adapter=adapter,
+        priority=request.priority or 0,
+        end_ids=frozenset(ends),
+        stops=StopMatcher(stops, limits.decode) if any(stops) and limits.decode else None,
+    )
+
+
+async def progress(job: Job) -> AsyncIterator[tuple[int, int, bool]]:
+    """(begin, end, is_last) of what is new in the reply, each time something is."""
+    sent = 0
+    while True:
+        await job.changed.wait()
+        job.changed.clear()
+        is_last, end = (
+            job.finish is not None,
+            job.visible,
+        )  # finish first: it is written before the last tokens are shown
+        if end > sent or is_last:
+            yield sent, end, is_last
+            sent = end
+        if is_last:
+            return
+
+
+def reply(job: Job, begin: int, end: int, *, weight_version: str, text: str = "") -> bytes:
+    """One `GenerateReply` with the tokens begin … end; the prompt's log-probs go with the first."""
+    meta: dict[str, Any] = {
+        "id": job.rid,
+        "prompt_tokens": len(job.prompt),
+        "completion_tokens": end,
+        "cached_tokens": job.cached_tokens or 0,
+        "weight_version": weight_version,
+        "finish_reason": None,
+    }
+    if job.finish is not None and end == job.visible:
+        meta["finish_reason"] = job.finish.model_dump(exclude_none=True)
+    if job.wanted.output:
+        pairs = zip(job.log_probs[begin:end], job.output[begin:end], strict=True)
+        meta["output_token_logprobs"] = [(log_prob, token, None) for log_prob, token in pairs]
+        if job.wanted.top:
+            meta["output_top_logprobs"] = [_top(top) for top in job.top_log_probs[begin:end]]
+    if job.wanted.prompt_from is not None and begin == 0:
+        tokens = job.prompt[job.wanted.prompt_from :]
+        # An aborted request may have fewer entries than tokens.
+        meta["input_token_logprobs"] = [
+            (log_prob, token, None) for log_prob, token in zip(job.prompt_log_probs, tokens, strict=False)
+        ]
+        if job.wanted.top:
+            meta["input_top_logprobs"] = [None if top is None else _top(top) for top in job.prompt_top_log_probs]
+    return orjson.dumps({"text": text, "output_ids": job.output[begin:end], "meta_info": meta})
+
+
+def _top(entries: TopLogProbs | Sequence[tuple[float, int]]) -> list[tuple[float, int, None]]:
+    return [(log_prob, token, None) for log_prob, token in entries]
