@@ -299,6 +299,10 @@ class Version:
     report_json: str = "{}"
     reason: str | None = None
     """Why it was rejected, rolled back or lost."""
+    weights_file: str | None = None
+    """The file of `folder` that `sha256` is of."""
+    same_weights_as: int | None = None
+    """Set when no step made it: it serves the weights of that version under a new number, after later ones were lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,31 @@ legality and on disk before the call returns. It survives `kill -9` at any point
 from the file alone.
 
 This class is the async face: it puts each call on the writer's thread or on a reader's, and hands over the time. What
-the calls do is in `serving`, `judging`, `leases`, `versions`, `reports` and `audit`. Nothing here knows HTTP, engines
-or torch.
+the calls do is in `serving`, `judging`, `leases`, `chain`, `versions`, `reports` and `audit`. Nothing here knows HTTP,
+engines or torch.
 """
 
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import judging, open, serving
+from openclaw_rl.ledger import audit, chain, judging, leases, meta, open, reports, serving, versions
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.ledger.reader import Reader
-from openclaw_rl.ledger.records import Identity
+from openclaw_rl.ledger.records import Identity, TurnRecord, TurnSummary
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.trainers.api import Commit, Tip
 from openclaw_rl.types import (
     DropReason,
+    Ids,
     JudgedTurn,
+    Lease,
     NextState,
     OpenTurn,
     Request,
@@ -36,6 +39,8 @@ from openclaw_rl.types import (
     TurnKey,
     TurnState,
     Verdict,
+    Version,
+    VersionState,
 )
 
 T = TypeVar("T")
@@ -75,6 +80,10 @@ class Ledger:
             await self._reader.close()
         finally:
             self._lock.release()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._writer.is_closed
 
     @property
     def failure(self) -> str | None:
@@ -136,6 +145,154 @@ class Ledger:
     async def record_sample(self, sample: Sample) -> None:
         """JUDGED → SAMPLED: it waits for a trainer."""
         await self._writer.write(lambda db: judging.record_sample(db, sample, at=self._clock()))
+
+    async def learning(self) -> bool:
+        """Whether batches are handed out; kept over restarts."""
+        return await self._reader.read(lambda db: bool(meta.get_int(db, "learning", 1)))
+
+    async def set_learning(self, on: bool) -> None:
+        await self._writer.write(lambda db: meta.put(db, "learning", int(on)))
+
+    # Training
+
+    async def tip(self) -> Tip:
+        """What to train from."""
+        return await self._reader.read(versions.tip)
+
+    async def lease(self, *, trainer: str, n: int | None = None, now: bool = False) -> Lease | None:
+        """A batch: `n` (else `batch_size`) samples, or after `max_wait_s` at least `min_batch`; with `now` whatever
+        waits. User turns first, tool turns up to `max_tool_share` of the batch. None while too few wait, another lease
+        is live, or learning is paused. Waiting samples that are too old, or that no ancestor of the tip sampled, are
+        dropped on the way."""
+        while True:
+            granted = await self._writer.write(
+                lambda db: leases.grant(db, self._training, trainer=trainer, n=n, now=now, at=self._clock())
+            )
+            if not isinstance(granted, leases.Again):
+                return granted
+
+    async def renew(self, lease_id: str, fence: int) -> float:
+        """The new deadline. Raises CommitRefused when the lease is over."""
+        lease_s = self._training.lease_s
+        return await self._writer.write(lambda db: leases.renew(db, lease_id, fence, at=self._clock(), lease_s=lease_s))
+
+    async def release(
+        self, lease_id: str, fence: int, *, reason: str, drop: Mapping[str, DropReason] | None = None
+    ) -> None:
+        """The samples wait again, but for those in `drop`. Raises CommitRefused when the lease is over otherwise."""
+        dropped = drop or {}
+        await self._writer.write(
+            lambda db: leases.release(db, lease_id, fence, reason=reason, drop=dropped, at=self._clock())
+        )
+
+    async def revoke(self, *, trainer: str | None = None, reason: str) -> bool:
+        """End the live lease of a trainer known to be dead (None: whosever it is); its samples wait again. False when
+        there is none."""
+        return await self._writer.write(
+            lambda db: leases.revoke(db, trainer=trainer, parents=None, reason=reason, at=self._clock())
+        )
+
+    async def commit(self, commit: Commit) -> int:
+        """One transaction: the fence is the newest, the parent is the tip; the samples are TRAINED in a new version, a
+        candidate. The same lease_id again gives the same version. Raises CommitRefused."""
+        return await self._writer.write(lambda db: chain.commit(db, commit, at=self._clock()))
+
+    async def durable(self, weight_version: int) -> None:
+        """The trainer can go on from it after a crash."""
+        await self._writer.write(lambda db: chain.durable(db, weight_version))
+
+    async def lose_undurable(self, reason: str) -> Version | None:
+        """The trainer crashed: versions behind the last durable one are LOST, their samples wait again, and the durable
+        weights go on (and serve) under a new number. None when nothing was lost."""
+
+        def lose(db: sqlite3.Connection) -> Version | None:
+            number = chain.lose_undurable(db, reason, at=self._clock())
+            return None if number is None else versions.read(db, number)
+
+        return await self._writer.write(lose)
+
+    async def optimizer_pruned(self, weight_version: int) -> None:
+        """Its optimizer state was deleted: `tip` says so when it is rolled back to."""
+        await self._writer.write(lambda db: versions.optimizer_pruned(db, weight_version))
+
+    # Versions
+
+    async def versions(self) -> list[Version]:
+        """All, by number; their reports without the probes."""
+        return await self._reader.read(versions.read_all)
+
+    async def version(self, n: int) -> Version:
+        """One, with its whole report."""
+        return await self._reader.read(lambda db: versions.read(db, n))
+
+    async def set_version_state(self, n: int, state: VersionState, reason: str | None = None) -> None:
+        """Legal changes only; the state it has already is no change. SERVING retires the one that served."""
+        await self._writer.write(lambda db: versions.set_state(db, n, state, reason))
+
+    async def reject(self, n: int, reason: str) -> list[int]:
+        """The gate's no: n and all built on it are REJECTED, the tip is its parent. The batch of n ends
+        `gate_rejected`, those of later versions wait again. Returns the rejected versions, newest first."""
+        return await self._writer.write(lambda db: chain.reject(db, n, reason, at=self._clock()))
+
+    async def rejections_in_a_row(self) -> int:
+        """Since a version last passed the gate."""
+        return await self._reader.read(lambda db: meta.get_int(db, "rejections_in_a_row"))
+
+    async def rollback(self, to: int, *, requeue: bool) -> Version:
+        """Versions after `to` are ROLLED_BACK; their samples are dropped, or wait again with `requeue`. `to` is
+        SERVING."""
+
+        def roll_back(db: sqlite3.Connection) -> Version:
+            chain.rollback(db, to, requeue=requeue, at=self._clock())
+            return versions.read(db, to)
+
+        return await self._writer.write(roll_back)
+
+    async def pinned(self) -> int | None:
+        """The version that is to be served whatever the tip is."""
+        return await self._reader.read(versions.pinned)
+
+    async def set_pin(self, n: int | None) -> None:
+        """For the publisher alone: training goes on from the tip."""
+        await self._writer.write(lambda db: versions.set_pin(db, n))
+
+    async def serving_version(self) -> int:
+        """What new requests are to get."""
+        return await self._reader.read(versions.serving)
+
+    # For people and gates
+
+    async def turn(self, turn_id: str) -> TurnRecord | None:
+        return await self._reader.read(lambda db: reports.turn(db, turn_id))
+
+    async def turns(
+        self,
+        *,
+        limit: int = 50,
+        state: TurnState | None = None,
+        session_id: str | None = None,
+        user: str | None = None,
+    ) -> list[TurnSummary]:
+        """Newest first."""
+        return await self._reader.read(
+            lambda db: reports.turns(db, limit=limit, state=state, session_id=session_id, user=user)
+        )
+
+    async def counts(self) -> dict[str, int]:
+        """By state, `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>`; `sampled` is what waits for a trainer."""
+        return await self._reader.read(reports.counts)
+
+    async def recent_replies(self, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
+        """(prompt, response) of the newest replies of one version, for gates."""
+        return await self._reader.read(lambda db: reports.recent_replies(db, sampled_by=sampled_by, limit=limit))
+
+    async def recent_prompts(self, limit: int) -> list[Ids]:
+        """The newest prompts of the sessions that were active last, for prewarming."""
+        return await self._reader.read(lambda db: reports.recent_prompts(db, limit))
+
+    async def audit(self, *, is_deep: bool = False) -> list[str]:
+        """Violations of what the ledger promises, found from the file alone; [] is good."""
+        return await self._reader.read(lambda db: audit.audit(db, is_deep=is_deep))
 
     async def _chat(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._writer.write(work, timeout_s=_CHAT_TIMEOUT_S)

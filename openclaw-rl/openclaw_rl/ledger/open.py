@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import meta, serving
+from openclaw_rl.ledger import leases, meta, serving
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.schema import migrate
 from openclaw_rl.types import VersionState
@@ -42,6 +42,7 @@ def prepare(path: Path, identity: Identity, *, now: float) -> None:
             db.execute("BEGIN IMMEDIATE")
             _claim(db, path, identity, now=now)
             serving.abandon_interrupted(db)
+            leases.expire(db, at=now)
             db.execute("COMMIT")
         finally:
             db.close()
@@ -57,9 +58,9 @@ def _claim(db: sqlite3.Connection, path: Path, identity: Identity, *, now: float
         meta.put(db, "identity", json.dumps(asdict(identity)))
         meta.put(db, "tip", 0)
         db.execute(
-            "INSERT INTO version (weight_version, depth, kind, base_hash, state, durable, has_optimizer, committed_at,"
-            " report) VALUES (0, 0, ?, ?, ?, 1, 0, ?, ?)",
-            (str(identity.kind), identity.base_hash, str(VersionState.SERVING), now, b""),
+            "INSERT INTO version (weight_version, depth, kind, base_hash, state, durable, has_optimizer, committed_at)"
+            " VALUES (0, 0, ?, ?, ?, 1, 1, ?)",
+            (str(identity.kind), identity.base_hash, str(VersionState.SERVING), now),
         )
         return
     owner = Identity(**json.loads(found))

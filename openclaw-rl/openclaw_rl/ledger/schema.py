@@ -46,6 +46,7 @@ CREATE TABLE turn (
     turn_id TEXT NOT NULL UNIQUE,
     state TEXT NOT NULL, reason TEXT,
     oldest_version INTEGER NOT NULL,
+    response_tokens INTEGER NOT NULL,
     is_tool INTEGER NOT NULL DEFAULT 0, sampled_at REAL,
     trained_in INTEGER REFERENCES version,
     CHECK ((state = 'dropped') = (reason IS NOT NULL)),
@@ -95,7 +96,7 @@ CREATE TABLE version (
     kind TEXT NOT NULL, base_hash TEXT NOT NULL, folder TEXT, sha256 TEXT, weights_file TEXT,
     state TEXT NOT NULL, lease_id TEXT UNIQUE REFERENCES lease,
     durable INTEGER NOT NULL, has_optimizer INTEGER NOT NULL DEFAULT 1,
-    committed_at REAL NOT NULL, reason TEXT, report BLOB NOT NULL
+    committed_at REAL NOT NULL, reason TEXT, metrics TEXT NOT NULL DEFAULT '{}', probes BLOB
 );
 CREATE UNIQUE INDEX version_serving ON version (policy) WHERE state = 'serving';
 CREATE TABLE lease (

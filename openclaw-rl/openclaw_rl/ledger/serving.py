@@ -51,8 +51,15 @@ def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> No
     row = _end_request(db, turn.request_id, "served", None, "")
     state = TurnState.SERVED if turn.drop is None else TurnState.DROPPED
     db.execute(
-        "INSERT INTO turn (id, turn_id, state, reason, oldest_version) VALUES (?, ?, ?, ?, ?)",
-        (row, turn.turn_id, str(state), None if turn.drop is None else str(turn.drop), turn.oldest_version),
+        "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens) VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            row,
+            turn.turn_id,
+            str(state),
+            None if turn.drop is None else str(turn.drop),
+            turn.oldest_version,
+            len(turn.response_ids),
+        ),
     )
     db.execute(
         "INSERT INTO reply VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -44,6 +44,19 @@ DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
 """Versions that no tip has among its ancestors."""
 
 
+def move_version(db: sqlite3.Connection, n: int, to: VersionState, *, reason: str | None = None) -> None:
+    """Change a version's state. What becomes of its samples, of the tip and of the leases is the caller's business."""
+    row = db.execute("SELECT state FROM version WHERE weight_version = ?", (n,)).fetchone()
+    if row is None:
+        raise LedgerError(f"no version {n}")
+    before = VersionState(row[0])
+    if to not in VERSION_MOVES[before]:
+        raise LedgerError(f"version {n} is {before} and cannot become {to}")
+    db.execute(
+        "UPDATE version SET state = ?, reason = coalesce(?, reason) WHERE weight_version = ?", (str(to), reason, n)
+    )
+
+
 def find_turn(db: sqlite3.Connection, turn_id: str) -> int:
     """The row of a turn."""
     row = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()

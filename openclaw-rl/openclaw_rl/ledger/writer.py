@@ -58,7 +58,7 @@ class Writer:
         self._connect, self._max_waiting, self._probe_s = connect, max_waiting, probe_s
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._waiting = 0  # touched on the event loop only
-        self._is_closed = False
+        self.is_closed = False
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self.failure: str | None = None
 
@@ -67,15 +67,15 @@ class Writer:
 
     async def close(self) -> None:
         """What was handed in is still written."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def write(self, work: Work[T], *, timeout_s: float | None = None) -> T:
         """Run `work` in a transaction; returns once it is on disk. With `timeout_s`, a job the thread has not come to
         by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
-        if self._is_closed or not self._thread.is_alive():
+        if self.is_closed or not self._thread.is_alive():
             raise LedgerError("the ledger is closed")
         if self._waiting >= self._max_waiting:
             raise LedgerError(f"the ledger is {self._waiting} writes behind")

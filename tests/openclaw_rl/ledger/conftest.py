@@ -1,6 +1,6 @@
 """A ledger in a temporary folder, a clock that only tests move, and turns made to order."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +9,10 @@ import pytest
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     DropReason,
+    Lease,
     NextState,
     Request,
     Sample,
@@ -20,6 +22,8 @@ from openclaw_rl.types import (
     TurnKey,
     Verdict,
     VersionRun,
+    VersionState,
+    WeightKind,
 )
 
 IDENTITY = Identity(base_hash="base-1", tokenizer_hash="tokenizer-1", model_name="tiny")
@@ -87,6 +91,48 @@ class Driver:
         )
         return turn_id
 
+    async def commit(
+        self,
+        lease: Lease,
+        *,
+        durable: bool = True,
+        drop: dict[str, str] | None = None,
+        base_hash: str = "base-1",
+        folder: str | None = None,
+    ) -> int:
+        folder = folder or f"versions/{lease.lease_id}"
+        manifest = Manifest(folder=folder, kind=WeightKind.LORA, base_hash=base_hash, sha256=f"sha-{lease.fence}")
+        probe = Probe(prompt_ids=[1], response_ids=[2], log_probs=[-1.0], parent_log_probs=[-1.5])
+        return await self.ledger.commit(
+            Commit(
+                lease_id=lease.lease_id,
+                fence=lease.fence,
+                parent=lease.parent,
+                manifest=manifest,
+                report=Report(metrics={"loss": 0.5}, probes=[probe]),
+                durable=durable,
+                drop=drop or {},
+            )
+        )
+
+    async def step(self, *, size: int = 1, durable: bool = True, version: int = 0) -> tuple[int, list[str]]:
+        """Sample, lease and commit one batch; its version and its turns."""
+        turns = [await self.sampled(version=version) for _ in range(size)]
+        lease = await self.ledger.lease(trainer="test", now=True)
+        assert lease is not None
+        assert [sample.sample_id for sample in lease.samples] == turns
+        return await self.commit(lease, durable=durable), turns
+
+    async def serve(self, version: int) -> None:
+        for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
+            await self.ledger.set_version_state(version, state)
+
+    async def state(self, turn_id: str) -> str:
+        """`sampled`, `dropped.stale` …"""
+        record = await self.ledger.turn(turn_id)
+        assert record is not None
+        return record.state if record.reason is None else f"{record.state}.{record.reason}"
+
     async def paired(self, *, is_tool: bool = False, **kwargs: object) -> str:
         turn_id = await self.served(**kwargs)  # type: ignore[arg-type]
         message = Message(role="tool", content="ok") if is_tool else Message(role="user", content="thanks")
@@ -126,9 +172,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def training() -> TrainingSettings:
     return TrainingSettings(batch_size=4, min_batch=2, max_wait_s=100, max_staleness=2, lease_s=60)
-
-
-OpenLedger = Callable[..., "AsyncIterator[Ledger]"]
 
 
 @pytest.fixture

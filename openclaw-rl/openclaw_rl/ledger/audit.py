@@ -1,0 +1,161 @@
+"""The proof, from the file alone: what the ledger promises, as queries that find whatever breaks it.
+
+`audit` reads everything once; it is for tests, for `doctor` and for people, not for the chat's path. Each finding is
+one sentence.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+
+from openclaw_rl.ledger import meta, versions
+from openclaw_rl.ledger.states import DEAD, TURN_MOVES
+from openclaw_rl.types import TurnState
+
+_DEAD = ", ".join(f"'{state}'" for state in sorted(DEAD))
+
+_NEVER = {
+    "turn {} has a state that is none": f"""
+        SELECT turn_id FROM turn WHERE state NOT IN ({", ".join(f"'{state}'" for state in TurnState)})""",
+    "turn {} is recorded, but its request is not served": """
+        SELECT turn_id FROM turn LEFT JOIN request USING (id) WHERE outcome IS NOT 'served'""",
+    "request {} was served, but left no turn": """
+        SELECT request_id FROM request LEFT JOIN turn USING (id) WHERE outcome = 'served' AND turn_id IS NULL""",
+    "turn {} has no reply": "SELECT turn_id FROM turn LEFT JOIN reply USING (id) WHERE reply.id IS NULL",
+    "turn {} is open, but its key is gone": """
+        SELECT turn_id FROM turn LEFT JOIN open_turn USING (id) WHERE state = 'served' AND open_turn.id IS NULL""",
+    "turn {} is over, but its key is still open": """
+        SELECT coalesce(turn_id, id) FROM open_turn LEFT JOIN turn USING (id) WHERE state IS NOT 'served'""",
+    "turn {} is past pairing without a next state": """
+        SELECT turn_id FROM turn LEFT JOIN next_state USING (id)
+        WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL""",
+    "turn {} is past the judge without a verdict of ±1": """
+        SELECT turn_id FROM turn LEFT JOIN verdict USING (id)
+        WHERE state IN ('judged', 'sampled', 'leased', 'trained') AND coalesce(value, 0) = 0""",
+    "turn {} waits or trained without a sample": """
+        SELECT turn_id FROM turn LEFT JOIN sample USING (id)
+        WHERE state IN ('sampled', 'leased', 'trained') AND (sample.id IS NULL OR sampled_at IS NULL)""",
+    "the story of turn {} does not end in its state": """
+        SELECT turn_id FROM turn WHERE state IS NOT (SELECT state FROM event WHERE turn = turn.id ORDER BY n DESC LIMIT
+        1)""",
+    "turn {} is leased, but no live lease has it": """
+        SELECT turn_id FROM turn WHERE state = 'leased' AND (
+            SELECT count(*) FROM lease_sample JOIN lease USING (fence)
+            WHERE turn = turn.id AND outcome = 'leased' AND lease.state = 'live') <> 1""",
+    "a lease has turn {}, which is not leased": """
+        SELECT turn_id FROM lease_sample JOIN turn ON turn.id = turn WHERE outcome = 'leased' AND turn.state <>
+        'leased'""",
+    "lease {} is over and still has samples": """
+        SELECT DISTINCT lease_id FROM lease JOIN lease_sample USING (fence) WHERE state <> 'live' AND outcome =
+        'leased'""",
+    "lease {} is live, but not the newest": """
+        SELECT lease_id FROM lease WHERE state = 'live' AND fence <> (SELECT max(fence) FROM lease)""",
+    "lease {} is live, but does not build on the tip": """
+        SELECT lease_id FROM lease WHERE state = 'live' AND parent <> (SELECT value FROM meta WHERE key = 'tip')""",
+    "lease {} is committed, but made no version": """
+        SELECT lease.lease_id FROM lease LEFT JOIN version USING (lease_id)
+        WHERE lease.state = 'committed' AND weight_version IS NULL""",
+    "lease {} is not committed, but trained samples": """
+        SELECT DISTINCT lease_id FROM lease JOIN lease_sample USING (fence)
+        WHERE state <> 'committed' AND outcome = 'trained'""",
+    "version {} has no lease, or one with another parent": """
+        SELECT weight_version FROM version LEFT JOIN lease USING (lease_id)
+        WHERE weight_version > 0 AND same_weights_as IS NULL AND (lease.state IS NOT 'committed' OR lease.parent <>
+        version.parent)""",
+    "version {} is not one commit deeper than its parent": """
+        SELECT child.weight_version FROM version AS child LEFT JOIN version AS parent ON child.parent =
+        parent.weight_version WHERE child.weight_version > 0 AND (parent.weight_version IS NULL OR parent.weight_version
+        >= child.weight_version
+            OR child.depth <> parent.depth + (child.same_weights_as IS NULL))""",
+    "version {} is alive, and its parent is not": f"""
+        SELECT child.weight_version FROM version AS child JOIN version AS parent ON child.parent = parent.weight_version
+        WHERE child.state NOT IN ({_DEAD}) AND parent.state IN ({_DEAD})""",
+    "version {} has two living children": f"""
+        SELECT parent FROM version WHERE state NOT IN ({_DEAD}) AND parent IS NOT NULL
+        GROUP BY parent HAVING count(*) > 1""",
+    "turn {} is trained in a version that does not count it, or is dead": f"""
+        SELECT turn_id FROM turn WHERE state = 'trained' AND NOT EXISTS (
+            SELECT 1 FROM version JOIN lease USING (lease_id) JOIN lease_sample USING (fence)
+            WHERE weight_version = trained_in AND turn = turn.id AND outcome = 'trained'
+                AND version.state NOT IN ({_DEAD}))""",
+    "turn {} was trained by a living version, and is not marked so": f"""
+        SELECT turn_id FROM lease_sample JOIN lease USING (fence) JOIN version USING (lease_id)
+            JOIN turn ON turn.id = turn
+        WHERE outcome = 'trained' AND version.state NOT IN ({_DEAD}) AND trained_in IS NOT weight_version""",
+}
+
+
+def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
+    """Violations; [] is good. `is_deep` checks every page and reference of the file too."""
+    findings = [
+        sentence.format(found) for sentence, query in _NEVER.items() for (found,) in db.execute(query + " LIMIT 20")
+    ]
+    findings += [*_counters(db), *_stories(db), *_versions(db), *_trained_twice(db)]
+    if is_deep:
+        findings += [
+            f"the file is damaged: {row[0]}" for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"
+        ]
+        findings += [
+            f"{row[0]} row {row[1]} names a missing {row[2]}" for row in db.execute("PRAGMA foreign_key_check")
+        ]
+    return findings
+
+
+def _counters(db: sqlite3.Connection) -> Iterator[str]:
+    """A turn that left the counts, or was counted twice, is a turn lost in silence."""
+    kept = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
+    counted: dict[str, int] = {}
+    for query in (
+        "SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn GROUP BY 1",
+        "SELECT 'abandoned.' || reason, count(*) FROM request WHERE outcome = 'abandoned' GROUP BY 1",
+        "SELECT 'requests', count(*) FROM request",
+        "SELECT 'running', count(*) FROM request WHERE outcome = 'running'",
+        "SELECT 'side.' || kind, count(*) FROM side GROUP BY 1",
+    ):
+        counted |= {name: n for name, n in db.execute(query) if n}
+    for name in sorted(kept.keys() | counted.keys()):
+        if kept.get(name, 0) != counted.get(name, 0):
+            yield f"the counter {name} says {kept.get(name, 0)}, and there are {counted.get(name, 0)}"
+
+
+def _stories(db: sqlite3.Connection) -> Iterator[str]:
+    steps = db.execute(
+        "SELECT before, state, min(turn) FROM ("
+        " SELECT turn, state, lag(state) OVER (PARTITION BY turn ORDER BY n) AS before FROM event)"
+        " GROUP BY before, state"
+    )
+    for before, state, turn in steps:
+        is_legal = state == TurnState.SERVED if before is None else TurnState(state) in TURN_MOVES[TurnState(before)]
+        if not is_legal:
+            yield f"turn row {turn} went from {before or 'nothing'} to {state}"
+
+
+def _versions(db: sqlite3.Connection) -> Iterator[str]:
+    rows = {row["weight_version"]: row for row in db.execute("SELECT * FROM version")}
+    if sorted(rows) != list(range(len(rows))):
+        yield f"the version numbers have gaps: {len(rows)} rows up to {max(rows, default=None)}"
+    serving = [number for number, row in rows.items() if row["state"] == "serving"]
+    if len(serving) != 1:
+        yield f"{len(serving)} versions serve: {serving}"
+    alive = {number for number, row in rows.items() if row["state"] not in DEAD}
+    if alive and (tip := meta.get_int(db, "tip")) != max(alive):
+        yield f"the tip is {tip}, and the newest living version is {max(alive)}"
+    if (pinned := versions.pinned(db)) is not None and pinned not in alive:
+        yield f"version {pinned} is pinned and not alive"
+
+
+def _trained_twice(db: sqlite3.Connection) -> Iterator[str]:
+    """At most once in the ancestry of any version, dead ones included."""
+    parents = dict(db.execute("SELECT weight_version, parent FROM version").fetchall())
+    rows = db.execute(
+        "SELECT turn_id, group_concat(weight_version) FROM lease_sample JOIN lease USING (fence)"
+        " JOIN version USING (lease_id) JOIN turn ON turn.id = turn WHERE outcome = 'trained'"
+        " GROUP BY turn HAVING count(*) > 1"
+    )
+    for turn_id, numbers in rows:
+        trained_in = {int(number) for number in numbers.split(",")}
+        for version in trained_in:
+            above = parents[version]
+            while above is not None:
+                if above in trained_in:
+                    yield f"turn {turn_id} trained version {version} and its ancestor {above}"
+                above = parents[above]

@@ -1,0 +1,198 @@
+"""How the chain of versions grows and is cut, each in one transaction.
+
+The live versions (not rejected, rolled back or lost) are one chain from the base to the tip. `commit` makes it longer
+by one; `reject`, `rollback` and `lose_undurable` cut it, and say what becomes of the samples of each version they cut
+off. A lease that builds on a version cut off is revoked: its samples wait again, and its trainer learns it at the next
+call.
+"""
+
+import json
+import math
+import sqlite3
+from pathlib import PurePosixPath
+
+import orjson
+
+from openclaw_rl.errors import CommitRefused, LedgerError
+from openclaw_rl.ledger import leases, meta, versions
+from openclaw_rl.ledger.ancestry import Ancestry
+from openclaw_rl.ledger.codec import pack_bytes
+from openclaw_rl.ledger.states import DEAD, move, move_version
+from openclaw_rl.trainers.api import Commit
+from openclaw_rl.types import DropReason, TurnState, VersionState
+
+
+def commit(db: sqlite3.Connection, step: Commit, *, at: float) -> int:
+    """The one transaction of a step. Idempotent by lease_id, unless the version was cut off since."""
+    known = db.execute(
+        "SELECT weight_version, state, reason FROM version WHERE lease_id = ?", (step.lease_id,)
+    ).fetchone()
+    if known is not None:
+        if known["state"] in DEAD:
+            raise CommitRefused(f"version {known['weight_version']} is {known['state']}: {known['reason']}")
+        return int(known["weight_version"])
+    lease = leases.live(db, step.lease_id, step.fence)
+    parent = versions.row(db, meta.get_int(db, "tip"))
+    if not step.parent == lease["parent"] == parent["weight_version"]:
+        raise CommitRefused(
+            f"the step builds on version {step.parent}, its lease on {lease['parent']},"
+            f" and the tip is {parent['weight_version']}"
+        )
+    _check_manifest(step, parent)
+    leases.drop_leased(db, step.fence, _reasons(step.drop), at=at)
+    number = versions.next_number(db)
+    held = db.execute("SELECT turn FROM lease_sample WHERE fence = ? AND outcome = 'leased'", (step.fence,)).fetchall()
+    if not held:
+        raise CommitRefused("the step trained on none of its samples: release the lease instead")
+    for (turn,) in held:
+        move(db, turn, TurnState.TRAINED, at=at, detail=f"version {number}", trained_in=number)
+    db.execute("UPDATE lease_sample SET outcome = 'trained' WHERE fence = ? AND outcome = 'leased'", (step.fence,))
+    leases.end(db, step.fence, "committed", reason=None, at=at)
+    versions.insert(
+        db,
+        number,
+        parent,
+        depth=parent["depth"] + 1,
+        folder=step.manifest.folder,
+        sha256=step.manifest.sha256,
+        weights_file=step.manifest.weights_file,
+        state=VersionState.CANDIDATE,
+        lease_id=step.lease_id,
+        durable=step.durable,
+        metrics=json.dumps(step.report.metrics, sort_keys=True),
+        probes=pack_bytes(orjson.dumps([probe.model_dump() for probe in step.report.probes])),
+        at=at,
+    )
+    meta.put(db, "tip", number)
+    return number
+
+
+def durable(db: sqlite3.Connection, n: int) -> None:
+    """Idempotent."""
+    row = versions.row(db, n)
+    if row["state"] in DEAD:
+        raise CommitRefused(f"version {n} is {row['state']}: {row['reason']}")
+    db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (n,))
+
+
+def reject(db: sqlite3.Connection, n: int, reason: str, *, at: float) -> list[int]:
+    """The gate refuses n, and with it all that was built on it. The batch of n ends `gate_rejected`; the batches on top
+    of it did no wrong, and wait again (if they are stale by then, the next lease says so). Returns the rejected
+    versions, n last."""
+    ancestry = Ancestry(db, meta.get_int(db, "tip"))
+    parent = versions.row(db, n)["parent"]
+    if n not in ancestry or parent is None:
+        raise LedgerError(f"version {n} is {versions.row(db, n)['state']} and cannot become rejected")
+    rejected = ancestry.after(parent)
+    for number in rejected:
+        above = f"built on version {n}, which was rejected: {reason}"
+        move_version(db, number, VersionState.REJECTED, reason=reason if number == n else above)
+        if number == n:
+            _free_samples(db, number, DropReason.GATE_REJECTED, f"version {n}", at=at)
+        else:
+            _free_samples(db, number, None, f"version {n} was rejected", at=at)
+    meta.put(db, "rejections_in_a_row", meta.get_int(db, "rejections_in_a_row") + 1)
+    _cut(db, rejected, parent, f"version {n} was rejected", at=at)
+    return rejected
+
+
+def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> None:
+    """Back to a version that has served. It is `serving` from here on; a pin moves to it."""
+    target = versions.row(db, to)
+    ancestry = Ancestry(db, meta.get_int(db, "tip"))
+    if to not in ancestry or target["state"] not in (VersionState.SERVING, VersionState.RETIRED):
+        raise LedgerError(f"version {to} is {target['state']}: only a version that has served can be rolled back to")
+    if not target["durable"]:
+        raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
+    abandoned = ancestry.after(to)
+    for number in abandoned:
+        move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
+        _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)
+    _serve(db, to)
+    was_pinned = versions.pinned(db) is not None
+    _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
+    if was_pinned:
+        meta.put(db, "pinned", to)
+
+
+def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | None:
+    """The trainer lost what it had not checkpointed: the versions behind the last durable one are `lost`, their samples
+    wait again, and the durable one goes on under a new number (the lost numbers have been served; caches and records
+    know them). Returns it."""
+    ancestry = Ancestry(db, meta.get_int(db, "tip"))
+    kept = ancestry.tip
+    while not (row := versions.row(db, kept))["durable"]:
+        kept = row["parent"]
+    lost = ancestry.after(kept)
+    if not lost:
+        return None
+    has_served = kept_serves = row["state"] == VersionState.SERVING
+    for number in lost:
+        has_served |= versions.row(db, number)["state"] == VersionState.SERVING
+        move_version(db, number, VersionState.LOST, reason=reason)
+        _free_samples(db, number, None, f"version {number} is lost", at=at)
+    number = versions.next_number(db)
+    versions.insert(
+        db,
+        number,
+        row,
+        depth=row["depth"],
+        folder=row["folder"],
+        sha256=row["sha256"],
+        weights_file=row["weights_file"],
+        state=VersionState.RETIRED,
+        same_weights_as=kept,
+        durable=True,
+        has_optimizer=bool(row["has_optimizer"]),
+        metrics=row["metrics"],
+        probes=row["probes"],
+        at=at,
+    )
+    if has_served or kept_serves:  # else an older version is pinned, and goes on serving
+        _serve(db, number)
+    _cut(db, lost, number, reason, at=at)
+    return number
+
+
+def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:
+    manifest = step.manifest
+    folder = PurePosixPath(manifest.folder)
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
+        raise CommitRefused(f"manifest.folder {manifest.folder!r} is not a folder below the data directory")
+    if (manifest.kind, manifest.base_hash) != (parent["kind"], parent["base_hash"]):
+        raise CommitRefused(
+            f"the step is {manifest.kind} weights for base {manifest.base_hash}, and this ledger has"
+            f" {parent['kind']} weights for base {parent['base_hash']}"
+        )
+    if bad := [name for name, value in step.report.metrics.items() if not math.isfinite(value)]:
+        raise CommitRefused(f"report.metrics not finite: {', '.join(sorted(bad))}")
+
+
+def _reasons(drop: dict[str, str]) -> dict[str, DropReason]:
+    try:
+        return {sample_id: DropReason(reason) for sample_id, reason in drop.items()}
+    except ValueError as error:
+        raise CommitRefused(f"no such drop reason: {error}") from error
+
+
+def _serve(db: sqlite3.Connection, n: int) -> None:
+    """`n` serves; whoever did is retired."""
+    if versions.row(db, n)["state"] != VersionState.SERVING:
+        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+        move_version(db, n, VersionState.SERVING)
+
+
+def _free_samples(db: sqlite3.Connection, version: int, reason: DropReason | None, detail: str, *, at: float) -> None:
+    """The samples a version was trained on wait again, or end with a reason."""
+    for (turn,) in db.execute("SELECT id FROM turn WHERE trained_in = ?", (version,)).fetchall():
+        to = TurnState.SAMPLED if reason is None else TurnState.DROPPED
+        move(db, turn, to, at=at, reason=reason, detail=detail)
+
+
+def _cut(db: sqlite3.Connection, dead: list[int], new_tip: int, reason: str, *, at: float) -> None:
+    """What follows from versions having died: the tip moves, a lease that builds on one is over, a pin to one is
+    gone."""
+    leases.revoke(db, trainer=None, parents=frozenset(dead), reason=reason, at=at)
+    meta.put(db, "tip", new_tip)
+    if versions.pinned(db) in dead:
+        meta.put(db, "pinned", None)

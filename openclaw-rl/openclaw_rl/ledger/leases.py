@@ -1,0 +1,190 @@
+"""Leases: batches handed to trainers.
+
+At most one lease of a policy is live. Its samples are LEASED, and nobody else gets them. It ends by a commit
+(`chain`), by `release`, by its deadline, or by being revoked (its trainer is known to be dead, or its parent is no
+longer on the way to the tip); then what it held waits again, in the old order. A lease past its deadline is over when
+somebody asks for the next one, or at the next start: until then its trainer may still renew or commit, so that a laptop
+that slept, or a clock that jumped, costs no step.
+
+`fence` grows with every lease. Whoever comes with an older one, or with a lease that ended, is refused.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from openclaw_rl.errors import CommitRefused
+from openclaw_rl.ledger import meta
+from openclaw_rl.ledger.ancestry import Ancestry
+from openclaw_rl.ledger.rows import read_sample, read_versions_of
+from openclaw_rl.ledger.states import move
+from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import DropReason, Lease, TurnState
+
+_SWEEP = 256
+"""Waiting samples looked at beyond the batch in one transaction; chats wait behind it."""
+
+
+_Waiting = tuple[float, int]
+"""Since when, and the turn's row."""
+
+
+class Again(Enum):
+    """So many samples were dropped that the batch may not be complete: ask again, in a transaction of its own."""
+
+    AGAIN = "again"
+
+
+AGAIN: Final = Again.AGAIN
+
+
+def grant(
+    db: sqlite3.Connection, training: TrainingSettings, *, trainer: str, n: int | None, now: bool, at: float
+) -> Lease | Again | None:
+    if not training.enabled or not meta.get_int(db, "learning", 1):
+        return None
+    live = db.execute("SELECT expires_at FROM lease WHERE state = 'live'").fetchone()
+    if live is not None:
+        if live["expires_at"] > at:
+            return None
+        expire(db, at=at)
+    size = n or training.batch_size
+    ancestry = Ancestry(db, meta.get_int(db, "tip"))
+    waiting: dict[bool, list[_Waiting]] = {False: [], True: []}
+    has_dropped = False
+    for is_tool, fit in waiting.items():
+        for sampled_at, row in _oldest(db, is_tool=is_tool, limit=size + _SWEEP):
+            if len(fit) == size:
+                break
+            if (reason := _unfit(db, row, ancestry, training.max_staleness)) is None:
+                fit.append((sampled_at, row))
+            else:
+                move(db, row, TurnState.DROPPED, at=at, reason=reason)
+                has_dropped = True
+    if has_dropped:
+        return AGAIN
+    chosen = _choose(waiting[False], waiting[True], size, training.max_tool_share)
+    is_late = bool(chosen) and at - min(chosen)[0] >= training.max_wait_s
+    needed = 1 if now else min(training.min_batch, size) if is_late else size
+    if len(chosen) < needed:
+        return None
+    return _insert(db, [row for _, row in sorted(chosen)], trainer, ancestry.tip, at=at, lease_s=training.lease_s)
+
+
+def renew(db: sqlite3.Connection, lease_id: str, fence: int, *, at: float, lease_s: float) -> float:
+    live(db, lease_id, fence)
+    db.execute("UPDATE lease SET expires_at = ? WHERE lease_id = ?", (at + lease_s, lease_id))
+    return at + lease_s
+
+
+def release(
+    db: sqlite3.Connection, lease_id: str, fence: int, *, reason: str, drop: Mapping[str, DropReason], at: float
+) -> None:
+    """Idempotent: a release that is said twice is one."""
+    over = db.execute("SELECT state FROM lease WHERE lease_id = ? AND fence = ?", (lease_id, fence)).fetchone()
+    if over is not None and over["state"] == "released":
+        return
+    live(db, lease_id, fence)
+    drop_leased(db, fence, drop, at=at)
+    end(db, fence, "released", reason=reason, at=at)
+
+
+def revoke(
+    db: sqlite3.Connection, *, trainer: str | None, parents: frozenset[int] | None, reason: str, at: float
+) -> bool:
+    """End the live lease if it is this trainer's, or builds on one of these parents; both None: whosever it is."""
+    found = db.execute("SELECT fence, trainer, parent FROM lease WHERE state = 'live'").fetchone()
+    if (
+        found is None
+        or trainer not in (None, found["trainer"])
+        or (parents is not None and found["parent"] not in parents)
+    ):
+        return False
+    end(db, found["fence"], "revoked", reason=reason, at=at)
+    return True
+
+
+def expire(db: sqlite3.Connection, *, at: float) -> None:
+    """End the live lease if its deadline has passed."""
+    found = db.execute("SELECT fence FROM lease WHERE state = 'live' AND expires_at <= ?", (at,)).fetchone()
+    if found is not None:
+        end(db, found["fence"], "expired", reason="not renewed in time", at=at)
+
+
+def live(db: sqlite3.Connection, lease_id: str, fence: int) -> sqlite3.Row:
+    """The lease's row. Raises CommitRefused when it is over, or the fence is another lease's."""
+    found: sqlite3.Row | None = db.execute("SELECT * FROM lease WHERE lease_id = ?", (lease_id,)).fetchone()
+    if found is None:
+        raise CommitRefused(f"no lease {lease_id}")
+    if found["fence"] != fence:
+        raise CommitRefused(f"lease {lease_id} has fence {found['fence']}, not {fence}")
+    if found["state"] != "live":
+        raise CommitRefused(
+            f"lease {lease_id} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
+        )
+    return found
+
+
+def drop_leased(db: sqlite3.Connection, fence: int, drop: Mapping[str, DropReason], *, at: float) -> None:
+    """Samples the trainer can never use end here."""
+    for sample_id, reason in drop.items():
+        turn = db.execute(
+            "SELECT turn FROM lease_sample JOIN turn ON turn = id"
+            " WHERE turn_id = ? AND fence = ? AND outcome = 'leased'",
+            (sample_id, fence),
+        ).fetchone()
+        if turn is None:
+            raise CommitRefused(f"sample {sample_id} is not in this lease")
+        db.execute("UPDATE lease_sample SET outcome = 'dropped' WHERE fence = ? AND turn = ?", (fence, turn[0]))
+        move(db, turn[0], TurnState.DROPPED, at=at, reason=reason, detail="by the trainer")
+
+
+def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, at: float) -> None:
+    """Close the lease; what it still holds waits again."""
+    for (turn,) in db.execute(
+        "SELECT turn FROM lease_sample WHERE fence = ? AND outcome = 'leased'", (fence,)
+    ).fetchall():
+        move(db, turn, TurnState.SAMPLED, at=at, detail=f"lease {state}")
+    db.execute("UPDATE lease_sample SET outcome = 'returned' WHERE fence = ? AND outcome = 'leased'", (fence,))
+    db.execute("UPDATE lease SET state = ?, reason = ?, ended_at = ? WHERE fence = ?", (state, reason, at, fence))
+
+
+def _oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiting]:
+    rows = db.execute(
+        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND is_tool = ? ORDER BY sampled_at, id LIMIT ?",
+        (is_tool, limit),
+    )
+    return [(sampled_at, row) for sampled_at, row in rows]
+
+
+def _unfit(db: sqlite3.Connection, row: int, ancestry: Ancestry, max_staleness: int) -> DropReason | None:
+    versions = {run.weight_version for run in read_versions_of(db, row)}
+    if not all(version in ancestry for version in versions):
+        return DropReason.ROLLED_BACK
+    return DropReason.STALE if ancestry.staleness(min(versions)) > max_staleness else None
+
+
+def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_share: float) -> list[_Waiting]:
+    """User turns first; tool turns fill up, as long as t ≤ share · (u + t)."""
+    room = size - len(users)
+    if max_tool_share < 1:
+        room = min(room, int(len(users) * max_tool_share / (1 - max_tool_share) + 1e-9))
+    return users + tools[:room]
+
+
+def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, *, at: float, lease_s: float) -> Lease:
+    fence = meta.get_int(db, "fence") + 1
+    meta.put(db, "fence", fence)
+    lease_id = f"lease-{fence}-{secrets.token_hex(4)}"
+    db.execute(
+        "INSERT INTO lease (lease_id, fence, trainer, parent, state, granted_at, expires_at)"
+        " VALUES (?, ?, ?, ?, 'live', ?, ?)",
+        (lease_id, fence, trainer, parent, at, at + lease_s),
+    )
+    for row in rows:
+        move(db, row, TurnState.LEASED, at=at, detail=lease_id)
+        db.execute("INSERT INTO lease_sample (fence, turn) VALUES (?, ?)", (fence, row))
+    samples = tuple(sample for row in rows if (sample := read_sample(db, row)) is not None)
+    return Lease(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, samples=samples)

@@ -1,0 +1,114 @@
+"""What people, gates and the publisher ask of the ledger. Reads only."""
+
+import sqlite3
+
+from openclaw_rl.ledger import meta, pieces
+from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.ledger.records import Event, TurnRecord, TurnSummary
+from openclaw_rl.ledger.rows import read_next_state, read_request, read_sample, read_turn, read_verdict
+from openclaw_rl.types import DropReason, Ids, TurnState
+
+_NOT_A_REPLY_OF_THE_POLICY = (
+    DropReason.NOT_TRAINABLE_SAMPLING,
+    DropReason.TRUNCATED_SAMPLING,
+    DropReason.MISALIGNED,
+    DropReason.NON_FINITE,
+    DropReason.EMPTY,
+    DropReason.UNSUPPORTED_CONTENT,
+    DropReason.OPTED_OUT,
+)
+"""Turns that say nothing about π_v, or that their owner keeps out of it."""
+
+
+def turn(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
+    found = db.execute("SELECT * FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
+    if found is None:
+        return None
+    row = found["id"]
+    answered = db.execute("SELECT by_request FROM next_state WHERE id = ?", (row,)).fetchone()
+    lease = db.execute(
+        "SELECT lease_id FROM lease_sample JOIN lease USING (fence) WHERE turn = ? ORDER BY fence DESC LIMIT 1", (row,)
+    ).fetchone()
+    events = db.execute("SELECT at, state, detail FROM event WHERE turn = ? ORDER BY n", (row,))
+    return TurnRecord(
+        request=read_request(db, row),
+        turn=read_turn(db, row),
+        state=TurnState(found["state"]),
+        reason=None if found["reason"] is None else DropReason(found["reason"]),
+        next_state=read_next_state(db, row),
+        answered_by=None if answered is None else answered[0],
+        verdict=read_verdict(db, row),
+        sample=read_sample(db, row),
+        lease_id=None if lease is None else lease[0],
+        trained_in=found["trained_in"],
+        events=tuple(Event(at, TurnState(state), detail or "") for at, state, detail in events),
+    )
+
+
+def turns(
+    db: sqlite3.Connection, *, limit: int, state: TurnState | None, session_id: str | None, user: str | None
+) -> list[TurnSummary]:
+    """Newest first."""
+    filters = {"turn.state": state, "request.session_id": session_id, "request.user": user}
+    asked = {column: str(value) for column, value in filters.items() if value is not None}
+    where = " AND ".join(f"{column} = ?" for column in asked) or "1"
+    rows = db.execute(
+        "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
+        " response_tokens, oldest_version, is_tool, value, trained_in"
+        " FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
+        f" WHERE {where} ORDER BY turn.id DESC LIMIT ?",
+        (*asked.values(), limit),
+    )
+    return [
+        TurnSummary(
+            turn_id=row["turn_id"],
+            user=row["user"],
+            session_id=row["session_id"],
+            state=TurnState(row["state"]),
+            reason=None if row["reason"] is None else DropReason(row["reason"]),
+            finished_at=row["finished_at"],
+            prompt_tokens=row["prompt_tokens"],
+            response_tokens=row["response_tokens"],
+            oldest_version=row["oldest_version"],
+            is_tool=bool(row["is_tool"]),
+            verdict=row["value"],
+            trained_in=row["trained_in"],
+        )
+        for row in rows
+    ]
+
+
+def counts(db: sqlite3.Connection) -> dict[str, int]:
+    """Turns by state (always all states) and by drop reason, requests, side requests by kind. A few rows, whatever the
+    size."""
+    counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
+    answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
+    answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
+    for group in ("dropped", "abandoned", "side"):
+        answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
+    answer["rejections_in_a_row"] = meta.get_int(db, "rejections_in_a_row")
+    return answer | dict(sorted(counted.items()))
+
+
+def recent_replies(db: sqlite3.Connection, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
+    """(prompt, response) of the newest replies that one version sampled alone (any version when None), newest first.
+    Only replies that are plain samples of the policy, and whose owner lets them be used."""
+    marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
+    rows = db.execute(
+        "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
+        f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
+        + ("" if sampled_by is None else " AND oldest_version = ?")
+        + " ORDER BY turn.id DESC LIMIT ?",
+        (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
+    ).fetchall()
+    return [(pieces.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
+
+
+def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) -> list[Ids]:
+    """The newest prompt of each of the `limit` most recently active sessions (among the last `look_at` requests),
+    newest first."""
+    rows = db.execute("SELECT user, session_id, prompt FROM request ORDER BY id DESC LIMIT ?", (look_at,)).fetchall()
+    newest: dict[tuple[str, str | None], bytes] = {}
+    for user, session_id, prompt in rows:
+        newest.setdefault((user, session_id), prompt)
+    return [pieces.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]

@@ -1,0 +1,147 @@
+"""Versions as rows: the tip, what serves, what is pinned.
+
+Numbers only grow and are never used again; rows are never deleted. At most one version is `serving`. It is what new
+requests *should* get: after a rollback the ledger says so first, and the publisher makes the engine follow (also after
+a crash in between).
+"""
+
+import sqlite3
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import meta
+from openclaw_rl.ledger.codec import unpack_bytes
+from openclaw_rl.ledger.states import DEAD, move_version
+from openclaw_rl.trainers.api import Tip
+from openclaw_rl.types import Version, VersionState, WeightKind
+
+
+def tip(db: sqlite3.Connection) -> Tip:
+    found = row(db, meta.get_int(db, "tip"))
+    return Tip(
+        weight_version=found["weight_version"],
+        kind=found["kind"],
+        base_hash=found["base_hash"],
+        folder=found["folder"],
+        needs_fresh_moments=not found["has_optimizer"],
+    )
+
+
+def serving(db: sqlite3.Connection) -> int:
+    (number,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
+    return int(number)
+
+
+def pinned(db: sqlite3.Connection) -> int | None:
+    found = meta.get_text(db, "pinned")
+    return None if found is None else int(found)
+
+
+def set_pin(db: sqlite3.Connection, n: int | None) -> None:
+    if n is not None and row(db, n)["state"] in DEAD:
+        raise LedgerError(f"version {n} is {row(db, n)['state']} and cannot be pinned")
+    meta.put(db, "pinned", n)
+
+
+def set_state(db: sqlite3.Connection, n: int, state: VersionState, reason: str | None) -> None:
+    """The publisher's moves. What cuts the chain has calls of its own, which look after the samples."""
+    if state in DEAD:
+        raise LedgerError(f"a version becomes {state} by reject, rollback or lose_undurable alone")
+    if row(db, n)["state"] == state:
+        return
+    if state is VersionState.SERVING:
+        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+    if state is VersionState.GATED:
+        meta.put(db, "rejections_in_a_row", 0)
+    move_version(db, n, state, reason=reason)
+
+
+def optimizer_pruned(db: sqlite3.Connection, n: int) -> None:
+    """Its optimizer state was deleted: who goes on from it starts with fresh moments."""
+    row(db, n)
+    db.execute("UPDATE version SET has_optimizer = 0 WHERE weight_version = ?", (n,))
+
+
+def read(db: sqlite3.Connection, n: int) -> Version:
+    """With its whole report."""
+    return _version(row(db, n), with_probes=True)
+
+
+def read_all(db: sqlite3.Connection) -> list[Version]:
+    """Without the probes of the reports, which are large."""
+    return [_version(found, with_probes=False) for found in db.execute("SELECT * FROM version ORDER BY weight_version")]
+
+
+def row(db: sqlite3.Connection, n: int) -> sqlite3.Row:
+    found: sqlite3.Row | None = db.execute("SELECT * FROM version WHERE weight_version = ?", (n,)).fetchone()
+    if found is None:
+        raise LedgerError(f"no version {n}")
+    return found
+
+
+def insert(
+    db: sqlite3.Connection,
+    number: int,
+    parent: sqlite3.Row,
+    *,
+    depth: int,
+    folder: str | None,
+    sha256: str | None,
+    weights_file: str | None,
+    state: VersionState,
+    durable: bool,
+    metrics: str,
+    probes: bytes | None,
+    at: float,
+    lease_id: str | None = None,
+    same_weights_as: int | None = None,
+    has_optimizer: bool = True,
+) -> None:
+    db.execute(
+        "INSERT INTO version (weight_version, parent, depth, same_weights_as, kind, base_hash, folder, sha256,"
+        " weights_file, state, lease_id, durable, has_optimizer, committed_at, metrics, probes)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            number,
+            parent["weight_version"],
+            depth,
+            same_weights_as,
+            parent["kind"],
+            parent["base_hash"],
+            folder,
+            sha256,
+            weights_file,
+            str(state),
+            lease_id,
+            durable,
+            has_optimizer,
+            at,
+            metrics,
+            probes,
+        ),
+    )
+
+
+def next_number(db: sqlite3.Connection) -> int:
+    """Rows are never deleted, so no number comes twice."""
+    (number,) = db.execute("SELECT max(weight_version) + 1 FROM version").fetchone()
+    return int(number)
+
+
+def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:
+    probes = unpack_bytes(found["probes"]).decode() if with_probes and found["probes"] else "[]"
+    return Version(
+        weight_version=found["weight_version"],
+        parent=found["parent"],
+        kind=WeightKind(found["kind"]),
+        base_hash=found["base_hash"],
+        folder=found["folder"],
+        sha256=found["sha256"],
+        state=VersionState(found["state"]),
+        lease_id=found["lease_id"],
+        durable=bool(found["durable"]),
+        committed_at=found["committed_at"],
+        report_json=f'{{"metrics":{found["metrics"]},"probes":{probes}}}',
+        reason=found["reason"],
+        weights_file=found["weights_file"],
+        same_weights_as=found["same_weights_as"],
+    )
