@@ -1,0 +1,94 @@
+"""How a batch of samples is laid out for forward passes: rows of ids, and micro-batches of rows under a token budget.
+
+Promises: every trained token of every sample appears exactly once, with a position from which its own prefix, and
+nothing else, is seen. Rows are right-padded: under a causal model padding after the end touches nothing before it, so
+no attention mask is needed and a row's numbers are those it has alone. Turns that extend each other (one's prompt and
+response are the beginning of another's) share one row, so that a long conversation is computed once and not once per
+turn.
+
+Leaves to others: the model, and every division.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.types import Ids, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One sample's place in a row: its response is `row.ids[start : start + length]`."""
+
+    index: int
+    """Of the sample in the batch."""
+    start: int
+    length: int
+    trained: tuple[int, ...]
+    """Offsets k in [0, length) whose loss mask is True; token k is predicted at position start + k - 1."""
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    ids: Ids
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass, longest first."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def width(self) -> int:
+        """The last id of the longest row is predicted, never read."""
+        return max(len(row.ids) for row in self.rows) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Computed positions, padding included."""
+        return len(self.rows) * self.width
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for row in self.rows for piece in row.pieces]
+
+
+def piece_of(sample: Sample, index: int, temperature: float | None = None) -> Piece:
+    return Piece(
+        index=index,
+        start=len(sample.prompt_ids),
+        length=len(sample.response_ids),
+        trained=tuple(k for k, trained in enumerate(sample.loss_mask) if trained),
+        temperature=sample.temperature if temperature is None else temperature,
+    )
+
+
+def rows_of(samples: Sequence[Sample], *, share_prefixes: bool = True) -> list[Row]:
+    """Rows, longest first; a sample whose ids begin another row's ids joins that row."""
+    rows: list[tuple[Ids, list[Piece]]] = []
+    for index in sorted(range(len(samples)), key=lambda i: (-_length(samples[i]), i)):
+        ids, piece = samples[index].prompt_ids + samples[index].response_ids, piece_of(samples[index], index)
+        home = next((pieces for row, pieces in rows if share_prefixes and row[: len(ids)] == ids), None)
+        if home is None:
+            rows.append((ids, [piece]))
+        else:
+            home.append(piece)
+    return [Row(ids, tuple(pieces)) for ids, pieces in rows]
+
+
+def micro_batches(rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
+    """Cut rows, longest first, into passes of at most `token_budget` computed positions; a longer row goes alone."""
+    cut: list[list[Row]] = []
+    for row in sorted(rows, key=lambda r: -len(r.ids)):
+        last = cut[-1] if cut else []
+        if last and (len(last) + 1) * (len(last[0].ids) - 1) <= token_budget:
+            last.append(row)
+        else:
+            cut.append([row])
+    return [MicroBatch(tuple(part)) for part in cut]
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.response_ids)

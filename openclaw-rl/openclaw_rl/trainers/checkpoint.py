@@ -1,0 +1,98 @@
+"""Checkpoint folders: written whole or not at all, and known to be whole when read.
+
+    data_dir/versions/<lease_id>/   what the learner wrote, commit.json (the commit that publishes it), manifest.json
+
+Promises: a folder under its final name is complete and on disk. It is written as `.tmp-<lease_id>`, every file and the
+folder are fsynced, `manifest.json` (the sha256 of every other file) last, then renamed. `verify` refuses a torn folder
+by name and reason; the one file that may be missing is the optimizer state, which `prune` takes from old versions.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from openclaw_rl.errors import TrainerError
+
+MANIFEST_FILE, COMMIT_FILE, OPTIMIZER_FILE = "manifest.json", "commit.json", "optimizer.safetensors"
+
+
+def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
+    """Make `versions/<lease_id>` out of what `fill` writes. Nothing of it stays when anything fails."""
+    partial, final = versions / f".tmp-{lease_id}", versions / lease_id
+    if Path(lease_id).name != lease_id or lease_id.startswith("."):
+        raise TrainerError(f"lease id {lease_id!r} cannot name a folder")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        fill(partial)
+        files = sorted(file for file in partial.iterdir() if file.is_file())
+        manifest = {"files": {file.name: sha256(file) for file in files}}
+        (partial / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        for file in (*files, partial / MANIFEST_FILE):
+            file.chmod(0o600)
+            _fsync(file)
+        _fsync(partial)
+        discard(final)
+        partial.rename(final)
+        _fsync(versions)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def verify(folder: Path) -> None:
+    """Raises TrainerError, one line, unless the folder is whole."""
+    try:
+        files: dict[str, str] = json.loads((folder / MANIFEST_FILE).read_text())["files"]
+        for name, digest in files.items():
+            if name == OPTIMIZER_FILE and not (folder / name).exists():
+                continue
+            if sha256(folder / name) != digest:
+                raise TrainerError(f"checkpoint {folder} is torn: {name} is not what its manifest says")
+    except OSError as error:
+        raise TrainerError(f"checkpoint {folder} is torn: {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainerError(f"checkpoint {folder} is torn: {MANIFEST_FILE} cannot be read") from error
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except TrainerError:
+        return False
+    return True
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; half of it must never look like a checkpoint, so its manifest goes first."""
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def prune(versions: Path, keep: int, protected: Path) -> None:
+    """Keep the newest `keep` optimizer states, and that of `protected`. Adapters are the publisher's to remove."""
+
+    def age(state: Path) -> int:
+        return state.stat().st_mtime_ns
+
+    states = sorted(versions.glob(f"[!.]*/{OPTIMIZER_FILE}"), key=age, reverse=True)
+    for state in states[keep:]:
+        if state.parent != protected:
+            state.unlink(missing_ok=True)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,183 @@
+"""The local LoRA learner: a policy, its optimizer and the method's state, as one thing that loads, steps and writes.
+
+Promises: N steps in a row equal k steps, a write, a load elsewhere and N − k steps, bit for bit. State files are
+safetensors and JSON, never a pickle.
+
+    adapter_config.json  adapter_model.safetensors   the PEFT adapter, what an engine serves
+    optimizer.safetensors                            AdamW's moments and the random generators
+    state.json                                       steps, the method's state, and what the adapter belongs to
+"""
+
+import ctypes
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from openclaw_rl.errors import TrainerError
+from openclaw_rl.methods.base import Method
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.trainers import probes
+from openclaw_rl.trainers.base import NoStep, Step
+from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
+from openclaw_rl.trainers.lora import ADAPTER_FILE, LoraPolicy
+from openclaw_rl.trainers.optimizer import PolicyOptimizer
+from openclaw_rl.trainers.step import NotFinite, train_step
+from openclaw_rl.types import DropReason, Sample, WeightKind
+
+STATE_FILE = "state.json"
+_RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
+
+
+class LearnerState(BaseModel):
+    """`state.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    base_hash: str
+    method: str
+    optimizer_steps: int
+    """Since the moments were last fresh: the warm-up's clock."""
+    method_state: dict[str, float]
+
+
+class LoraLearner:
+    kind = WeightKind.LORA
+
+    def __init__(
+        self,
+        policy: LoraPolicy,
+        method: Method,
+        settings: TrainerSettings,
+        method_settings: MethodSettings,
+        *,
+        base_hash: str,
+    ) -> None:
+        self.base_hash = base_hash
+        self._policy, self._method = policy, method
+        self._settings, self._method_settings = settings, method_settings
+        self._optimizer = PolicyOptimizer(policy.parameters, settings)
+        self._method_state: dict[str, float] = {}
+        self._bad_batches = 0
+        """Batches in a row whose numbers were not finite; at the second, the samples are at fault and not chance."""
+
+    # -- versions ------------------------------------------------------------------------------------------------------
+
+    def load(self, folder: Path | None, *, fresh_moments: bool) -> None:
+        """A version's adapter, moments, random generators and method state. Moments that are gone, or are not wanted,
+        start fresh with `warmup_steps`. Raises TrainerError."""
+        if folder is None:
+            self._policy.reset(self._settings.seed)
+            self._optimizer.fresh()
+            self._method_state = {}
+            torch.manual_seed(self._settings.seed)
+            return
+        try:
+            state = LearnerState.model_validate_json((folder / STATE_FILE).read_bytes())
+            if state.base_hash != self.base_hash:
+                raise TrainerError(f"{folder}: this adapter belongs to base {state.base_hash[:12]}…")
+            self._policy.load(folder)
+            kept = load_file(folder / OPTIMIZER_FILE) if (folder / OPTIMIZER_FILE).exists() else {}
+        except (OSError, ValidationError, SafetensorError) as error:
+            raise TrainerError(f"checkpoint {folder} cannot be read: {error}") from error
+        self._method_state = dict(state.method_state) if state.method == self._method.name else {}
+        if _RNG_CPU in kept:
+            torch.set_rng_state(kept.pop(_RNG_CPU))
+        if _RNG_CUDA in kept and self._policy.device.type == "cuda":
+            torch.cuda.set_rng_state(kept[_RNG_CUDA], self._policy.device)
+        kept.pop(_RNG_CUDA, None)
+        if fresh_moments or not kept:
+            self._optimizer.fresh()
+        else:
+            self._optimizer.load(kept, state.optimizer_steps)
+
+    def write(self, folder: Path) -> str:
+        self._policy.save(folder)
+        tensors: dict[str, Tensor] = self._optimizer.state() | {_RNG_CPU: torch.get_rng_state()}
+        if self._policy.device.type == "cuda":
+            tensors[_RNG_CUDA] = torch.cuda.get_rng_state(self._policy.device)
+        save_file(tensors, folder / OPTIMIZER_FILE)
+        state = LearnerState(
+            base_hash=self.base_hash,
+            method=self._method.name,
+            optimizer_steps=self._optimizer.steps,
+            method_state=self._method_state,
+        )
+        (folder / STATE_FILE).write_text(json.dumps(state.model_dump(), indent=1, sort_keys=True))
+        return ADAPTER_FILE
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+        started = time.perf_counter()
+        drop = {s.sample_id: reason for s in samples if (reason := self._unusable(s)) is not None}
+        usable = [sample for sample in samples if sample.sample_id not in drop]
+        if not usable:
+            return NoStep("no sample of the batch can be trained on", drop)
+        self._policy.between = between
+        try:
+            stepped = self._step(usable)
+        except NotFinite as error:
+            return NoStep(str(error), drop | self._blame(usable))
+        except torch.OutOfMemoryError:
+            longest = max(usable, key=lambda s: len(s.prompt_ids) + len(s.response_ids))
+            return NoStep("out of memory", drop | {longest.sample_id: DropReason.TOO_LONG})
+        finally:
+            self._policy.between = lambda: None
+            _give_memory_back()
+        self._bad_batches = 0
+        metrics = dict(stepped.metrics) | {"dropped": float(len(drop) + len(stepped.drop))}
+        metrics["learner_s"] = time.perf_counter() - started
+        return Step(metrics, drop | dict(stepped.drop), stepped.probes)
+
+    def _step(self, samples: list[Sample]) -> Step:
+        method_state = dict(self._method_state)
+        advantages = self._method.advantages(samples, self._method_settings, method_state)
+        probe_rows = probes.probe_rows(samples)
+        before = probes.score(self._policy, probe_rows)
+        metrics, left_out = train_step(self._policy, self._optimizer, self._method, samples, advantages, self._settings)
+        after = probes.score(self._policy, probe_rows)
+        if not all(math.isfinite(value) for values in (*before, *after) for value in values):
+            raise NotFinite("a probe's log-probs are not finite")
+        self._method_state = method_state
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        metrics["probe_shift"] = _mean_abs_difference(before, after)
+        metrics["optimizer_steps"] = float(self._optimizer.steps)
+        metrics |= {"reward_mean": math.fsum(rewards) / len(rewards)} if rewards else {}
+        metrics |= method_state
+        return Step(
+            metrics,
+            {samples[index].sample_id: DropReason.NON_FINITE for index in left_out},
+            probes.probes_of(probe_rows, before, after),
+        )
+
+    def _unusable(self, sample: Sample) -> DropReason | None:
+        if not sample.prompt_ids:
+            return DropReason.EMPTY  # nothing predicts the first token
+        if len(sample.prompt_ids) + len(sample.response_ids) > self._settings.max_tokens:
+            return DropReason.TOO_LONG
+        return None
+
+    def _blame(self, samples: Sequence[Sample]) -> dict[str, DropReason]:
+        """The first time nobody: the tip is loaded and the batch comes again. Then the samples, or it came for ever."""
+        self._bad_batches += 1
+        return {} if self._bad_batches < 2 else {sample.sample_id: DropReason.NON_FINITE for sample in samples}
+
+
+def _mean_abs_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> float:
+    differences = [abs(x - y) for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)]
+    return math.fsum(differences) / len(differences)
+
+
+def _give_memory_back() -> None:
+    """A step's activations are gigabytes that the allocator keeps; between steps they are better with the engine."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc
+        return

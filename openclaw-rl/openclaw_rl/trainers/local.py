@@ -1,0 +1,143 @@
+"""The local LoRA trainer's process: `python -m openclaw_rl.trainers.local --config FILE`.
+
+Its composition root: reads one JSON file, takes the trainer's lock in the data directory, lowers its own priority,
+loads the base model and runs the loop. SIGTERM or SIGINT: the pass in hand is broken off, the batch goes back, exit 0.
+Exit 2: it cannot start, one line says why.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import structlog
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from openclaw_rl import log
+from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
+from openclaw_rl.methods.base import load_method
+from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.trainers.client import TrainerClient
+
+events = structlog.get_logger()
+
+LOCK_POLL_S = 1.0
+
+
+class TrainerConfig(BaseModel):
+    """The JSON file that the server writes for its trainer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    url: str
+    """The server's base URL."""
+    token: SecretStr
+    data_dir: Path
+    cache_dir: Path
+    base_hash: str | None = None
+    """Of the base the engine serves; another one here is an error."""
+    model: ModelSettings = ModelSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    method: MethodSettings = MethodSettings()
+    log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
+    parent_pid: int | None = None
+    """For people; the lifeline (`openclaw_rl.supervised`) is what ends an orphan."""
+
+    @classmethod
+    def read(cls, file: Path) -> "TrainerConfig":
+        try:
+            return cls.model_validate(json.loads(file.read_text()))
+        except OSError as error:
+            raise SettingsError(f"{file}: {error.strerror}") from error
+        except (ValueError, ValidationError) as error:
+            raise SettingsError(f"{file}: {error}") from error
+
+
+def run(config: TrainerConfig, stop: threading.Event) -> None:
+    """Train until `stop`. Raises TrainerError or SettingsError when it cannot."""
+    with _only_trainer(config.data_dir, stop) as ours:
+        if not ours:
+            return
+        # torch and transformers take seconds to import: not before the lock and the config are known to be good.
+        import torch
+
+        from openclaw_rl.engines import bundled
+        from openclaw_rl.trainers.learner import LoraLearner
+        from openclaw_rl.trainers.loop import TrainerLoop
+        from openclaw_rl.trainers.lora import LoraPolicy
+
+        torch.set_num_threads(config.trainer.threads)
+        method = load_method(config.method.name)
+        resolved = bundled.resolve(config.model, config.cache_dir)
+        base_hash = bundled.base_hash(resolved)
+        if config.base_hash is not None and config.base_hash != base_hash:
+            raise TrainerError(
+                f"the engine serves base {config.base_hash[:12]}…, {resolved.name} here is {base_hash[:12]}…"
+            )
+        policy = LoraPolicy(bundled.load_model(resolved, device=config.trainer.device), config.trainer)
+        learner = LoraLearner(policy, method, config.trainer, config.method, base_hash=base_hash)
+        events.info(
+            "trainer_ready",
+            model=resolved.name,
+            method=method.name,
+            device=config.trainer.device,
+            threads=config.trainer.threads,
+            trainable_parameters=sum(parameter.numel() for parameter in policy.parameters.values()),
+        )
+        client = TrainerClient(config.url, config.token.get_secret_value())
+        try:
+            name = f"local@{socket.gethostname()}:{os.getpid()}"
+            TrainerLoop(
+                client, learner, config.data_dir, name=name, stop=stop, keep_optimizers=config.trainer.keep_checkpoints
+            ).run()
+        finally:
+            client.close()
+
+
+@contextmanager
+def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
+    """One trainer for a data directory. Waits for one that is on its way out; False when stopped meanwhile."""
+    with (data_dir / "trainer.lock").open("a") as file:
+        waiting = False
+        while not stop.is_set():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waiting:
+                    events.warning("another_trainer_runs", data_dir=str(data_dir))
+                waiting = True
+                stop.wait(LOCK_POLL_S)
+                continue
+            yield True
+            return
+        yield False
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m openclaw_rl.trainers.local", description="The local LoRA trainer.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file written by the server")
+    arguments = parser.parse_args(argv)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        config = TrainerConfig.read(arguments.config)
+        log.configure(config.log_level, config.log_format, process="trainer")
+        os.nice(config.trainer.nice)
+        run(config, stop)
+    except OpenClawRLError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
