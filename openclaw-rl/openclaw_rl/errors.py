@@ -6,7 +6,8 @@
     ├── EngineError          the engine did not answer, or answered what we cannot use
     │   ├── EngineRefused    it answered 4xx: the request itself is at fault, never retried
     │   └── EngineGone       it did not answer at all: worth a retry, then a 503 with Retry-After
-    ├── LedgerError          the ledger cannot be read or written
+    ├── LedgerError          the ledger would not make a change: it is not legal, or names what is not there
+    │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): worth a retry
     │   ├── LedgerLocked     another server holds it
     │   └── LedgerMismatch   it belongs to another model, or to another schema
     ├── JudgeError           no verdict could be had (never the same as a verdict of 0)
@@ -54,7 +55,11 @@ class EngineGone(EngineError):
 
 
 class LedgerError(OpenClawRLError):
-    """The ledger cannot be read or written."""
+    """The ledger cannot be read or written, or a change is not legal."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger cannot be read or written now; it recovers by itself."""
 
 
 class LedgerLocked(LedgerError):

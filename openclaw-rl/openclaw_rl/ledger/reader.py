@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import LedgerUnavailable
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Reader:
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._threads, self._read, work)
         except RuntimeError as error:
-            raise LedgerError("the ledger is closed") from error
+            raise LedgerUnavailable("the ledger is closed") from error
         return await answer
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -43,7 +43,7 @@ class Reader:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise LedgerError(f"the ledger cannot be read: {error}") from error
+            raise LedgerUnavailable(f"the ledger cannot be read: {error}") from error
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)

@@ -6,8 +6,8 @@ inside one transaction, commits once (one fsync) and only then answers them. Pro
 * A job that raises leaves no trace, and does not disturb its neighbours; its caller gets the exception.
 * A job that returns is on disk.
 * When the file cannot be written (disk full, locked by another program, an I/O error) the jobs at hand fail with
-  `LedgerError`, `failure` says why, and the thread tries a small write of its own every second until one succeeds.
-  Nothing waits for that.
+  `LedgerUnavailable`, `failure` says why, and the thread tries a small write of its own every second until one
+  succeeds. Nothing waits for that.
 * The queue is bounded: beyond `max_waiting` jobs a call fails at once, so that a slow disk never becomes a slow chat.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -76,9 +76,9 @@ class Writer:
         """Run `work` in a transaction; returns once it is on disk. With `timeout_s`, a job the thread has not come to
         by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
         if self.is_closed or not self._thread.is_alive():
-            raise LedgerError("the ledger is closed")
+            raise LedgerUnavailable("the ledger is closed")
         if self._waiting >= self._max_waiting:
-            raise LedgerError(f"the ledger is {self._waiting} writes behind")
+            raise LedgerUnavailable(f"the ledger is {self._waiting} writes behind")
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future(), loop)
         self._waiting += 1
@@ -89,7 +89,7 @@ class Writer:
                 return value
         except TimeoutError as error:
             job.is_given_up = True
-            raise LedgerError(f"the ledger did not answer within {timeout_s} s") from error
+            raise LedgerUnavailable(f"the ledger did not answer within {timeout_s} s") from error
 
     def _run(self) -> None:
         try:
@@ -101,7 +101,7 @@ class Writer:
         finally:  # closed, or broken by a bug: whoever still waits is told
             group, _ = self._take()
             if group:
-                self._answer(group, [_Outcome(error=LedgerError("the ledger's writer has ended"))] * len(group))
+                self._answer(group, [_Outcome(error=LedgerUnavailable("the ledger's writer has ended"))] * len(group))
 
     def _serve(self, db: sqlite3.Connection) -> None:
         is_last, groups = False, 0
@@ -145,7 +145,7 @@ class Writer:
         except sqlite3.Error as error:
             self._roll_back(db)
             self._failed(error)
-            return [_Outcome(error=LedgerError(f"the ledger cannot be written: {error}"))] * len(group)
+            return [_Outcome(error=LedgerUnavailable(f"the ledger cannot be written: {error}"))] * len(group)
         self._succeeded()
         return outcomes
 
@@ -207,7 +207,7 @@ class Writer:
 def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:
     """One job in its savepoint. A fault of the file climbs (the group fails), any other is the job's own."""
     if job.is_given_up:
-        return _Outcome(error=LedgerError("given up by its caller"))
+        return _Outcome(error=LedgerUnavailable("given up by its caller"))
     db.execute("SAVEPOINT job")
     try:
         value = job.work(db)

@@ -1,0 +1,215 @@
+"""The trainer API over HTTP: `/v1/trainer/*`, the bodies of `trainers.api`, on top of the ledger.
+
+Promises: the token is compared in constant time before the body is read; bodies are parsed off the event loop; errors
+are `{"error": {"message", "type", "code"}}`: 401 without the token, 409 when the ledger refuses (the step is to be
+discarded), 413 and 422 for a bad body, 503 with Retry-After while the ledger cannot be written. A lease call waits
+until a batch is there, its time is up, its client has gone or the server stops; a batch granted to a client that has
+gone is given back at once.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+
+from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.trainers.api import (
+    Commit,
+    Committed,
+    Durable,
+    LeaseBody,
+    LeaseRef,
+    LeaseReply,
+    LeaseRequest,
+    Release,
+    Renewed,
+    Tip,
+)
+from openclaw_rl.types import DropReason, Lease
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_MAX_BODY = 64 << 20
+_ASK_AGAIN_S = 5.0
+"""A smaller batch comes due by time alone, without a sample to wake anybody: a waiting lease call looks this often."""
+
+
+class LeaseWait:
+    """What waiting lease calls wait for. `rollout` says that samples came, `train --now` that any batch will do, `app`
+    that we stop."""
+
+    def __init__(self) -> None:
+        self._bell = asyncio.Event()
+        self.is_closed = False
+        self.takes_any = False
+        """The next batch may be of any size."""
+
+    def samples_came(self) -> None:
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    def train_now(self) -> None:
+        self.takes_any = True
+        self.samples_came()
+
+    def close(self) -> None:
+        """Every waiting call is answered without a lease, now and from here on."""
+        self.is_closed = True
+        self.samples_came()
+
+    def bell(self) -> asyncio.Event:
+        """Taken before one looks, so that what comes in between still rings it."""
+        return self._bell
+
+
+def build_trainer_router(
+    ledger: Ledger, *, token: str, lease_wait: LeaseWait, on_commit: Callable[[int], None]
+) -> APIRouter:
+    """`on_commit` is told every committed version (again, when a trainer says the same commit again)."""
+    if not token:
+        raise ValueError("an empty trainer token would let everybody train")
+    router = APIRouter(prefix="/v1/trainer", route_class=_guarded_by(token), include_in_schema=False)
+
+    @router.post("/tip")
+    async def tip() -> Tip:
+        return await ledger.tip()
+
+    @router.post("/lease")
+    async def lease(request: Request) -> Response:
+        asked = await _parse(request, LeaseRequest)
+        granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
+        return Response(await asyncio.to_thread(_lease_json, granted), media_type="application/json")
+
+    @router.post("/renew")
+    async def renew(request: Request) -> Renewed:
+        ref = await _parse(request, LeaseRef)
+        return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
+
+    @router.post("/release")
+    async def release(request: Request) -> dict[str, str]:
+        body = await _parse(request, Release)
+        try:
+            drop = {sample_id: DropReason(reason) for sample_id, reason in body.drop.items()}
+        except ValueError as error:
+            raise _Refused(422, "invalid_body", f"drop: {error}") from error
+        await ledger.release(body.lease_id, body.fence, reason=body.reason, drop=drop)
+        lease_wait.samples_came()
+        return {}
+
+    @router.post("/commit")
+    async def commit(request: Request) -> Committed:
+        weight_version = await ledger.commit(await _parse(request, Commit))
+        on_commit(weight_version)
+        return Committed(weight_version=weight_version)
+
+    @router.post("/durable")
+    async def durable(request: Request) -> dict[str, str]:
+        await ledger.durable((await _parse(request, Durable)).weight_version)
+        return {}
+
+    return router
+
+
+async def _wait_for_lease(
+    ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait, *, gone: Callable[[], Awaitable[Any]]
+) -> Lease | None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + asked.wait_s
+    disconnect = asyncio.create_task(_disconnected(gone))
+    try:
+        while not lease_wait.is_closed and not disconnect.done():
+            bell = lease_wait.bell()
+            lease = await _ask(ledger, asked, lease_wait)
+            if lease is not None and disconnect.done():
+                await ledger.release(lease.lease_id, lease.fence, reason="the trainer was gone before it came")
+                return None
+            if lease is not None or (left_s := deadline - loop.time()) <= 0:
+                return lease
+            await _first_of(bell, disconnect, timeout_s=min(left_s, _ASK_AGAIN_S))
+        return None
+    finally:
+        disconnect.cancel()
+
+
+async def _first_of(bell: asyncio.Event, disconnect: "asyncio.Task[None]", *, timeout_s: float) -> None:
+    ring = asyncio.create_task(bell.wait())
+    try:
+        await asyncio.wait((ring, disconnect), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ring.cancel()
+
+
+async def _ask(ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait) -> Lease | None:
+    takes_any = lease_wait.takes_any
+    lease = await ledger.lease(trainer=asked.trainer, n=asked.n, now=takes_any)
+    if takes_any and (lease is not None or not (await ledger.counts())["sampled"]):
+        lease_wait.takes_any = False  # done, or nothing was there: it does not wait for what comes tomorrow
+    return lease
+
+
+async def _disconnected(gone: Callable[[], Awaitable[Any]]) -> None:
+    while (await gone())["type"] != "http.disconnect":
+        pass
+
+
+def _lease_json(lease: Lease | None) -> bytes:
+    return LeaseReply(lease=None if lease is None else LeaseBody.of(lease)).model_dump_json().encode()
+
+
+async def _parse(request: Request, model: type[Body]) -> Body:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > _MAX_BODY:
+            raise _Refused(413, "body_too_large", f"a body may have {_MAX_BODY} bytes")
+    try:
+        return await asyncio.to_thread(model.model_validate_json, bytes(content))
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors())
+        raise _Refused(422, "invalid_body", "; ".join(problems)) from error
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def _guarded_by(token: str) -> type[APIRoute]:
+    """Routes that ask for the token first, and answer what is refused in one form."""
+    expected = token.encode()
+
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                scheme, _, given = request.headers.get("authorization", "").partition(" ")
+                if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
+                    return _error(401, "unauthorized", "a trainer says `Authorization: Bearer <trainer token>`")
+                try:
+                    return await handler(request)
+                except _Refused as error:
+                    return _error(error.status, error.code, str(error))
+                except CommitRefused as error:
+                    return _error(409, "refused", str(error))
+                except LedgerUnavailable as error:
+                    return _error(503, "ledger_unavailable", str(error))
+                except LedgerError as error:
+                    return _error(409, "refused", str(error))
+
+            return guarded
+
+    return GuardedRoute
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    headers = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, status, headers)
