@@ -96,7 +96,7 @@ class Sessions:
             except LedgerError as error:
                 _log.warning("sessions.expire_failed", error=str(error))
                 expired = []
-            # Turns that ended as they finished are open in memory alone; what the ledger could not end now, it ends later.
+            # Turns that ended as they finished are open in memory alone; the ledger ends later what it could not now.
             self._forget(self._pairing.remove(expired))
             self._forget(self._pairing.expire(older_than - _SWEEP_S))
             await asyncio.sleep(_SWEEP_S)

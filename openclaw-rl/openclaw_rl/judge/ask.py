@@ -1,0 +1,125 @@
+"""Where a judge's answers come from: an OpenAI-compatible URL, or the policy's own engine with the adapter off."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
+from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.errors import EngineError, JudgeError
+from openclaw_rl.judge.llm import Answer
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import JudgeSettings
+from openclaw_rl.types import Ids
+
+_ATTEMPTS = 4
+"""Tries of one call at a busy or failing judge; the turn itself is tried again later, with longer pauses."""
+_MAX_RETRY_AFTER_S = 30.0
+
+
+class AskUrl:
+    """Any OpenAI-compatible server. The client's owner closes it."""
+
+    def __init__(self, client: httpx.AsyncClient, settings: JudgeSettings) -> None:
+        if settings.url is None:
+            raise ValueError("judge.url is not set")
+        self._client = client
+        self._settings = settings
+        self._base = settings.url.rstrip("/")
+        self._model = settings.model
+
+    async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                if self._model is None:
+                    self._model = str((await self._call("GET", "/models"))["data"][0]["id"])
+                body = {
+                    "model": self._model,
+                    "messages": [message.model_dump(exclude_none=True) for message in prompt],
+                    "temperature": self._settings.temperature,
+                    "max_tokens": max_new_tokens,
+                }
+                choice = (await self._call("POST", "/chat/completions", body))["choices"][0]
+                text = choice["message"].get("content") or ""
+                return Answer(str(text), is_cut=choice.get("finish_reason") == "length")
+        except TimeoutError as error:
+            raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise JudgeError(f"judge sent a reply of another form: {error!r}") from error
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        key = self._settings.api_key
+        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        for attempt in range(_ATTEMPTS):
+            pause = 0.5 * 2**attempt * random.uniform(0.5, 1.5)
+            try:
+                reply = await self._client.request(
+                    method, self._base + path, json=body, headers=headers, timeout=self._settings.timeout_s
+                )
+            except httpx.HTTPError as error:
+                failure = f"judge did not answer: {error!r}"
+            else:
+                if reply.is_success:
+                    return _parsed(reply)
+                failure = f"judge answered {reply.status_code}"
+                if reply.status_code != 429 and reply.status_code < 500:
+                    break  # the request is at fault: no second try will mend it
+                pause = max(pause, _retry_after(reply))
+            if attempt + 1 < _ATTEMPTS:
+                await asyncio.sleep(pause)
+        raise JudgeError(failure)
+
+
+class AskEngine:
+    """The base model behind the policy's engine: adapter off, behind every chat in the queue."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: JudgeSettings,
+        *,
+        render: Callable[[Sequence[Message]], Ids],
+        decode: Callable[[Ids], str],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._render = render
+        self._decode = decode
+
+    async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
+        prompt_ids = await asyncio.to_thread(self._render, prompt)
+        sampling = EngineSampling(max_new_tokens=max_new_tokens, temperature=self._settings.temperature)
+        request = GenerateRequest(
+            input_ids=list(prompt_ids), sampling_params=sampling, extra_key="judge", priority=PRIORITY_BACKGROUND
+        )
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                reply = await self._engine.generate(request)
+        except TimeoutError as error:
+            raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
+        except EngineError as error:
+            raise JudgeError(f"judge's engine failed: {error}") from error
+        text = self._decode(tuple(reply.output_ids))
+        if self._decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
+            text = f"<think>{text}"  # the template opened the thought, so an answer without an end is all thought
+        finish = reply.meta_info.finish_reason
+        if finish is None or finish.type == "abort":
+            raise JudgeError("judge's engine broke off")
+        return Answer(text, is_cut=finish.type == "length")
+
+
+def _parsed(reply: httpx.Response) -> Any:
+    try:
+        return reply.json()
+    except ValueError as error:
+        raise JudgeError("judge sent no JSON") from error
+
+
+def _retry_after(reply: httpx.Response) -> float:
+    try:
+        return min(max(float(reply.headers.get("retry-after", 0)), 0.0), _MAX_RETRY_AFTER_S)
+    except ValueError:
+        return 0.0  # a date; our own pause will do

@@ -1,0 +1,92 @@
+"""A judge that asks a language model: several independent votes, the majority wins.
+
+Votes run at once and stop at the first decided majority. Fewer valid votes than the quorum, or none possible any more:
+JudgeError, and the turn may be judged later. A tie is voted on once more; a second one is `Undecided`. How many calls
+run at once is bounded by whoever asks for verdicts: its workers times `votes`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.judge import Undecided
+from openclaw_rl.judge.prompts import judge_prompt
+from openclaw_rl.judge.verdict import Outcome, count, parse_vote
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import JudgeSettings
+from openclaw_rl.types import JudgedTurn, Verdict
+
+_RATIONALE_CHARS = 1000
+"""Of an answer's end that is kept to explain the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    is_cut: bool
+    """It ended at the token limit."""
+
+
+class AskJudge(Protocol):
+    async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
+        """One independent answer. Raises JudgeError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    value: int | None
+    text: str = ""
+    error: JudgeError | None = None
+
+
+class LlmJudge:
+    def __init__(self, ask: AskJudge, settings: JudgeSettings) -> None:
+        self._ask = ask
+        self._settings = settings
+
+    async def verdict(self, judged: JudgedTurn) -> Verdict:
+        prompt = await asyncio.to_thread(judge_prompt, judged)
+        cast: list[_Vote] = []
+        for _ in range(2):
+            ballot, outcome = await self._ballot(prompt)
+            cast += ballot
+            if outcome is Outcome.TIE:
+                continue
+            if isinstance(outcome, Outcome):
+                valid = sum(vote.value is not None for vote in ballot)
+                error = next((vote.error for vote in ballot if vote.error is not None), None)
+                raise JudgeError(
+                    f"{valid} valid votes, {self._settings.quorum} needed" + (f": {error}" if error else "")
+                )
+            text = next(vote.text for vote in ballot if vote.value == outcome)
+            votes = tuple(vote.value for vote in cast)
+            return Verdict(outcome, votes, source="llm", rationale=text[-_RATIONALE_CHARS:])
+        raise Undecided(f"a tie, twice: {[vote.value for vote in cast]}")
+
+    async def _ballot(self, prompt: Sequence[Message]) -> tuple[list[_Vote], int | Outcome]:
+        votes: list[_Vote] = []
+        outcome: int | Outcome = Outcome.OPEN
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._vote(prompt)) for _ in range(self._settings.votes)]
+            for done in asyncio.as_completed(tasks):
+                votes.append(await done)
+                outstanding = self._settings.votes - len(votes)
+                outcome = count([v.value for v in votes], outstanding=outstanding, quorum=self._settings.quorum)
+                if outcome is not Outcome.OPEN:
+                    break
+            for task in tasks:
+                task.cancel()
+        return votes, outcome
+
+    async def _vote(self, prompt: Sequence[Message]) -> _Vote:
+        budget = self._settings.max_new_tokens
+        try:
+            answer = await self._ask(prompt, max_new_tokens=budget)
+            if answer.is_cut:
+                answer = await self._ask(prompt, max_new_tokens=2 * budget)
+        except JudgeError as error:
+            return _Vote(None, error=error)
+        return _Vote(parse_vote(answer.text, is_cut=answer.is_cut), answer.text)

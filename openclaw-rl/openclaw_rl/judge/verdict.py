@@ -1,0 +1,52 @@
+"""From a judge's answers to a verdict: the vote in one answer, and the majority of several.
+
+A vote is the last complete `\\boxed{1}`, `\\boxed{-1}` or `\\boxed{0}` of the answer proper, behind any reasoning.
+What holds no such vote is no vote; it is never a 0.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum, auto
+
+_BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_VALUE = re.compile(r"\s*\$?\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{)?\s*([+\-−–]?)\s*([01])(?:\.0+)?\s*\}?\s*\$?\s*")
+_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+_OPENS = re.compile(r"<think(?:ing)?>")
+_CLOSES = re.compile(r"</think(?:ing)?>")
+
+
+def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
+    """The vote in one answer; None when there is none. `is_cut`: the answer ended at its token limit."""
+    if is_cut:
+        return None  # what stands last is not what the judge would have said last
+    answer = _THOUGHT.sub("", answer)
+    if _OPENS.search(answer):
+        return None  # it never came out of its thoughts
+    boxes = _BOX.findall(_CLOSES.split(answer)[-1])  # some templates open the thought themselves
+    value = _VALUE.fullmatch(boxes[-1]) if boxes else None
+    if value is None:
+        return None
+    return int(value[2]) * (1 if value[1] in ("", "+") else -1)
+
+
+class Outcome(Enum):
+    """How a ballot can stand without a winner."""
+
+    OPEN = auto()
+    TIE = auto()
+    NO_QUORUM = auto()
+
+
+def count(votes: Sequence[int | None], *, outstanding: int, quorum: int) -> int | Outcome:
+    """The winner: more than half of the valid votes, whatever the outstanding ones will say; else how the ballot
+    stands."""
+    valid = Counter(vote for vote in votes if vote is not None)
+    total = valid.total()
+    if total >= quorum:
+        winner, its_votes = valid.most_common(1)[0]
+        if 2 * its_votes > total + outstanding:
+            return winner
+    if outstanding:
+        return Outcome.OPEN if total + outstanding >= quorum else Outcome.NO_QUORUM
+    return Outcome.TIE if total >= quorum else Outcome.NO_QUORUM

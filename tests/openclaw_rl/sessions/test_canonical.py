@@ -1,0 +1,91 @@
+"""Canonical messages: what a client changes on the way back does not matter, everything else does."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.messages import ContentPart, FunctionCall, Message, ToolCall
+from openclaw_rl.sessions.canonical import canonical_arguments, conversation, digest, turn_key
+
+
+def call(name: str, arguments: object, call_id: str = "call_1") -> Message:
+    text = arguments if isinstance(arguments, str | dict) else json.dumps(arguments)
+    return Message(
+        role="assistant",
+        content=None,
+        tool_calls=[ToolCall(id=call_id, function=FunctionCall(name=name, arguments=text))],
+    )
+
+
+def test_a_list_of_text_is_the_text() -> None:
+    parts = [ContentPart(type="text", text="one"), ContentPart(type="text", text="two")]
+    assert digest(Message(role="user", content=parts)) == digest(Message(role="user", content="one\ntwo"))
+
+
+def test_what_clients_change_on_the_way_back() -> None:
+    sent = call("exec", '{"command": "echo \\u00e9", "n": 1.0}', "call_ab12").model_copy(
+        update={"content": "", "reasoning_content": "I should run it."}
+    )
+    back = call("exec", {"n": 1, "command": "echo é"}, "callab12").model_copy(
+        update={"reasoning_content": "I should run it. "}
+    )
+    assert digest(sent) == digest(back)
+    assert digest(Message(role="assistant", content="Fine. \n")) == digest(Message(role="assistant", content="Fine."))
+
+
+def test_what_makes_another_message() -> None:
+    messages = [
+        Message(role="assistant", content="a"),
+        Message(role="user", content="a"),
+        Message(role="tool", content="a", tool_call_id="x"),
+        Message(role="assistant", content="a b"),
+        call("a", "{}"),
+        call("a", '{"b": 1}'),
+        call("a", '{"b": [1]}'),
+        Message(role="assistant", content="a{}"),
+    ]
+    assert len({digest(message) for message in messages}) == len(messages)
+
+
+def test_arguments_that_are_no_json_stay() -> None:
+    assert canonical_arguments(' {"cut": "of') == '{"cut": "of'
+    assert canonical_arguments("") == "{}"
+    assert canonical_arguments("[" * 100_000) == "[" * 100_000
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4), st.integers(0, 4))
+def test_arguments_are_one_whatever_their_spelling(arguments: dict, indent: int) -> None:
+    spelled = json.dumps(arguments, indent=indent, ensure_ascii=bool(indent % 2))
+    shuffled = dict(reversed(arguments.items()))
+    assert canonical_arguments(spelled) == canonical_arguments(arguments) == canonical_arguments(shuffled)
+
+
+def test_lone_surrogates_are_no_trouble() -> None:
+    assert digest(Message.model_construct(role="assistant", content="\ud800")) != digest(
+        Message(role="assistant", content="")
+    )
+
+
+def test_turn_key_ignores_system_and_ephemeral_messages() -> None:
+    reply = Message(role="assistant", content="hello")
+    hi = Message(role="user", content="hi")
+    context = Message(
+        role="user", content="<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    )
+    system = [Message(role=role, content=f"of {role}") for role in ("system", "developer")]
+    assert conversation([*system, hi, context]) == [hi]
+    assert turn_key([*system, hi, context], reply) == turn_key([hi], reply)
+    assert turn_key(system, reply).before_hash == ""
+    assert turn_key([hi], reply) != turn_key([hi, reply, hi], reply)
