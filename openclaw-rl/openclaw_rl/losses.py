@@ -70,7 +70,7 @@ def clipped_policy_loss(
 ) -> Tensor:
     """PPO clipped surrogate of one sample, summed over trained tokens (arXiv:1707.06347, eq. 7).
 
-    L = -Σ_t m_t w_t s_t,  s_t = min(r_t A_t, clip(r_t, 1-clip_low, 1+clip_high) A_t),  r = exp(log_probs - old_log_probs)
+    L = -Σ_t m_t w_t s_t,  s_t = min(r_t A_t, clip(r_t, 1-clip_low, 1+clip_high) A_t),  r_t = exp(log_probs_t - old_t)
     Dual clip c (arXiv:1912.09729), for A_t < 0: s_t = max(s_t, c A_t), so the loss of a token is at most c |A_t|.
     `weights` w_t (detached, 1 when None) correct for the engine that sampled: `importance_weights`.
     Shapes: all [T], loss_mask bool; gives a scalar.

@@ -78,8 +78,11 @@ class TrainerLoop:
             self._settle()
         tip = self._client.tip()
         self._load(tip)
+        asked = time.monotonic()
         lease = self._client.lease(self._name, wait_s=self._lease_wait_s)
         if lease is None:
+            if time.monotonic() - asked < self._lease_wait_s / 2:
+                self._stop.wait(self._lease_wait_s / 2)  # a server that is closing answers at once: do not spin
             return None
         self._settled = False
         with self._renewing(lease) as still_ours:
