@@ -56,6 +56,7 @@ class LoraPolicy:
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
+            fan_in_fan_out=any(_is_conv1d(module) for module in self._decoder.modules()),
             target_modules=sorted(target_modules(self._decoder, settings.target_modules)),
         )
         self.model: PeftModel = get_peft_model(base, config).eval()
@@ -189,7 +190,12 @@ def target_modules(decoder: nn.Module, wanted: Sequence[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's linear layer
+    return isinstance(module, nn.Linear) or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """GPT-2's linear layer, whose weight lies the other way round."""
+    return type(module).__name__ == "Conv1D"
 
 
 def _decoder_layers(decoder: nn.Module) -> list[nn.Module]:

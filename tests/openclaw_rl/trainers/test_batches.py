@@ -1,0 +1,67 @@
+"""Rows and micro-batches: every trained token once, prefixes shared, budgets kept."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.trainers.batches import micro_batches, rows_of
+from openclaw_rl.types import Sample, VersionRun
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Sample]:
+    """Few distinct ids, so that samples often are prefixes of each other."""
+    made = []
+    for index in range(draw(st.integers(1, 7))):
+        response = draw(ids)
+        mask = tuple(draw(st.lists(st.booleans(), min_size=len(response), max_size=len(response)).filter(any)))
+        made.append(
+            Sample(
+                sample_id=str(index),
+                prompt_ids=draw(ids),
+                response_ids=response,
+                loss_mask=mask,
+                rollout_log_probs=(-1.0,) * len(response),
+                versions=(VersionRun(0, len(response)),),
+                temperature=1.0,
+            )
+        )
+    return made
+
+
+@given(batches(), st.booleans(), st.integers(1, 40))
+def test_every_sample_is_somewhere_once_behind_its_own_prompt(samples: list[Sample], share: bool, budget: int) -> None:
+    cut = micro_batches(rows_of(samples, share_prefixes=share), budget)
+    found = {piece.index: (row, piece) for batch in cut for row in batch.rows for piece in row.pieces}
+    assert sum(len(batch.pieces) for batch in cut) == len(samples) == len(found)
+    for index, sample in enumerate(samples):
+        row, piece = found[index]
+        assert row.ids[: piece.start] == sample.prompt_ids
+        assert row.ids[piece.start : piece.start + piece.length] == sample.response_ids
+        assert piece.trained == tuple(k for k, trained in enumerate(sample.loss_mask) if trained)
+
+
+@given(batches(), st.integers(1, 40))
+def test_a_pass_keeps_the_budget_unless_one_row_alone_exceeds_it(samples: list[Sample], budget: int) -> None:
+    for batch in micro_batches(rows_of(samples), budget):
+        assert batch.tokens <= budget or len(batch.rows) == 1
+
+
+@given(batches())
+def test_no_row_is_the_prefix_of_another(samples: list[Sample]) -> None:
+    rows = rows_of(samples)
+    for one in rows:
+        assert not any(other is not one and other.ids[: len(one.ids)] == one.ids for other in rows)
+
+
+def test_turns_that_extend_each_other_share_a_row() -> None:
+    def turn(name: str, prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
+        n = len(response)
+        return Sample(name, prompt, response, (True,) * n, (-1.0,) * n, (VersionRun(0, n),), 1.0)
+
+    first, second = turn("1", (1, 2), (3, 4)), turn("2", (1, 2, 3, 4, 5), (6,))
+    other = turn("3", (1, 2), (3, 5))  # the same prompt, another answer: not a prefix
+    rows = rows_of([first, other, second])
+    assert [[piece.index for piece in row.pieces] for row in rows] == [[2, 0], [1]]
+    assert [len(row.pieces) for row in rows_of([first, other, second], share_prefixes=False)] == [1, 1, 1]
