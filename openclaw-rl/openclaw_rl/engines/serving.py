@@ -92,6 +92,17 @@ class ServingVersions:
                 "the engine is not available; try again", status=503, code="engine_unavailable"
             ) from error
 
+    @property
+    def hold_s(self) -> float:
+        """How long a request waits for the engine."""
+        return self._hold_s
+
+    def still_serves(self, use: VersionUse) -> bool:
+        """Whether a reply that was cut can go on under its version, as far as we know: not after its full weights
+        were replaced.
+        """
+        return use.weight_version == self.current or (use.lora_path, self._lora_paths[self.current]) != (None, None)
+
     def users(self, weight_version: int) -> int:
         return self._users[weight_version]
 

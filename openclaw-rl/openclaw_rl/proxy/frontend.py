@@ -102,7 +102,7 @@ class FrontEnd:
         self._serving = OpenAIServingChat(manager, templates)
         self._pieces = PieceTokenizer(self._tokenizer.backend_tokenizer, assistant_may_write=self._format.markers)
         self.end_ids = _end_ids(self._tokenizer, config, generation)
-        hidden = {token for token in self._pieces.special_ids if not self._format.shows(self._token_text(token))}
+        hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(self._tokenizer.backend_tokenizer, hidden_ids=hidden | self.end_ids)
         self.context_length = int(model.context_length or config.get("max_position_embeddings") or 8192)
         self.tokenizer_hash = _hash(self._tokenizer.backend_tokenizer.to_str(), template)
@@ -144,11 +144,8 @@ class FrontEnd:
         detokenizer = self._table.detokenizer()
         return "".join(map(detokenizer.feed, ids)) + detokenizer.finish()
 
-    def token_bytes(self, token: int) -> bytes:
-        """For a client that asked for log-probs."""
-        return self._token_text(token).encode()
-
-    def _token_text(self, token: int) -> str:
+    def token_text(self, token: int) -> str:
+        """One token alone, control tokens too."""
         return str(self._tokenizer.decode([token]))
 
     def _rendered(self, text: str, ids: Ids, tools: tuple[Tool, ...]) -> Rendered:

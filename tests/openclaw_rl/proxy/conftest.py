@@ -1,14 +1,31 @@
 """A small tokenizer with a Qwen-like template of our own (tools, thinking), and the bundled model's tokenizer."""
 
+import asyncio
 import importlib.util
 import json
 import random
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import ModelSettings
+import uvicorn
+from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.proxy.ports import ProxyDeps
+from openclaw_rl.proxy.routes import build_router
+from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
+from openclaw_rl.testing import FakeEngine
+from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
 
 TEMPLATE = """\
 {%- if tools %}
@@ -57,7 +74,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    words = "the answer is call name arguments exec command weather Paris think about it and then say hello you".split()
+    words = ["the", "answer", "call", "name", "arguments", "exec", "command", "weather", "think", "hello", "you"]
     rng = random.Random(0)
     lines = [
         " ".join(rng.choices(words, k=12)) + '. {"name": "exec", "arguments": {"command": "ls"}}' for _ in range(200)
@@ -112,3 +129,116 @@ def smollm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm(smollm_folder: Path) -> FrontEnd:
     """The bundled default: neither tools nor thinking."""
     return FrontEnd(ModelSettings(), smollm_folder)
+
+
+@dataclass
+class Book:
+    """Sessions and ledger as the proxy sees them: keeps everything, fails on command."""
+
+    requests: list[Request] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    sides: list[SideCount] = field(default_factory=list)
+    abandoned: list[tuple[str, DropReason, str]] = field(default_factory=list)
+    ended: list[Scope] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    is_broken: bool = False
+
+    def _write(self, what: str) -> None:
+        if self.is_broken:
+            raise LedgerError("disk full")
+        self.log.append(what)
+
+    async def begin(self, request: Request) -> None:
+        self._write("begin")
+        self.requests.append(request)
+
+    async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
+        self._write("abandon")
+        self.abandoned.append((request_id, reason, detail))
+
+    async def count_side(self, side: SideCount) -> None:
+        self._write("side")
+        self.sides.append(side)
+
+    async def observe(self, request: Request) -> str | None:
+        self.log.append("observe")
+        return None
+
+    async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
+        return None
+
+    async def served(self, request: Request, turn: Turn) -> None:
+        self.log.append("served")
+        self.turns.append(turn)
+
+    async def done(self, scope: Scope) -> None:
+        self.ended.append(scope)
+
+
+class Proxy:
+    """The chat routes on a real socket, over a fake engine and a fake ledger."""
+
+    def __init__(self, deps: ProxyDeps, fake: FakeEngine, book: Book, serving: ServingVersions, url: str) -> None:
+        self.deps, self.fake, self.book, self.serving, self.url = deps, fake, book, serving, url
+        self.client = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
+
+    async def post(self, body: object, **headers: str) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def events(self, body: dict[str, object], **headers: str) -> list[dict[str, Any]]:
+        """The data of every event of a stream, `[DONE]` as {}."""
+        reply = await self.post({**body, "stream": True}, **headers)
+        assert reply.status_code == 200, reply.text
+        lines = [line[6:] for line in reply.text.split("\n\n") if line.startswith("data: ")]
+        return [{} if line == "[DONE]" else json.loads(line) for line in lines]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110 (what another task does)
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
+    """`async with proxy_over(frontend, server=…, serving=…) as proxy`."""
+
+    @asynccontextmanager
+    async def start(
+        frontend: FrontEnd,
+        *,
+        server: ServerSettings = ServerSettings(port=0),  # noqa: B008 (frozen)
+        sampling: SamplingSettings = SamplingSettings(),  # noqa: B008
+        serving: ServingVersions | None = None,
+        keep_gate: bool = False,
+    ) -> AsyncIterator[Proxy]:
+        fake, book = FakeEngine(), Book()
+        serving = serving or ServingVersions(hold_s=5)
+        if not keep_gate:
+            serving.switch(0, None)
+        deps = ProxyDeps(
+            frontend=frontend,
+            engine=fake,
+            serving=serving,
+            sessions=book,
+            ledger=book,
+            server=server,
+            sampling=sampling,
+            session=SessionSettings(),
+            model_name="the-policy",
+        )
+        app = FastAPI()
+        app.include_router(build_router(deps))
+        listener = socket.create_server(("127.0.0.1", 0))
+        runner = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", access_log=False))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(runner.serve(sockets=[listener]))
+            proxy = Proxy(deps, fake, book, serving, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            try:
+                while not runner.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+                    await asyncio.sleep(0.005)
+                yield proxy
+            finally:
+                await proxy.client.aclose()
+                runner.should_exit = True
+
+    return start

@@ -1,0 +1,161 @@
+"""The chat request on the wire: checked once, here; what it asks for in our own words.
+
+Unknown fields pass. Every fault is a `RequestError` that names the field, in OpenAI's terms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import SamplingSettings
+from openclaw_rl.types import SamplingParams
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool | None = None
+
+
+class ChatBody(BaseModel):
+    """Fields we act on; null is the same as absent."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = None
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | float | None = None
+    session_done: bool | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools the model may call; none when the list is empty or `tool_choice` is `none`."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.enable_thinking is not None:
+            kwargs.setdefault("enable_thinking", self.enable_thinking)
+        if self.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+        return kwargs
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def json_schema(self) -> str | None:
+        """A grammar the client asks for; the engine may refuse it."""
+        form = self.response_format or {}
+        match form.get("type"):
+            case "json_object":
+                return '{"type":"object"}'
+            case "json_schema":
+                wrapper = form.get("json_schema")
+                return orjson.dumps(wrapper.get("schema") if isinstance(wrapper, dict) else None).decode()
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    chat: ChatBody
+    raw: Mapping[str, Any]
+    """As it came, for those who look for fields of their own."""
+
+
+def parse_body(data: bytes) -> ParsedBody:
+    """Raises RequestError."""
+    try:
+        raw = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(raw, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    try:
+        chat = ChatBody.model_validate(raw)
+    except ValidationError as error:
+        raise _explained(error) from error
+    for index, message in enumerate(chat.messages):
+        if message.role not in _ROLES:
+            raise RequestError(
+                f"messages[{index}].role: one of {', '.join(sorted(_ROLES))}", param=f"messages[{index}].role"
+            )
+    if chat.n not in (None, 1):
+        raise RequestError("n > 1 is not supported: every reply is recorded as one turn", param="n")
+    for index, tool in enumerate(chat.tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{index}].function.name is missing", param=f"tools[{index}]")
+    if isinstance(chat.tool_choice, str) and chat.tool_choice not in ("auto", "none", "required"):
+        raise RequestError("tool_choice: auto, none, required or a function", param="tool_choice")
+    return ParsedBody(chat, raw)
+
+
+def sampling_of(
+    chat: ChatBody, defaults: SamplingSettings, *, prompt_tokens: int, context_length: int
+) -> SamplingParams:
+    """The client's values, else ours; the limit is clamped to the room that is left.
+
+    Raises RequestError (`context_length_exceeded`) when the prompt leaves none.
+    """
+    room = context_length - prompt_tokens - 1
+    if room < 1:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    wanted = chat.max_completion_tokens or chat.max_tokens or defaults.max_new_tokens
+    return SamplingParams(
+        max_new_tokens=min(wanted, room),
+        temperature=defaults.temperature if chat.temperature is None else chat.temperature,
+        top_p=chat.top_p or defaults.top_p,
+        top_k=defaults.top_k if chat.top_k is None else (chat.top_k or -1),
+        min_p=chat.min_p or 0.0,
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        presence_penalty=chat.presence_penalty or 0.0,
+        repetition_penalty=chat.repetition_penalty or 1.0,
+        seed=chat.seed,
+        stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
+        reshapes_logits=bool(chat.logit_bias) or chat.json_schema is not None,
+    )
+
+
+def _explained(error: ValidationError) -> RequestError:
+    first = error.errors()[0]
+    parts = [part for part in first["loc"] if not (isinstance(part, str) and part[:1].isupper())]
+    where = ""
+    for part in parts:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    return RequestError(f"{where}: {first['msg']}", param=where or None)

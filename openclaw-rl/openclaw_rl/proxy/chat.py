@@ -1,0 +1,294 @@
+"""One chat, from the checked request to the recorded turn; HTTP and SSE are the routes' business.
+
+The order is the promise: rendered and classified → the request row is committed and the former turn paired → tokens →
+the turn is committed → only then the finish. A ledger that cannot write makes the turn untrained, with a log line,
+and nothing else. Background requests are served and counted, never recorded.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import orjson
+import structlog
+
+from openclaw_rl.errors import EngineRefused, LedgerError, RequestError
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.asgi import unbroken
+from openclaw_rl.proxy.auth import Caller
+from openclaw_rl.proxy.body import ParsedBody, sampling_of
+from openclaw_rl.proxy.frontend import Rendered
+from openclaw_rl.proxy.generation import EngineExtras, Generation
+from openclaw_rl.proxy.parser import Delta
+from openclaw_rl.proxy.ports import ProxyDeps
+from openclaw_rl.proxy.recorder import Ending, record
+from openclaw_rl.proxy.wire import TokenLogProb, Usage
+from openclaw_rl.sessions.identity import identify
+from openclaw_rl.sessions.turn_type import Classified, classify
+from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn, TurnType
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be served."""
+
+    request: Request
+    rendered: Rendered
+    classified: Classified
+    extras: EngineExtras
+    opted_out: bool
+    session_done: bool
+    wants_log_probs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one engine event made visible, and the tokens it took."""
+
+    delta: Delta | None
+    log_probs: tuple[TokenLogProb, ...] | None = None
+
+
+async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
+    """Render and classify. Raises RequestError; nothing is recorded yet."""
+    chat, messages, received_at = body.chat, body.chat.messages, time.time()
+    tools, kwargs = chat.offered_tools, chat.template_kwargs
+    rendered = await deps.frontend.render_async(messages, tools, kwargs)
+    sampling = sampling_of(
+        chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
+    )
+    classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
+    request = Request(
+        request_id=f"req-{uuid.uuid4().hex}",
+        scope=Scope(caller.user, identify(headers, body.raw, messages)),
+        received_at=received_at,
+        messages=tuple(messages),
+        tools_json=orjson.dumps(tools, option=orjson.OPT_SORT_KEYS).decode() if tools else None,
+        template_kwargs_json=orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS).decode() if kwargs else None,
+        prompt_ids=rendered.ids,
+        sampling=sampling,
+        episode=_text(body.raw.get("episode")),
+        task=_text(body.raw.get("task")),
+        step=step if isinstance(step := body.raw.get("step"), int) else None,
+    )
+    return Prepared(
+        request=request,
+        rendered=rendered,
+        classified=classified,
+        extras=EngineExtras(chat.json_schema, chat.logit_bias, (chat.top_logprobs or 0) if chat.logprobs else 0),
+        opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
+        session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
+        wants_log_probs=bool(chat.logprobs),
+    )
+
+
+class Reply:
+    """A reply on its way. `async with`, iterate `steps()` once, then `commit()` before telling the client that it is
+    complete.
+
+    Leaving the block without a commit records what there is as cancelled, or abandons the request.
+    """
+
+    def __init__(self, deps: ProxyDeps, prepared: Prepared) -> None:
+        self._deps, self._prepared = deps, prepared
+        self.reply_id = f"chatcmpl-{uuid.uuid4().hex}"
+        """The turn's id."""
+        request = prepared.request
+        self._generation = Generation(
+            deps.engine,
+            deps.serving,
+            rid=self.reply_id,
+            prompt_ids=request.prompt_ids,
+            sampling=request.sampling,
+            end_ids=deps.frontend.end_ids,
+            extras=prepared.extras,
+        )
+        self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
+        self._is_main = prepared.classified.type is TurnType.MAIN
+        self._is_begun = self._is_committed = False
+        self._status = 200
+
+    @property
+    def weight_version(self) -> int | None:
+        return self._generation.weight_version
+
+    @property
+    def usage(self) -> Usage:
+        sampled = self._generation.sampled
+        return Usage(len(self._prepared.request.prompt_ids), len(sampled.ids), sampled.cached_tokens)
+
+    @property
+    def finish_reason(self) -> str:
+        finish = "stop" if self._parser.is_stopped else self._generation.sampled.finish or "cancelled"
+        return "tool_calls" if finish == "stop" and self._parser.has_calls else finish
+
+    async def __aenter__(self) -> Self:
+        try:
+            await unbroken(self._arrive())
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._is_committed:
+                await unbroken(self._give_up(error))
+        finally:
+            await self._generation.__aexit__(kind, error, trace)
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Raises EngineRefused, RequestError."""
+        sampled, feed = self._generation.sampled, self._parser.feed
+        shown = 0
+        events = self._generation.events()
+        try:
+            async for new in events:
+                ids = sampled.ids
+                if new == 1:
+                    delta = feed(ids[-1])
+                else:
+                    delta = _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+                if self._prepared.wants_log_probs:
+                    if delta is not None:
+                        yield Step(delta, self._log_probs(shown))
+                        shown = len(ids)
+                elif delta is not None:
+                    yield Step(delta)
+                if self._parser.is_stopped:
+                    break
+        finally:
+            await events.aclose()  # after a stop string: aborts the engine's request
+        last = self._parser.finish(is_complete=self.finish_reason != "length")
+        rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < len(sampled.ids) else None
+        if last is not None or rest is not None:
+            yield Step(last, rest)
+
+    async def commit(self) -> None:
+        """Record the turn. When it returns, the reply is in the ledger, or the log says why not."""
+        self._is_committed = True
+        await unbroken(self._keep(self.finish_reason))
+
+    def message(self) -> Message:
+        """The whole reply as the client gets it."""
+        return self._parser.reply()
+
+    def log_probs(self) -> tuple[TokenLogProb, ...] | None:
+        """Of all tokens, when the client asked for them."""
+        return self._log_probs(0) if self._prepared.wants_log_probs else None
+
+    @property
+    def is_recorded(self) -> bool:
+        """False: the ledger could not take the request, so the turn will never be trained on."""
+        return self._is_begun or not self._is_main
+
+    async def _arrive(self) -> None:
+        request = self._prepared.request
+        if self._is_main:
+            # Both are queued before either waits, so one commit of the ledger takes them together.
+            await asyncio.gather(self._begin(), self._deps.sessions.observe(request))
+        else:
+            await self._deps.sessions.observe_side(request.scope, request.messages)
+
+    async def _begin(self) -> None:
+        try:
+            await self._deps.ledger.begin(self._prepared.request)
+            self._is_begun = True
+        except LedgerError as error:
+            log.error("request_not_recorded", request_id=self._prepared.request.request_id, error=str(error))
+
+    async def _keep(self, finish_reason: str) -> None:
+        prepared = self._prepared
+        if not self._is_main:
+            await self._count_side()
+        elif self._is_begun:
+            await self._deps.sessions.served(prepared.request, self._turn(finish_reason))
+        if prepared.session_done:
+            await self._deps.sessions.done(prepared.request.scope)
+
+    def _turn(self, finish_reason: str) -> Turn:
+        prepared = self._prepared
+        ending = Ending(
+            finish_reason=finish_reason,
+            reply=self._parser.reply(),
+            kept=self._parser.kept if self._parser.is_stopped else None,
+            opted_out=prepared.opted_out,
+        )
+        return record(prepared.request, self.reply_id, self._generation.sampled, ending, self._deps.sampling)
+
+    async def _give_up(self, error: BaseException | None) -> None:
+        """The reply will not be completed: the client left, or the engine failed."""
+        self._is_committed = True
+        is_failure = isinstance(error, Exception)
+        self._status = _status(error)
+        if self._is_main and (is_failure or not self._generation.sampled.ids):
+            reason = DropReason.ENGINE_FAILED if is_failure else DropReason.CANCELLED
+            await self._abandon(reason, str(error) if is_failure else "the client went away")
+            return
+        if not is_failure:
+            self._parser.finish(is_complete=False)
+        await self._keep("cancelled")
+
+    async def _abandon(self, reason: DropReason, detail: str) -> None:
+        if not self._is_begun:
+            return
+        try:
+            await self._deps.ledger.abandon(self._prepared.request.request_id, reason, detail)
+        except LedgerError as error:
+            log.error("request_not_abandoned", request_id=self._prepared.request.request_id, error=str(error))
+
+    async def _count_side(self) -> None:
+        request, usage = self._prepared.request, self.usage
+        side = SideCount(
+            user=request.scope.user,
+            session_id=request.scope.session_id,
+            kind=self._prepared.classified.kind,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            status=self._status,
+            at=request.received_at,
+        )
+        try:
+            await self._deps.ledger.count_side(side)
+        except LedgerError as error:
+            log.error("side_request_not_counted", error=str(error))
+
+    def _log_probs(self, start: int) -> tuple[TokenLogProb, ...]:
+        sampled, text = self._generation.sampled, self._deps.frontend.token_text
+        top = sampled.top or [None] * len(sampled.ids)
+        return tuple(
+            TokenLogProb(
+                text(sampled.ids[i]),
+                sampled.log_probs[i],
+                tuple((text(token), float("nan") if lp is None else lp) for lp, token, _ in top[i] or ()),
+            )
+            for i in range(start, len(sampled.ids))
+        )
+
+
+def _joined(deltas: list[Delta]) -> Delta | None:
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return Delta(
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.content for delta in deltas),
+        tuple(call for delta in deltas for call in delta.calls),
+    )
+
+
+def _status(error: BaseException | None) -> int:
+    if isinstance(error, RequestError | EngineRefused):
+        return error.status
+    return 502 if isinstance(error, Exception) else 499
+
+
+def _text(value: object) -> str | None:
+    return None if value is None or isinstance(value, bool | dict | list) else str(value)

@@ -1,0 +1,216 @@
+"""One reply's tokens from the engine, over however many engine calls it takes.
+
+Promises: a reply that the engine breaks off (it crashed, or a weight swap aborted it) goes on as prompt + tokens so
+far, under the same version while the engine still has it, else under the current one; each token keeps the version
+that sampled it. A reply that had ended, or had no tokens left, is not asked for again. Gives up with `RequestError`
+503 after `hold_s` without progress. Closing the iterator aborts the engine's request.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Collection
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+
+import structlog
+
+from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
+from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
+from openclaw_rl.engines.serving import ServingVersions, VersionUse
+from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
+from openclaw_rl.types import Ids, SamplingParams, VersionRun
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExtras:
+    """What a client may ask of the engine beyond sampling parameters."""
+
+    json_schema: str | None = None
+    logit_bias: dict[str, float] | None = None
+    top_logprobs: int = 0
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What came so far, exactly as sampled."""
+
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    """NaN where the engine gave none."""
+    top: list[list[TokenLogProb] | None] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)
+    """[weight_version, length] pairs."""
+    cached_tokens: int = 0
+    finish: str | None = None
+    """`stop` or `length`."""
+    is_aligned: bool = True
+    """Every id came with its own log-prob."""
+    resumed: int = 0
+    """Engine calls after the first."""
+    is_joined: bool = False
+    """It was cut after its first token, and went on."""
+
+    @property
+    def versions(self) -> tuple[VersionRun, ...]:
+        return tuple(VersionRun(version, length) for version, length in self.runs)
+
+
+class Generation:
+    """`async with` holds the version; iterate `events()` once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        serving: ServingVersions,
+        *,
+        rid: str,
+        prompt_ids: Ids,
+        sampling: SamplingParams,
+        end_ids: Collection[int],
+        extras: EngineExtras = EngineExtras(),
+    ) -> None:
+        self._engine, self._serving = engine, serving
+        self._rid, self._prompt_ids, self._sampling = rid, prompt_ids, sampling
+        self._end_ids, self._extras = frozenset(end_ids), extras
+        self._stack = AsyncExitStack()
+        self._use: VersionUse | None = None
+        self.sampled = Sampled()
+
+    @property
+    def weight_version(self) -> int | None:
+        """Of the tokens sampled now; None while the gate holds the request."""
+        return None if self._use is None else self._use.weight_version
+
+    async def __aenter__(self) -> "Generation":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def events(self) -> AsyncGenerator[int, None]:
+        """The number of new tokens in `sampled`, per engine event. Raises EngineRefused, RequestError."""
+        sampled = self.sampled
+        pause_s, attempt, progress = _FIRST_PAUSE_S, 0, 0
+        loop = asyncio.get_running_loop()
+        give_up_at = math.inf
+        await self._take_version()
+        while True:
+            attempt += 1
+            try:
+                async with aclosing(self._engine.stream(self._request(attempt))) as replies:
+                    async for reply in replies:
+                        if reply.output_ids:
+                            yield self._record(reply)
+                        finish = reply.meta_info.finish_reason
+                        if finish is not None and self._is_end(finish):
+                            return
+            except EngineRefused:
+                if not sampled.resumed or not await self._leave_lost_version():
+                    raise
+                continue
+            except EngineGone as error:
+                log.warning("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
+            if self._has_ended():
+                return
+            if len(sampled.ids) > progress or give_up_at == math.inf:
+                progress, pause_s = len(sampled.ids), _FIRST_PAUSE_S
+                give_up_at = loop.time() + self._serving.hold_s
+            elif loop.time() > give_up_at:
+                raise RequestError("the engine is not available; try again", status=503, code="engine_unavailable")
+            sampled.resumed += 1
+            sampled.is_joined |= bool(sampled.ids)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._serving.wait_open()
+            if self._use is not None and not self._serving.still_serves(self._use):
+                await self._take_version()
+
+    def _request(self, attempt: int) -> GenerateRequest:
+        assert self._use is not None
+        s, done = self._sampling, self.sampled.ids
+        sampling = EngineSampling(
+            max_new_tokens=s.max_new_tokens - len(done),
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            frequency_penalty=s.frequency_penalty,
+            presence_penalty=s.presence_penalty,
+            repetition_penalty=s.repetition_penalty,
+            stop_token_ids=sorted(self._end_ids) or None,
+            sampling_seed=s.seed,
+            skip_special_tokens=False,
+            json_schema=self._extras.json_schema,
+        )
+        if self._extras.logit_bias:
+            sampling = sampling.model_copy(update={"logit_bias": self._extras.logit_bias})
+        return GenerateRequest(
+            input_ids=[*self._prompt_ids, *done],
+            sampling_params=sampling,
+            rid=self._rid if attempt == 1 else f"{self._rid}-{attempt}",
+            stream=True,
+            return_logprob=True,
+            top_logprobs_num=self._extras.top_logprobs,
+            lora_path=self._use.lora_path,
+            extra_key=self._use.extra_key,
+            priority=PRIORITY_CHAT,
+        )
+
+    def _record(self, reply: GenerateReply) -> int:
+        sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
+        entries = meta.output_token_logprobs or []
+        if len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
+            sampled.log_probs += [math.nan if entry[0] is None else entry[0] for entry in entries]
+        else:
+            sampled.is_aligned = False
+            sampled.log_probs += [math.nan] * len(ids)
+        if self._extras.top_logprobs:
+            sampled.top += (meta.output_top_logprobs or [None] * len(ids))[: len(ids)]
+        sampled.ids += ids
+        if not sampled.resumed:
+            sampled.cached_tokens = meta.cached_tokens
+        assert self._use is not None
+        version, runs = self._use.weight_version, sampled.runs
+        if runs and runs[-1][0] == version:
+            runs[-1][1] += len(ids)
+        else:
+            runs.append([version, len(ids)])
+        return len(ids)
+
+    def _is_end(self, finish: FinishReason) -> bool:
+        if finish.type != "abort":
+            self.sampled.finish = finish.type
+            return True
+        status = (finish.model_extra or {}).get("status_code")
+        if isinstance(status, int) and 400 <= status < 500:
+            raise EngineRefused(finish.message or "the engine refused the request", status=status)
+        return False  # not by us: we close the stream, and read no more
+
+    def _has_ended(self) -> bool:
+        """The cut came after the last token."""
+        sampled = self.sampled
+        if sampled.ids and sampled.ids[-1] in self._end_ids:
+            sampled.finish = "stop"
+        elif len(sampled.ids) >= self._sampling.max_new_tokens:
+            sampled.finish = "length"
+        return sampled.finish is not None
+
+    async def _take_version(self) -> None:
+        """Hold the current version, then let go of the one held before."""
+        former, self._stack = self._stack, AsyncExitStack()
+        try:
+            self._use = await self._stack.enter_async_context(self._serving.use())
+        finally:
+            await former.aclose()
+
+    async def _leave_lost_version(self) -> bool:
+        """A resumed call was refused: the restarted engine may not have the old adapter. False: that was not it."""
+        assert self._use is not None
+        if self._use.weight_version == self._serving.current:
+            return False
+        await self._take_version()
+        return True

@@ -1,0 +1,184 @@
+"""`/v1/chat/completions` and `/v1/models`, and the same without `/v1`.
+
+Every fault of a request is a 4xx in OpenAI's error form; an engine's own 4xx keeps its status and message. While the
+engine is away a request waits (keep-alives flow), then gets 503 with Retry-After. A client that leaves takes its
+engine request with it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+from fastapi import APIRouter
+from starlette.datastructures import Headers
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from openclaw_rl.errors import EngineError, EngineRefused, RequestError
+from openclaw_rl.proxy import wire
+from openclaw_rl.proxy.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
+from openclaw_rl.proxy.auth import Keys
+from openclaw_rl.proxy.body import ParsedBody, parse_body
+from openclaw_rl.proxy.chat import Prepared, Reply, prepare
+from openclaw_rl.proxy.ports import ProxyDeps
+
+log = structlog.get_logger()
+
+_OPEN_AFTER_S = 0.1
+"""Engines refuse within milliseconds; a stream whose engine is silent for longer begins without waiting for it."""
+_RETRY_AFTER_S = 2
+_INLINE_BYTES = 256 * 1024
+"""Bodies parsed on the event loop (about 1 ms)."""
+
+
+def build_router(deps: ProxyDeps) -> APIRouter:
+    """The chat routes over `deps`."""
+    chat, models = _ChatRoute(deps), _ModelsRoute(deps)
+    router = APIRouter()
+    for prefix in ("/v1", ""):
+        router.routes.append(Route(f"{prefix}/chat/completions", chat, methods=["POST"]))
+        router.routes.append(Route(f"{prefix}/models", models, methods=["GET"]))
+    return router
+
+
+class _ModelsRoute:
+    def __init__(self, deps: ProxyDeps) -> None:
+        self._body = wire.models(deps.model_name, deps.frontend.context_length, int(time.time()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # No key: OpenClaw asks without one. It tells a name and a length.
+        await answer(send, 200, self._body)
+
+
+class _ChatRoute:
+    def __init__(self, deps: ProxyDeps) -> None:
+        self._deps = deps
+        self._keys = Keys(deps.server.api_keys)
+        self._limit = int(deps.server.max_body_mb * 2**20)
+        self._running = 0
+        self._warned: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        is_read = False
+        self._running += 1
+        try:
+            if self._running > self._deps.server.max_streams:
+                raise RequestError("too many chats at once; try again", status=503, code="overloaded")
+            caller = self._keys.caller(headers.get("authorization"))
+            data = await read_body(scope, receive, self._limit)
+            is_read = True
+            body = parse_body(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(parse_body, data)
+            self._warn(body)
+            prepared = await prepare(self._deps, caller, headers, body)
+            await self._serve(prepared, body, receive, send)
+        except RequestError as error:
+            await _refuse(receive, send, error, is_read=is_read)
+        except EngineError as error:
+            await _refuse(receive, send, _as_request_error(error), is_read=True)
+        except ClientGone:
+            return
+        finally:
+            self._running -= 1
+
+    async def _serve(self, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
+        reply = Reply(self._deps, prepared)
+        work = self._stream if body.chat.stream else self._whole
+        await work(reply, prepared, body, receive, send)
+
+    async def _whole(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            async with reply:
+                async for _ in reply.steps():
+                    pass
+                await reply.commit()
+
+        if not await until_gone(receive, work()):
+            return
+        text = wire.completion(
+            reply_id=reply.reply_id,
+            model=self._model(body),
+            created=int(prepared.request.received_at),
+            message=reply.message(),
+            finish_reason=reply.finish_reason,
+            usage=reply.usage,
+            log_probs=reply.log_probs(),
+        )
+        await answer(send, 200, text, self._headers(reply, prepared))
+
+    async def _stream(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
+        chunks = wire.Chunks(
+            reply_id=reply.reply_id, model=self._model(body), created=int(prepared.request.received_at)
+        )
+        sender = EventSender(
+            send,
+            headers=lambda: {"cache-control": "no-cache", "x-accel-buffering": "no", **self._headers(reply, prepared)},
+            opening=chunks.role(),
+            is_held=lambda: reply.weight_version is None,
+            open_after_s=_OPEN_AFTER_S,
+            keepalive_s=self._deps.server.keepalive_s,
+        )
+
+        async def work() -> None:
+            async with reply:
+                async for step in reply.steps():
+                    if event := chunks.delta(step.delta, step.log_probs):
+                        await sender.event(event)
+                await reply.commit()
+            last = chunks.finish(reply.finish_reason)
+            if body.chat.includes_usage:
+                last += chunks.usage(reply.usage)
+            await sender.end(last + wire.DONE)
+
+        try:
+            await until_gone(receive, work(), sender.keep_alive())
+        except (RequestError, EngineError) as error:
+            if not sender.is_open:
+                raise
+            fault = error if isinstance(error, RequestError) else _as_request_error(error)
+            log.warning("stream_failed", reply_id=reply.reply_id, status=fault.status, error=fault.message)
+            await sender.end(wire.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
+
+    def _headers(self, reply: Reply, prepared: Prepared) -> Mapping[str, str]:
+        headers = {}
+        if reply.weight_version is not None:
+            headers["x-weight-version"] = str(reply.weight_version)
+        if prepared.request.scope.session_id is not None:
+            headers["x-session-id"] = prepared.request.scope.session_id
+        if not reply.is_recorded:
+            headers["x-openclaw-recorded"] = "false"
+        return headers
+
+    def _model(self, body: ParsedBody) -> str:
+        return body.chat.model or self._deps.model_name
+
+    def _warn(self, body: ParsedBody) -> None:
+        """Once for each kind: what the client asks for and does not get."""
+        model, chat = body.chat.model, body.chat
+        if model is not None and model != self._deps.model_name:
+            self._once(f"model {model[:100]}", "other_model_named", named=model[:100], served=self._deps.model_name)
+        if chat.offered_tools and not self._deps.frontend.renders_tools:
+            self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
+        if chat.tool_choice == "required" or isinstance(chat.tool_choice, dict):
+            self._once("tool_choice", "tool_choice_not_forced", reason="served as auto")
+
+    def _once(self, key: str, event: str, **fields: str) -> None:
+        if key not in self._warned and len(self._warned) < 1000:
+            self._warned.add(key)
+            log.warning(event, **fields)
+
+
+async def _refuse(receive: Receive, send: Send, error: RequestError, *, is_read: bool) -> None:
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == 503 else {}
+    text = wire.error(error.message, status=error.status, code=error.code, param=error.param)
+    if is_read:
+        await answer(send, error.status, text, headers)
+    else:
+        await answer_unread(receive, send, error.status, text, headers)
+
+
+def _as_request_error(error: EngineError) -> RequestError:
+    if isinstance(error, EngineRefused):
+        return RequestError(error.message, status=error.status, code="engine_refused")
+    return RequestError("the engine is not available; try again", status=503, code="engine_unavailable")
