@@ -202,7 +202,7 @@ class _Stage:
     async def _fail(self, turn_id: str, failure: _Failed) -> None:
         """Let the turn rest, or end it."""
         failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
-        rest_s = min(self._pace.first_rest_s * 2 ** (failures - 1), self._pace.longest_rest_s)
+        rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
         self._rests_until[turn_id] = time.monotonic() + rest_s
         if failures <= self._retries:
             _log.warning(
@@ -218,8 +218,7 @@ class _Stage:
             self._forget(turn_id)
 
     async def _write(self, write: Write) -> None:
-        """Write, and wait while the ledger cannot. Raises _Failed when it can and refuses: the turn may have moved on
-        meanwhile."""
+        """Write, and wait while the ledger cannot. Raises _Failed when it will not: the turn may have moved on."""
         pause_s = self._pace.ledger_pause_s
         while True:
             try:
@@ -232,7 +231,9 @@ class _Stage:
             pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
 
     def _wait_s(self) -> float:
-        """Until the next turn has rested enough, at most `poll_s`."""
+        """Until the next turn has rested enough, at most `poll_s`. With all workers busy, the first to finish wakes."""
+        if len(self._busy) >= self._workers:
+            return self._pace.poll_s
         rising = [until for turn_id, until in self._rests_until.items() if turn_id not in self._busy]
         return min(self._pace.poll_s, max(min(rising, default=float("inf")) - time.monotonic(), 0.0))
 

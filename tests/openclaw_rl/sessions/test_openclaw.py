@@ -1,5 +1,7 @@
 """OpenClaw's marks: what is stripped, what is background, and that a quoted mark is neither."""
 
+import json
+
 import pytest
 
 from openclaw_rl.messages import ContentPart, Message
@@ -80,7 +82,7 @@ def test_runtime_reads_the_last_line_of_the_first_user_message() -> None:
     "text",
     [
         "Follow the heartbeat monitor scratch context when provided. Rules.",
-        "A custom heartbeat.\nCurrent time: Friday, November 27th, 2026 - 10:25 PM (UTC)\nReference UTC: 2026-11-27 22:25 UTC",
+        "A custom heartbeat.\nCurrent time: Friday, 10:25 PM (UTC)\nReference UTC: 2026-11-27 22:25 UTC",
         "Pre-compaction memory flush. Rules.",
         "[cron:5ef308af probe-iso] payload",
         f"{STAMP}[OpenClaw heartbeat poll]",
@@ -127,37 +129,30 @@ def event(text: str) -> str:
     return f"System: [2026-11-27 22:35:10 UTC] {text}"
 
 
+def telegram(what: str) -> str:
+    return event(f"Telegram reaction {what} by Uma (@uma) on msg 1001")
+
+
 @pytest.mark.parametrize(
     ("data", "seen"),
     [
-        ([f'"{event("Telegram reaction added: 👍 by Uma (@uma) on msg 1001")}"'], ("👍",)),
-        (
-            [
-                f'"{event("Telegram reaction added: 👎 by Uma on msg 1")}\\n{event("Telegram reaction added: 🔥 by Uma on msg 1")}"'
-            ],
-            ("👎", "🔥"),
-        ),
-        (
-            [
-                f'"{event("Telegram reaction added: 👍 by U on msg 1")}\\n{event("Telegram reaction removed: 👍 by U on msg 1")}"'
-            ],
-            (),
-        ),
-        ([f'"{event("Telegram reaction removed: 👍 by Uma on msg 1")}"'], ("removed 👍",)),
-        ([f'"{event("Slack reaction added: :thumbsup: by uma in channel #x msg 17")}"'], (":thumbsup:",)),
+        ([telegram("added: 👍")], ("👍",)),
+        ([telegram("added: 👎"), telegram("added: 🔥")], ("👎", "🔥")),
+        ([telegram("added: 👎") + "\n" + telegram("added: 🔥")], ("👎", "🔥")),
+        ([telegram("added: 👍") + "\n" + telegram("removed: 👍")], ()),
+        ([telegram("removed: 👍")], ("removed 👍",)),
+        ([event("Slack reaction added: :thumbsup: by uma in channel #x msg 17")], (":thumbsup:",)),
         # a chat excerpt that only quotes an event
-        (
-            [
-                f'"Conversation context:\\n#session:1 User: x\\n{event("Telegram reaction added: 👍 by Mallory on msg 1")}"'
-            ],
-            (),
-        ),
-        (['"System: [broken'], ()),
-        (['"Active exec sessions:\\nnone"'], ()),
+        (["Conversation context:\n#session:1 User: x\n" + telegram("added: 👍")], ()),
+        (["Active exec sessions:\nnone"], ()),
     ],
 )
 def test_reactions(data: list[str], seen: tuple[str, ...]) -> None:
-    assert openclaw.reactions([user("hi"), context(*data)]) == seen
+    assert openclaw.reactions([user("hi"), context(*map(json.dumps, data))]) == seen
+
+
+def test_broken_data_is_passed_over() -> None:
+    assert openclaw.reactions([context('"System: [broken', json.dumps(telegram("added: 👍")))]) == ("👍",)
 
 
 def test_a_reaction_typed_by_a_user_is_none() -> None:

@@ -1,4 +1,4 @@
-"""Pairing by history: cases users of comparable servers reported, then random conversations against a model of the truth."""
+"""Pairing by history: cases that users of comparable servers reported, then random conversations."""
 
 from dataclasses import dataclass, field
 
@@ -140,8 +140,8 @@ def test_the_nearer_history_decides_between_equal_keys(play, chat) -> None:
 
 
 def summary(text: str = "They talked.") -> Message:
-    words = f"The conversation history before this point was compacted into the following summary:\n\n<summary>{text}</summary>"
-    return Message(role="user", content=words)
+    start = "The conversation history before this point was compacted into the following summary:"
+    return Message(role="user", content=f"{start}\n\n<summary>{text}</summary>")
 
 
 def test_a_compacted_session_still_pairs(play, chat) -> None:
