@@ -4,7 +4,7 @@
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ class AdminDeps:
     serving: ServingVersions
     publisher: Publisher
     children: Callable[[], list[ChildStatus]]
-    train_now: Callable[[], Awaitable[None]]
+    train_now: Callable[[], None]
     model_name: str
     method: str
     started_at: float
@@ -60,15 +60,18 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     async def admin(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), deps.admin_key.encode()):
-            raise RequestError("this route needs the admin key (keys/admin.key in the data directory)", status=401, code="invalid_api_key")
+            raise RequestError(
+                "this route needs the admin key (keys/admin.key in the data directory)",
+                status=401,
+                code="invalid_api_key",
+            )
 
     guarded = APIRouter(dependencies=[Depends(admin)])
 
     @router.get("/healthz")
     async def healthz() -> JSONResponse:
         """`ok`, or `degraded` while a part is down; chats are held, not refused, meanwhile."""
-        failing = problems(deps)
-        return JSONResponse({"status": "degraded" if failing else "ok", "weight_version": deps.serving.current})
+        return JSONResponse({"status": "degraded" if problems(deps) else "ok", "weight_version": deps.serving.current})
 
     @guarded.get("/v1/admin/status")
     async def status() -> JSONResponse:
@@ -100,11 +103,13 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
         if to is None:
             to = (await deps.ledger.version(deps.serving.current)).parent
             if to is None:
-                raise RequestError("the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back")
+                raise RequestError(
+                    "the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back"
+                )
         await known_version(deps.ledger, to)
-        version = await deps.ledger.rollback(to, requeue=body.requeue)
-        await deps.publisher.serve_version(version.weight_version)
-        return JSONResponse({"serving": version.weight_version})
+        await deps.ledger.rollback(to, requeue=body.requeue)
+        await deps.publisher.follow()
+        return JSONResponse({"serving": deps.serving.current})
 
     @guarded.post("/v1/admin/pin")
     async def pin(body: Pin) -> JSONResponse:
@@ -124,7 +129,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     async def train() -> JSONResponse:
         """Let the trainer take whatever waits, however small the batch."""
         waiting = (await deps.ledger.counts()).get(TurnState.SAMPLED, 0)
-        await deps.train_now()
+        deps.train_now()
         return JSONResponse({"waiting": waiting})
 
     @guarded.get("/v1/turns")
@@ -147,7 +152,9 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:
-        return PlainTextResponse(metrics.render(await deps.ledger.counts(), deps.serving.current), media_type=metrics.CONTENT_TYPE)
+        return PlainTextResponse(
+            metrics.render(await deps.ledger.counts(), deps.serving.current), media_type=metrics.CONTENT_TYPE
+        )
 
     router.include_router(guarded)
     return router
@@ -160,7 +167,9 @@ def problems(deps: AdminDeps) -> list[str]:
         found.append(f"ledger: {deps.ledger.failure}; replies are served, not recorded")
     if not deps.serving.is_open:
         found.append("engine: not ready; chats are held")
-    found += [f"{child.name}: not running, last exit {child.last_exit}" for child in deps.children() if child.pid is None]
+    found += [
+        f"{child.name}: not running, last exit {child.last_exit}" for child in deps.children() if child.pid is None
+    ]
     return found
 
 
@@ -187,5 +196,3 @@ def _plain(row: object) -> Any:
     if isinstance(row, list | tuple):
         return [_plain(value) for value in row]
     return row
-
-

@@ -29,12 +29,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-learning_app = typer.Typer(help="Pause or resume learning; chats go on, turns are still recorded and judged.", no_args_is_help=True)
+learning_app = typer.Typer(
+    help="Pause or resume learning; chats go on, turns are still recorded and judged.", no_args_is_help=True
+)
 app.add_typer(learning_app, name="learning")
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; openclaw-rl.toml here when present.")]
-DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Where everything is kept. Default: ~/.openclaw-rl")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting; may be repeated.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML file; openclaw-rl.toml here when present.")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where everything is kept. Default: ~/.openclaw-rl")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting; may be repeated.")
+]
 
 
 @app.command()
@@ -44,7 +52,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Anything but loopback needs server.api_keys.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: 30000")] = None,
     model: Annotated[str | None, typer.Option(help="`bundled`, a folder, or a Hugging Face causal LM.")] = None,
-    engine_url: Annotated[str | None, typer.Option(help="Use a running SGLang at this URL in place of the embedded engine.")] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="Use a running SGLang at this URL in place of the embedded engine.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl.")] = None,
     judge: Annotated[str | None, typer.Option(help="`rules`, or `llm`.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Judged turns per training step.")] = None,
@@ -82,7 +92,11 @@ def serve(
 
 
 @app.command()
-def status(config: ConfigOption = None, data_dir: DataDirOption = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def status(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
     """What serves, what waits, what was learned, what is broken."""
     body = _call("GET", "/v1/admin/status", config, data_dir)
     if as_json:
@@ -99,14 +113,18 @@ def status(config: ConfigOption = None, data_dir: DataDirOption = None, as_json:
     print("\nversions (newest last)")
     for row in body["versions"]:
         reason = f"  {row['reason']}" if row.get("reason") else ""
-        print(f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}  {_when(row['committed_at'])}{reason}")
+        print(
+            f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}  {_when(row['committed_at'])}{reason}"
+        )
 
 
 @app.command()
 def turns(
     turn_id: Annotated[str | None, typer.Argument(help="One turn in full: why it was or was not trained on.")] = None,
     limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
-    state: Annotated[str | None, typer.Option(help="served, paired, judged, sampled, leased, trained or dropped.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="served, paired, judged, sampled, leased, trained or dropped.")
+    ] = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -116,13 +134,17 @@ def turns(
         print(json.dumps(_call("GET", f"/v1/turns/{turn_id}", config, data_dir), indent=2, ensure_ascii=False))
         return
     query = {"limit": limit, "state": state, "session_id": session}
-    for row in _call("GET", "/v1/turns", config, data_dir, params={k: v for k, v in query.items() if v is not None})["turns"]:
+    for row in _call("GET", "/v1/turns", config, data_dir, params={k: v for k, v in query.items() if v is not None})[
+        "turns"
+    ]:
         print("  ".join(f"{value}" for value in row.values() if value is not None))
 
 
 @app.command()
 def rollback(
-    to: Annotated[int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")] = None,
+    to: Annotated[
+        int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")
+    ] = None,
     requeue: Annotated[bool, typer.Option(help="Let the samples of the abandoned versions wait again.")] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -170,7 +192,10 @@ def train(
     if not now:
         _fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
     body = _call("POST", "/v1/admin/train", config, data_dir)
-    print(f"{body['waiting']} samples wait" + (": the trainer takes them now" if body["waiting"] else ", nothing to train on"))
+    print(
+        f"{body['waiting']} samples wait"
+        + (": the trainer takes them now" if body["waiting"] else ", nothing to train on")
+    )
 
 
 @app.command("export-adapter")

@@ -1,6 +1,6 @@
 """The data directory: where everything a server keeps lives, private to its user.
 
-    ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/
+ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/
 """
 
 import os

@@ -22,7 +22,7 @@ class EngineKeeper:
         self._engine, self._serving, self._restore = engine, serving, restore
         self._exited = asyncio.Event()
 
-    async def child_exited(self) -> None:
+    def child_exited(self) -> None:
         """Our own engine process ended: no need to wait for missed polls."""
         self._serving.close_gate()
         self._exited.set()

@@ -20,7 +20,9 @@ def configure(level: str = "info", fmt: Literal["console", "json"] = "console", 
         structlog.processors.format_exc_info,
     ]
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if fmt == "json" else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer()
+        if fmt == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[*shared, renderer],
@@ -29,4 +31,6 @@ def configure(level: str = "info", fmt: Literal["console", "json"] = "console", 
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=max(number, logging.WARNING), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.errors import EngineError, EngineRefused, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
@@ -37,16 +37,17 @@ class GateResult:
     refusal: str | None = None
 
 
-def adapter_name(weight_version: int) -> str | None:
-    """The engine's name of a version; the base has none. Names are never reused, versions neither."""
-    return None if weight_version == 0 else f"policy-v{weight_version}"
-
-
 class Publisher:
     def __init__(
         self, ledger: Ledger, engine: Engine, serving: ServingVersions, settings: PublisherSettings, data_dir: Path
     ) -> None:
-        self._ledger, self._engine, self._serving, self._settings, self._data_dir = ledger, engine, serving, settings, data_dir
+        self._ledger, self._engine, self._serving, self._settings, self._data_dir = (
+            ledger,
+            engine,
+            serving,
+            settings,
+            data_dir,
+        )
         self._loaded: set[int] = set()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
@@ -57,14 +58,12 @@ class Publisher:
         self._wake.set()
 
     async def restore(self) -> None:
-        """Serve what the ledger says serves: at start, and after the engine came back empty. Opens the gate."""
+        """Serve what the ledger says serves: at start, and after the engine came back empty."""
         async with self._turn:
             self._loaded.clear()
             version = await self._target()
             await self._load(version)
             self._switch(version.weight_version)
-            if version.state is not VersionState.SERVING:
-                await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
         log.info("serving", weight_version=version.weight_version)
 
     async def run(self) -> None:
@@ -72,6 +71,7 @@ class Publisher:
         while True:
             self._wake.clear()
             try:
+                await self._reconcile()
                 while await self._publish_next():
                     pass
                 await self._retire_idle()
@@ -86,11 +86,19 @@ class Publisher:
                 pass
 
     async def serve_version(self, weight_version: int) -> None:
-        """Serve this version now (a rollback or a pin). Raises EngineError, LedgerError; then the old one still serves."""
+        """Serve this version now (a pin). Raises LedgerError when it never passed the gate, EngineError; then the old one still serves."""
         async with self._turn:
-            await self._load(await self._ledger.version(weight_version))
-            self._switch(weight_version)
+            version = await self._ledger.version(weight_version)
+            await self._load(version)
+            if version.state is VersionState.SUPERSEDED:  # gated, but passed over
+                await self._ledger.set_version_state(weight_version, VersionState.LOADING)
             await self._ledger.set_version_state(weight_version, VersionState.SERVING)
+            self._switch(weight_version)
+        self.wake()
+
+    async def follow(self) -> None:
+        """The ledger changed what serves (a rollback): make the engine follow. Raises EngineError; then `run` tries again."""
+        await self._reconcile()
         self.wake()
 
     # -- one publication ---------------------------------------------------------------------------------------------------------
@@ -98,6 +106,15 @@ class Publisher:
     async def _target(self) -> Version:
         pinned = await self._ledger.pinned()
         return await self._ledger.version(await self._ledger.serving_version() if pinned is None else pinned)
+
+    async def _reconcile(self) -> None:
+        """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
+        async with self._turn:
+            version = await self._target()
+            if version.weight_version != self._serving.current:
+                await self._load(version)
+                self._switch(version.weight_version)
+                log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
         """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing waits."""
@@ -109,8 +126,8 @@ class Publisher:
             # Every slot has running replies: the newest candidate waits and supersedes the older ones meanwhile.
             return False
         async with self._turn:
-            version = min(waiting, key=lambda candidate: candidate.weight_version)
-            await self._publish(version, newer_waits=len(waiting) > 1)
+            number = min(candidate.weight_version for candidate in waiting)
+            await self._publish(await self._ledger.version(number), newer_waits=len(waiting) > 1)
         return True
 
     async def _publish(self, version: Version, *, newer_waits: bool) -> None:
@@ -132,7 +149,6 @@ class Publisher:
                 await self._reject(number, refusal)
                 return
             await self._ledger.set_version_state(number, VersionState.GATED)
-            await self._ledger.clear_rejections()
         if newer_waits:
             await self._ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
             await self._unload(number)
@@ -150,7 +166,9 @@ class Publisher:
         log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
         if in_a_row >= REJECTIONS_IN_A_ROW:
             await self._ledger.set_learning(False)
-            log.error("learning_paused", reason=f"{in_a_row} versions rejected in a row", resume="openclaw-rl learning resume")
+            log.error(
+                "learning_paused", reason=f"{in_a_row} versions rejected in a row", resume="openclaw-rl learning resume"
+            )
 
     # -- the gate ----------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +189,9 @@ class Publisher:
         elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
             refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
         elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
-            log.warning("base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=self._settings.max_base_kl)
+            log.warning(
+                "base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=self._settings.max_base_kl
+            )
         return GateResult(step_kl, base_kl, refusal)
 
     async def _kl(self, a: int, b: int) -> float | None:

@@ -53,6 +53,11 @@ class Child:
         pid = self._process.pid if self._process and self._process.returncode is None else None
         return ChildStatus(self.name, pid, self._restarts, self._last_exit)
 
+    def last_line(self) -> str:
+        """What the process said last, for a person who asks why it is gone."""
+        lines = self._log_file.read_text(errors="replace").split("\n") if self._log_file.exists() else []
+        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
     async def run(self) -> None:
         """Keep the process running until cancelled or stopped."""
         pause_s = FIRST_PAUSE_S
@@ -66,8 +71,12 @@ class Child:
                     return
                 if self._on_exit:
                     await self._on_exit()
-                pause_s = FIRST_PAUSE_S if time.monotonic() - started > HEALTHY_AFTER_S else min(pause_s * 2, LONGEST_PAUSE_S)
-                log.warning("child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file))
+                pause_s = (
+                    FIRST_PAUSE_S if time.monotonic() - started > HEALTHY_AFTER_S else min(pause_s * 2, LONGEST_PAUSE_S)
+                )
+                log.warning(
+                    "child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file)
+                )
                 self._restarts += 1
                 await asyncio.sleep(pause_s)
         finally:

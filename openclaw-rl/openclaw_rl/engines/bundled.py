@@ -120,6 +120,13 @@ def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
     return resolve(model, cache).folder
 
 
+def model_display_name(model: ModelSettings) -> str:
+    """What people call the model, without looking for it."""
+    if model.path == "bundled":
+        return BUNDLED_NAME
+    return Path(model.path).stem if model.path.endswith(".gguf") else model.path.rstrip("/")
+
+
 def _find(model: ModelSettings) -> tuple[str, Path]:
     """The model's name, and the folder or GGUF file it lies in."""
     if model.path == "bundled":

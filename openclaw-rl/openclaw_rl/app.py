@@ -1,0 +1,326 @@
+"""The composition root of the server: builds every part from one frozen settings tree, runs them, stops them in order.
+
+Four kinds of work run at once and never wait for each other: serving, judging, training (a process of its own),
+publishing. A crash of any task reaches this module; a part that fails on purpose degrades alone and says so in
+`/healthz`.
+
+Start: socket → keys → engine and front end → ledger → the version the ledger says serves → tasks → HTTP.
+Stop (SIGTERM, Ctrl-C): no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) →
+ledger → engine.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from openclaw_rl import __version__, log
+from openclaw_rl.admin import AdminDeps, build_admin_router
+from openclaw_rl.children import engine_child, free_port, trainer_child
+from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.engines.bundled import model_display_name, tokenizer_folder
+from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
+from openclaw_rl.judge.ask import AskEngine, AskUrl
+from openclaw_rl.judge.judge import Judge
+from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.keeper import EngineKeeper
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.proxy.ports import ProxyDeps
+from openclaw_rl.proxy.routes import build_router
+from openclaw_rl.publisher import Publisher
+from openclaw_rl.rollout import judge_turns, score_turns
+from openclaw_rl.sessions.store import Sessions
+from openclaw_rl.settings import Settings
+from openclaw_rl.supervisor import Child
+from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
+
+events = structlog.get_logger()
+
+START_POLL_S = 0.2
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when it cannot start."""
+    log.configure(settings.log_level, settings.log_format)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = _listen(settings)
+    try:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            await _Server(settings, listener, stop, stack, tasks).serve()
+    except* OpenClawRLError as group:
+        raise _first(group) from None
+    finally:
+        listener.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bind before anything heavy starts: a port in use is found out at once, and early clients wait, unrefused."""
+    host, port = settings.server.host, settings.server.port
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
+
+
+def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class _Server:
+    """The parts of one run. `stack` closes what they hold open, `tasks` owns what they do."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        stop: asyncio.Event,
+        stack: AsyncExitStack,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._settings, self._listener, self._stop, self._stack, self._tasks = settings, listener, stop, stack, tasks
+        self._running: list[asyncio.Task[None]] = []
+        self._children: list[Child] = []
+
+    async def serve(self) -> None:
+        settings, started_at = self._settings, time.time()
+        method = load_method(settings.method.name)
+        data = DataDir.prepare(settings.data_dir)
+        admin_key = data.secret("admin.key", settings.server.admin_key)
+        token = data.secret("trainer.token", settings.server.trainer_token)
+        serving = ServingVersions(settings.engine.hold_s)
+        engine, keeper_exit = await self._engine(data, serving)
+
+        folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
+        frontend = await asyncio.to_thread(FrontEnd, settings.model, folder)
+        info = await self._model_info(engine)
+        if info is None:  # asked to stop before the engine came up
+            return await self._stop_children()
+        model_name = settings.server.served_model_name or model_display_name(settings.model)
+        ledger = await Ledger.open(
+            data.ledger,
+            identity=Identity(_base_hash(info), frontend.tokenizer_hash, model_name),
+            training=settings.training,
+        )
+        self._stack.push_async_callback(ledger.aclose)
+
+        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root)
+        await publisher.restore()
+        keeper = EngineKeeper(engine, serving, publisher.restore)
+        keeper_exit.append(keeper)
+        paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
+        sessions = Sessions(ledger, settings.sessions, paired=paired)
+        await sessions.refill()
+        judge = await self._judge(engine, frontend)
+
+        app = _http_app()
+        app.include_router(
+            build_router(
+                ProxyDeps(
+                    frontend=frontend,
+                    engine=engine,
+                    serving=serving,
+                    sessions=sessions,
+                    ledger=ledger,
+                    server=settings.server,
+                    sampling=settings.sampling,
+                    session=settings.sessions,
+                    model_name=model_name,
+                )
+            )
+        )
+        app.include_router(
+            build_trainer_router(ledger, token=token, lease_wait=lease_wait, on_commit=lambda _: publisher.wake())
+        )
+        app.include_router(
+            build_admin_router(
+                AdminDeps(
+                    admin_key=admin_key,
+                    ledger=ledger,
+                    serving=serving,
+                    publisher=publisher,
+                    children=lambda: [child.status() for child in self._children],
+                    train_now=lease_wait.train_now,
+                    model_name=model_name,
+                    method=method.name,
+                    started_at=started_at,
+                )
+            )
+        )
+
+        self._own(keeper.run(), "keeper")
+        self._own(publisher.run(), "publisher")
+        self._own(sessions.expire_forever(), "sessions")
+        self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged), "judge")
+        sampled = asyncio.Event()
+        self._own(score_turns(ledger, method, ScoringTools(teacher=engine), judged, sampled=sampled), "method")
+        self._own(_ring(sampled, lease_wait), "samples")
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if settings.training.enabled and settings.trainer.kind == "local":
+            self._start(trainer_child(settings, data, url=url, token=token, base_hash=_base_hash(info)))
+        async with _announced(data, url):
+            events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
+            await self._http(app, lease_wait)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    async def _engine(self, data: DataDir, serving: ServingVersions) -> tuple[HttpEngine, list[EngineKeeper]]:
+        """The engine's client, and the engine itself when it is ours. The list gets the keeper, which is built later."""
+        settings, keepers = self._settings, list[EngineKeeper]()
+        url = settings.engine.url
+        if settings.engine.kind == "embedded":
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+
+            async def on_exit() -> None:
+                serving.close_gate()
+                for keeper in keepers:
+                    keeper.child_exited()
+
+            self._start(engine_child(settings, data, port, on_exit))
+        assert url is not None  # settings say so
+        engine = HttpEngine(url, settings=settings.engine)
+        self._stack.push_async_callback(engine.aclose)
+        return engine, keepers
+
+    async def _model_info(self, engine: HttpEngine) -> ModelInfo | None:
+        """Wait for the engine. Raises EngineError after `engine.start_timeout_s`, or when our own child cannot start."""
+        end = time.monotonic() + self._settings.engine.start_timeout_s
+        while not self._stop.is_set():
+            if await engine.is_healthy():
+                return await engine.model_info()
+            for child in self._children:
+                if child.status().restarts > 2:
+                    raise EngineError(f"the {child.name} does not start: {child.last_line()}")
+            if time.monotonic() > end:
+                raise EngineError(f"the engine did not come up within {self._settings.engine.start_timeout_s:g} s")
+            await asyncio.sleep(START_POLL_S)
+        return None
+
+    async def _judge(self, engine: HttpEngine, frontend: FrontEnd) -> Judge:
+        settings = self._settings.judge
+        if settings.kind == "rules":
+            return RulesJudge()
+        if settings.url is not None:
+            client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+            return LlmJudge(AskUrl(client, settings), settings)
+        ask = AskEngine(
+            engine,
+            settings,
+            render=lambda messages: frontend.render(messages).ids,
+            decode=frontend.decode,
+        )
+        return LlmJudge(ask, settings)
+
+    # -- running and stopping ----------------------------------------------------------------------------------------
+
+    def _own(self, work: object, name: str) -> None:
+        self._running.append(self._tasks.create_task(work, name=name))  # type: ignore[arg-type]
+
+    def _start(self, child: Child) -> None:
+        self._children.append(child)
+        self._tasks.create_task(child.run(), name=child.name)
+
+    async def _http(self, app: FastAPI, lease_wait: LeaseWait) -> None:
+        """Answer until asked to stop, then let running replies finish."""
+        settings = self._settings.server
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+            timeout_keep_alive=75,
+        )
+        server = _HttpServer(config)
+        serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
+        stopping = self._tasks.create_task(self._stop.wait(), name="stop")
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        events.info("stopping", drain_s=settings.drain_s)
+        lease_wait.close()
+        await asyncio.gather(*(child.stop() for child in self._children if child.name == "trainer"))
+        server.should_exit = True
+        await serving
+        self._stop.set()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._stop_children()
+
+    async def _stop_children(self) -> None:
+        await asyncio.gather(*(child.stop() for child in self._children))
+
+
+async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
+    """Tell waiting trainers that samples came."""
+    while True:
+        await sampled.wait()
+        sampled.clear()
+        lease_wait.samples_came()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the app decides what a signal means, and in which order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
+    """`run/server.json` tells the command line where this server is."""
+    write_json(data.server_file, {"url": url, "version": __version__})
+    try:
+        yield
+    finally:
+        data.server_file.unlink(missing_ok=True)
+
+
+def _base_hash(info: ModelInfo) -> str:
+    """The embedded engine tells the hash of its tensors; of SGLang we only know the path it loaded."""
+    return info.base_hash or f"path:{info.model_path}"
+
+
+def _http_app() -> FastAPI:
+    app = FastAPI(title="OpenClaw-RL", version=__version__, docs_url=None, redoc_url=None)
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> JSONResponse:
+        return _error(error.status, error.message, error.code, error.param)
+
+    @app.exception_handler(LedgerError)
+    async def ledger_error(_: Request, error: LedgerError) -> JSONResponse:
+        return _error(503 if isinstance(error, LedgerUnavailable) else 409, str(error), "ledger")
+
+    @app.exception_handler(EngineError)
+    async def engine_error(_: Request, error: EngineError) -> JSONResponse:
+        return _error(503, str(error), "engine_unavailable")
+
+    return app
+
+
+def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    headers = {"retry-after": "2"} if status == 503 else None
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status, headers)
