@@ -6,19 +6,27 @@ from typing import Any
 
 import torch
 
+from openclaw_rl.engines.embedded.llama_runner import LlamaRunner
+from openclaw_rl.engines.embedded.llama_shape import read_shape
 from openclaw_rl.engines.embedded.runner import Runner
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
 
 def load_runner(folder: Path, model: ModelSettings, engine: EngineSettings) -> Runner:
+    """The fast runner where it knows the architecture, else the one that runs transformers' own model."""
+    length = context_length(folder, model)
+    device = torch.device(engine.device)
+    shape = read_shape(folder)
+    if shape is not None:
+        return LlamaRunner(folder, shape, context_length=length, device=device)
+    # Imported here: transformers' model code costs seconds and memory that the fast runner does without.
     from transformers import AutoModelForCausalLM
 
     from openclaw_rl.engines.embedded.transformers_runner import TransformersRunner
 
-    length = context_length(folder, model)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return TransformersRunner(loaded.to(engine.device).eval(), context_length=length)
+    return TransformersRunner(loaded.to(device).eval(), context_length=length)
 
 
 def context_length(folder: Path, model: ModelSettings) -> int:

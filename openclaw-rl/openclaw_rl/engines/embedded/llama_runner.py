@@ -1,0 +1,239 @@
+"""The fast runner: a hand-written forward of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3), in fp32.
+
+All new tokens of a step run together through every linear layer, whatever sequence, length or adapter they belong to;
+only attention goes sequence by sequence, over keys and values that each sequence keeps in one block. Spans are ordered
+by adapter, so that an adapter's rows are one slice. It computes what transformers computes; the tests hold it to that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from openclaw_rl.engines.embedded.linear import Linear
+from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
+from openclaw_rl.engines.embedded.llama_weights import PROJECTIONS, Layer, read_weights
+from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
+from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
+from openclaw_rl.errors import EngineRefused
+
+_GROW = 256
+"""Capacity steps of a sequence's block; a growing block is copied, so it also grows by an eighth."""
+
+
+class BlockKV:
+    """Keys and values of one sequence, [layers, kv_heads, capacity, head_dim] each."""
+
+    __slots__ = ("keys", "length", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
+        self.keys, self.values, self.length = keys, values, length
+
+    def reserve(self, length: int) -> None:
+        layers, heads, capacity, width = self.keys.shape
+        if length <= capacity:
+            return
+        wanted = max(length, capacity + capacity // 8)
+        wanted += -wanted % _GROW
+        for name in ("keys", "values"):
+            old: Tensor = getattr(self, name)
+            new = old.new_empty(layers, heads, wanted, width)
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenLogits:
+    hidden: Tensor  # [keep, hidden], normed
+    head: Linear
+
+    def __len__(self) -> int:
+        return self.hidden.shape[0]
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        return self.head(self.hidden[begin:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Where a span lies among the step's tokens, and what its attention sees."""
+
+    begin: int
+    end: int
+    kv: BlockKV
+    start: int
+    """Tokens before it in its sequence."""
+    mask: Tensor | None  # [end - begin, start + end - begin]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.end - self.begin
+
+
+_Group = tuple[int, int, list[LayerPairs]]
+"""Rows begin … end run under one adapter."""
+
+
+class LlamaRunner:
+    can_share = True
+
+    def __init__(self, folder: Path, shape: Shape, *, context_length: int, device: torch.device) -> None:
+        self._shape, self._device = shape, device
+        self._weights = read_weights(folder, shape, device)
+        frequencies, self._rope_factor = rope_frequencies(folder, shape)
+        self._frequencies = frequencies.to(device)
+        self.vocab_size = self._shape.vocab_size
+        self.context_length = context_length
+
+    # -- KV ------------------------------------------------------------------------------------------------------------
+
+    def new_kv(self) -> BlockKV:
+        shape = self._shape
+        empty = torch.empty(shape.layers, shape.kv_heads, 0, shape.head_dim, device=self._device)
+        return BlockKV(empty, empty)
+
+    def copy_kv(self, kv: KV, length: int) -> BlockKV:
+        assert isinstance(kv, BlockKV)
+        copied = self.new_kv()
+        copied.reserve(length + _GROW)
+        copied.keys[:, :, :length] = kv.keys[:, :, :length]
+        copied.values[:, :, :length] = kv.values[:, :, :length]
+        copied.length = length
+        return copied
+
+    def truncate_kv(self, kv: KV, length: int) -> None:
+        assert isinstance(kv, BlockKV)
+        kv.length = length
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def run(self, spans: Sequence[Span]) -> list[Logits]:
+        order = sorted(range(len(spans)), key=lambda index: id(spans[index].adapter))
+        rows, groups = self._lay_out([spans[index] for index in order])
+        ids = [token for index in order for token in spans[index].ids]
+        positions = [at for span in rows for at in range(span.start, span.stop)]
+        hidden = F.embedding(torch.tensor(ids, device=self._device), self._weights.embedding)  # [N, hidden]
+        cos, sin = self._rope(positions)
+        for index, layer in enumerate(self._weights.layers):
+            hidden.add_(self._attention(index, layer, self._norm(hidden, layer.attention_norm), cos, sin, rows, groups))
+            hidden.add_(self._mlp(index, layer, self._norm(hidden, layer.mlp_norm), groups))
+        logits: list[Logits] = [HiddenLogits(hidden[:0], self._weights.head)] * len(spans)
+        for index, span in zip(order, rows, strict=True):
+            span.kv.length = span.stop
+            keep = spans[index].keep
+            if keep:
+                kept = self._norm(hidden[span.end - keep : span.end], self._weights.norm)
+                logits[index] = HiddenLogits(kept, self._weights.head)
+        return logits
+
+    def _lay_out(self, spans: Sequence[Span]) -> tuple[list[_Rows], list[_Group]]:
+        rows: list[_Rows] = []
+        groups: list[_Group] = []
+        at = 0
+        last: Adapter | None = None
+        for span in spans:
+            kv, count = span.kv, len(span.ids)
+            assert isinstance(kv, BlockKV)
+            kv.reserve(kv.length + count)
+            rows.append(_Rows(at, at + count, kv, kv.length, self._mask(kv.length, count)))
+            if span.adapter is not None:
+                pairs = span.adapter.weights
+                assert isinstance(pairs, list)
+                begin = groups.pop()[0] if span.adapter is last else at
+                groups.append((begin, at + count, pairs))
+            last = span.adapter
+            at += count
+        return rows, groups
+
+    def _mask(self, start: int, count: int) -> Tensor | None:
+        """Causal, for several tokens after a prefix; one token sees everything, a whole prompt is plainly causal."""
+        if count == 1 or start == 0:
+            return None
+        ones = torch.full((count, start + count), float("-inf"), device=self._device)
+        return ones.triu_(start + 1)
+
+    def _rope(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, 1, head_dim]; the first half of sin negated, so that rotating is x cos + roll(x) sin."""
+        angles = torch.tensor(positions, dtype=torch.float32, device=self._device)[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
+        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._shape.eps)
+
+    def _linear(self, index: int, layer: Layer, name: str, x: Tensor, groups: Sequence[_Group]) -> Tensor:
+        y = layer.projections[name](x)
+        for begin, end, pairs in groups:
+            pair = pairs[index].get(name)
+            if pair is not None:
+                pair.add_to(y[begin:end], x[begin:end])
+        return y
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        rows: Sequence[_Rows],
+        groups: Sequence[_Group],
+    ) -> Tensor:
+        shape = self._shape
+        q = self._linear(index, layer, "q_proj", x, groups).view(-1, shape.heads, shape.head_dim)
+        k = self._linear(index, layer, "k_proj", x, groups).view(-1, shape.kv_heads, shape.head_dim)
+        v = self._linear(index, layer, "v_proj", x, groups).view(-1, shape.kv_heads, shape.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        qk = torch.cat((q, k), 1)  # [N, heads + kv_heads, head_dim]: rotated together
+        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
+        q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+        seen = [self._attend(index, span, q, k, v) for span in rows]
+        return self._linear(index, layer, "o_proj", seen[0] if len(seen) == 1 else torch.cat(seen), groups)
+
+    def _attend(self, index: int, span: _Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one span over its sequence, itself included: [rows, heads * head_dim]."""
+        shape = self._shape
+        keys, values = span.kv.keys[index], span.kv.values[index]
+        if span.end - span.begin == 1:
+            keys.select(1, span.start).copy_(k[span.begin])
+            values.select(1, span.start).copy_(v[span.begin])
+            # The query heads that share a kv head stand as its rows: no head is repeated.
+            query = q[span.begin].view(1, shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
+            seen = F.scaled_dot_product_attention(query, keys[None, :, : span.stop], values[None, :, : span.stop])
+            return seen.reshape(1, -1)
+        keys[:, span.start : span.stop] = k[span.begin : span.end].transpose(0, 1)
+        values[:, span.start : span.stop] = v[span.begin : span.end].transpose(0, 1)
+        seen = F.scaled_dot_product_attention(
+            q[span.begin : span.end].transpose(0, 1)[None],
+            keys[None, :, : span.stop],
+            values[None, :, : span.stop],
+            attn_mask=span.mask,
+            is_causal=span.mask is None,
+            enable_gqa=shape.heads != shape.kv_heads,
+        )
+        return seen[0].transpose(0, 1).reshape(span.end - span.begin, -1)
+
+    def _mlp(self, index: int, layer: Layer, x: Tensor, groups: Sequence[_Group]) -> Tensor:
+        gate = self._linear(index, layer, "gate_proj", x, groups)
+        up = self._linear(index, layer, "up_proj", x, groups)
+        return self._linear(index, layer, "down_proj", F.silu(gate, inplace=True).mul_(up), groups)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, folder: Path) -> Adapter:
+        shapes = [
+            {name: layer.projections[name].weight.shape for name in PROJECTIONS} for layer in self._weights.layers
+        ]
+        return Adapter(name, read_adapter(folder, shapes, self._device))
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Nothing else holds it: it is freed with its last reference."""
+
+    def load_weights(self, folder: Path) -> None:
+        if read_shape(folder) != self._shape:
+            raise EngineRefused(f"{folder} is another model than the one that runs", status=400)
+        self._weights = read_weights(folder, self._shape, self._device)

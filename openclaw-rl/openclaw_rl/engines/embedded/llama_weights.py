@@ -1,0 +1,77 @@
+"""The weights of a Llama-family model as its safetensors hold them: mapped, not copied, when in fp32 and on the CPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from openclaw_rl.engines.embedded.linear import Linear
+from openclaw_rl.engines.embedded.llama_shape import Shape
+from openclaw_rl.errors import EngineRefused
+
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ATTENTION + MLP
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    projections: dict[str, Linear]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    embedding: Tensor
+    layers: list[Layer]
+    norm: Tensor
+    head: Linear
+
+
+def read_weights(folder: Path, shape: Shape, device: torch.device) -> Weights:
+    """Raises EngineRefused when the folder does not hold this architecture's tensors."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt", device=str(device)) as opened:
+                # float() does not copy what is fp32 already.
+                tensors |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
+        weights = _assemble(tensors, shape)
+    except KeyError as error:
+        raise EngineRefused(f"{folder} lacks the tensor {error}", status=400) from error
+    except (OSError, SafetensorError) as error:
+        raise EngineRefused(f"{folder} cannot be read: {error}", status=400) from error
+    if weights.embedding.shape != (shape.vocab_size, shape.hidden):
+        raise EngineRefused(f"{folder} does not fit its config.json", status=400)
+    return weights
+
+
+def _assemble(tensors: Mapping[str, Tensor], shape: Shape) -> Weights:
+    def layer(index: int) -> Layer:
+        prefix = f"model.layers.{index}."
+
+        def linear(name: str) -> Linear:
+            path = f"{prefix}{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
+            return Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias"))
+
+        return Layer(
+            attention_norm=tensors[f"{prefix}input_layernorm.weight"],
+            mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
+            q_norm=tensors.get(f"{prefix}self_attn.q_norm.weight"),
+            k_norm=tensors.get(f"{prefix}self_attn.k_norm.weight"),
+            projections={name: linear(name) for name in PROJECTIONS},
+        )
+
+    embedding = tensors["model.embed_tokens.weight"]
+    head = embedding if shape.is_tied else tensors.get("lm_head.weight", embedding)
+    return Weights(
+        embedding=embedding,
+        layers=[layer(index) for index in range(shape.layers)],
+        norm=tensors["model.norm.weight"],
+        head=Linear(head),
+    )
