@@ -15,7 +15,7 @@ from openclaw_rl.judge.material import is_request
 from openclaw_rl.judge.phrases import TEXT_RULES, TOOL_RULES, TextRule
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions.canonical import conversation
-from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.sessions.openclaw import is_taken_back, strip_wrapping
 from openclaw_rl.types import JudgedTurn, Verdict
 
 _GOOD = frozenset("👍❤🔥🎉👏💯🙏🥰😍😁🤩👌😇🤗🫡🏆⭐✅💪") | {
@@ -38,6 +38,8 @@ _WORDS = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W_]+(?:'\w+)?")
 """Words; Chinese and Japanese by character."""
 _RESULT_CHARS = 4000
 """Of a tool result's head and tail that is searched: errors are reported at its ends."""
+_TEXT_CHARS = 4000
+"""Of a user's message that are looked at at all: this runs on the event loop."""
 _READ_WORDS = 30
 """Of a user's message that are read: feedback comes first, what follows is the next task."""
 _TALK_WORDS = 3
@@ -60,7 +62,7 @@ class RulesJudge:
 
 def rule_on(judged: JudgedTurn) -> Ruling:
     state = judged.next_state
-    said = [strip_wrapping(message.text()) for message in state.messages if is_request(message)]
+    said = [strip_wrapping(message.text())[:_TEXT_CHARS] for message in state.messages if is_request(message)]
     said = [
         text for text in said if text and not re.fullmatch(r"/\w+", text)
     ]  # a command to the client, such as /compact
@@ -75,7 +77,7 @@ def rule_on(judged: JudgedTurn) -> Ruling:
 
 
 def _by_reactions(reactions: Sequence[str]) -> Ruling | None:
-    marks = {_TONE.sub("", reaction.strip(":")) for reaction in reactions if not reaction.startswith("removed ")}
+    marks = {_TONE.sub("", reaction.strip(":")) for reaction in reactions if not is_taken_back(reaction)}
     good, bad = marks & _GOOD, marks & _BAD
     if bool(good) == bool(bad):
         return None  # none that we know, or both
@@ -113,7 +115,7 @@ def _by_results(results: Sequence[str]) -> Ruling | None:
 
 
 def _last_request(messages: Sequence[Message]) -> str:
-    return next((strip_wrapping(m.text()) for m in reversed(conversation(messages)) if is_request(m)), "")
+    return next((strip_wrapping(m.text())[:_TEXT_CHARS] for m in reversed(conversation(messages)) if is_request(m)), "")
 
 
 def _repeats(text: str, request: str) -> bool:

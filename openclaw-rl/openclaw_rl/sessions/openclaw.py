@@ -54,6 +54,7 @@ _INTERNAL_SESSION_KINDS = {
     "internal-session-effects": "memory_flush",
     "helper": "slug",
 }
+_TAKEN_BACK = "removed "
 _MAX_MERGED = 16
 """Merged messages we try to take apart in one message: beyond it a stranger is only costing us time."""
 
@@ -208,8 +209,13 @@ def reactions(messages: Sequence[Message]) -> tuple[str, ...]:
                 elif reaction[2] in found:
                     found.remove(reaction[2])
                 else:
-                    found.append(f"removed {reaction[2]}")
+                    found.append(f"{_TAKEN_BACK}{reaction[2]}")
     return tuple(found)
+
+
+def is_taken_back(reaction: str) -> bool:
+    """True for a reaction of `reactions` that the user removed."""
+    return reaction.startswith(_TAKEN_BACK)
 
 
 def _begins(text: str, mark: str) -> bool:

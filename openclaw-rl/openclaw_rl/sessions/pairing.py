@@ -21,7 +21,7 @@ from itertools import islice
 
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions.canonical import canonical_text, conversation, digest, history_digest, turn_key
-from openclaw_rl.sessions.openclaw import is_background, is_ephemeral, is_summary, reactions, unmerged
+from openclaw_rl.sessions.openclaw import is_background, is_ephemeral, is_summary, is_taken_back, reactions, unmerged
 from openclaw_rl.types import NextState, OpenTurn, Scope
 
 __all__ = ["Paired", "Pairing", "is_ephemeral", "turn_key"]
@@ -70,13 +70,17 @@ class Pairing:
             other.turn_id for other in siblings if other is not turn and other.key.history_hash == turn.key.history_hash
         ]
         self.remove([turn.turn_id, *superseded])
-        return Paired(turn.turn_id, NextState(tuple(new), reactions(messages)), tuple(superseded))
+        # A reaction is to something the user saw. The client repeats it behind tool results; no call earned it.
+        seen = reactions(messages) if any(message.role == "user" for message in new) else ()
+        return Paired(turn.turn_id, NextState(tuple(new), seen), tuple(superseded))
 
     def observe_side(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
         """The turn whose reply the user reacted to, when a background request brings the news: a reaction alone
         answers it."""
         seen = reactions(messages)
-        turn, _ = self._find(scope, conversation(messages)) if seen else (None, [])
+        if all(is_taken_back(reaction) for reaction in seen):
+            return None
+        turn, _ = self._find(scope, conversation(messages))
         if turn is None:
             return None
         self.remove([turn.turn_id])

@@ -174,6 +174,13 @@ def test_a_user_who_speaks_beside_tools_is_heard(judged) -> None:
     assert rule_on(judged(REQUEST, "On it.", tool("Error: x"), "thanks")).value == 1
 
 
+def test_huge_texts_are_read_at_their_ends_only(judged) -> None:
+    word, lines = "x" * 1_000_000, "not what i " * 100_000
+    assert rule_on(judged(lines, "Sleep.", word)).value == 0
+    assert rule_on(judged(word, "Sleep.", "wrong " + lines)).value == -1
+    assert rule_on(judged(word, "Sleep.", tool(word + "\n" + lines))).value == 1
+
+
 async def test_the_verdict_names_its_rule(judged) -> None:
     verdict = await RulesJudge().verdict(judged(REQUEST, "Sleep.", "No, I meant the night train."))
     assert (verdict.value, verdict.votes, verdict.source) == (-1, (-1,), "rules")

@@ -228,6 +228,23 @@ def test_reactions_come_with_the_next_state_and_alone(play, chat) -> None:
     assert (alone.turn_id, alone.next_state.messages, alone.next_state.reactions) == ("t2", (), ("👍",))
 
 
+def test_a_reaction_repeated_behind_a_tool_result_is_not_for_the_call(play, chat) -> None:
+    seen = '"System: [2026-11-27 22:35:10 UTC] Telegram reaction {} by Uma (@uma) on msg 1001"'
+    edge = ("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
+    added, removed = (
+        Message(role="user", content="\n".join((edge[0], seen.format(what), edge[1])))
+        for what in ("added: 👍", "removed: 👍")
+    )
+    function = {"name": "ls", "arguments": "{}"}
+    call = Message.model_validate({"role": "assistant", "tool_calls": [{"id": "c", "function": function}]})
+    play.serve(S, chat("hi"), call, "t")
+    paired = play.ask(S, [*chat("hi"), call, Message(role="tool", content="a.txt", tool_call_id="c"), added])
+    assert (paired.turn_id, paired.next_state.reactions) == ("t", ())
+    play.serve(S, chat("yo"), "hello", "t2")
+    assert play.pairing.observe_side(S, [*chat("yo", "hello"), removed]) is None
+    assert play.pairing.observe_side(S, [*chat("yo", "hello"), added]).turn_id == "t2"
+
+
 def test_the_oldest_give_way_and_sessions_end(chat) -> None:
     pairing = Pairing(2)
     reply = Message(role="assistant", content="r")
