@@ -302,7 +302,7 @@ class Version:
     weights_file: str | None = None
     """The file of `folder` that `sha256` is of."""
     same_weights_as: int | None = None
-    """Set when no step made it: it serves the weights of that version under a new number, after later ones were lost."""
+    """Set when no step made it: the weights of that version under a new number, after later ones were lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import leases, meta, versions
 from openclaw_rl.ledger.ancestry import Ancestry
 from openclaw_rl.ledger.codec import pack_bytes
-from openclaw_rl.ledger.states import DEAD, move, move_version
+from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
 from openclaw_rl.trainers.api import Commit
 from openclaw_rl.types import DropReason, TurnState, VersionState
 
@@ -97,11 +97,11 @@ def reject(db: sqlite3.Connection, n: int, reason: str, *, at: float) -> list[in
 
 
 def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> None:
-    """Back to a version that has served. It is `serving` from here on; a pin moves to it."""
+    """Back to a version that passed the gate. It is `serving` from here on; a pin moves to it."""
     target = versions.row(db, to)
     ancestry = Ancestry(db, meta.get_int(db, "tip"))
-    if to not in ancestry or target["state"] not in (VersionState.SERVING, VersionState.RETIRED):
-        raise LedgerError(f"version {to} is {target['state']}: only a version that has served can be rolled back to")
+    if to not in ancestry or target["state"] not in PASSED:
+        raise LedgerError(f"version {to} is {target['state']}: only a version that passed the gate can be rolled back to")
     if not target["durable"]:
         raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
     abandoned = ancestry.after(to)

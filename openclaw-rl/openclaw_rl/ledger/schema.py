@@ -157,7 +157,7 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> N
         )
     for version, script in enumerate(migrations[found:], start=found + 1):
         try:
-            db.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {version};\nCOMMIT;")
+            db.executescript(f"BEGIN IMMEDIATE;\n{script};\nPRAGMA user_version = {version};\nCOMMIT;")
         except sqlite3.Error:
             if db.in_transaction:
                 db.execute("ROLLBACK")

@@ -25,24 +25,24 @@ TURN_MOVES: dict[TurnState, frozenset[TurnState]] = {
     _T.DROPPED: frozenset(),
 }
 
-_OVER = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.SUPERSEDED, _V.LOST})
+DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
+"""Versions that no tip has among its ancestors."""
+
+PASSED = frozenset({_V.SERVING, _V.RETIRED, _V.SUPERSEDED})
+"""Versions that passed the gate and are done with: what a rollback may go back to."""
 
 VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
-    _V.CANDIDATE: _OVER | {_V.GATED},
-    _V.GATED: _OVER | {_V.LOADING},
-    _V.LOADING: _OVER | {_V.SERVING, _V.GATED},  # back to gated: the load was interrupted, and is tried again
+    _V.CANDIDATE: DEAD | {_V.GATED},
+    _V.GATED: DEAD | {_V.LOADING, _V.SUPERSEDED},
+    _V.LOADING: DEAD | {_V.SERVING, _V.SUPERSEDED, _V.GATED},  # gated: the load was interrupted, and is tried again
     _V.SERVING: frozenset({_V.RETIRED, _V.ROLLED_BACK, _V.LOST}),
-    # Served before, or passed over: may serve (again) after a rollback, a rejection, or when pinned.
-    _V.RETIRED: frozenset({_V.LOADING, _V.SERVING, _V.ROLLED_BACK, _V.REJECTED, _V.LOST}),
-    _V.SUPERSEDED: frozenset({_V.GATED, _V.LOADING, _V.ROLLED_BACK, _V.REJECTED, _V.LOST}),
+    # Served before, or passed over for a newer one: may serve (again) after a rollback, or when pinned.
+    _V.RETIRED: DEAD | {_V.LOADING, _V.SERVING},
+    _V.SUPERSEDED: DEAD | {_V.LOADING, _V.SERVING},
     _V.REJECTED: frozenset(),
     _V.ROLLED_BACK: frozenset(),
     _V.LOST: frozenset(),
 }
-
-DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
-"""Versions that no tip has among its ancestors."""
-
 
 def move_version(db: sqlite3.Connection, n: int, to: VersionState, *, reason: str | None = None) -> None:
     """Change a version's state. What becomes of its samples, of the tip and of the leases is the caller's business."""

@@ -49,6 +49,10 @@ class _Outcome:
     error: Exception | None = None
 
 
+def _ended(group: list[_Job]) -> list[_Outcome]:
+    return [_Outcome(error=LedgerUnavailable("the ledger's writer has ended")) for _ in group]
+
+
 class Writer:
     """Started by `start`, ended by `close`; calls come from one event loop."""
 
@@ -101,7 +105,7 @@ class Writer:
         finally:  # closed, or broken by a bug: whoever still waits is told
             group, _ = self._take()
             if group:
-                self._answer(group, [_Outcome(error=LedgerUnavailable("the ledger's writer has ended"))] * len(group))
+                self._answer(group, _ended(group))
 
     def _serve(self, db: sqlite3.Connection) -> None:
         is_last, groups = False, 0
@@ -118,7 +122,11 @@ class Writer:
             if job is None:
                 return
             group, is_last = self._take(job)
-            self._answer(group, self._commit(db, group))
+            outcomes = _ended(group)
+            try:
+                outcomes = self._commit(db, group)
+            finally:
+                self._answer(group, outcomes)
             groups += 1
             if groups >= _CHECKPOINT_GROUPS and self._jobs.empty():
                 self._checkpoint(db)

@@ -21,27 +21,32 @@ MANIFEST_FILE, COMMIT_FILE, OPTIMIZER_FILE = "manifest.json", "commit.json", "op
 
 def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
     """Make `versions/<lease_id>` out of what `fill` writes. Nothing of it stays when anything fails."""
-    partial, final = versions / f".tmp-{lease_id}", versions / lease_id
-    if Path(lease_id).name != lease_id or lease_id.startswith("."):
+    unfinished, final = partial(versions, lease_id), versions / lease_id
+    if not lease_id or Path(lease_id).name != lease_id or lease_id.startswith("."):
         raise TrainerError(f"lease id {lease_id!r} cannot name a folder")
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        partial.mkdir(mode=0o700, parents=True)
-        fill(partial)
-        files = sorted(file for file in partial.iterdir() if file.is_file())
+        unfinished.mkdir(mode=0o700, parents=True)
+        fill(unfinished)
+        files = sorted(file for file in unfinished.iterdir() if file.is_file())
         manifest = {"files": {file.name: sha256(file) for file in files}}
-        (partial / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        for file in (*files, partial / MANIFEST_FILE):
+        (unfinished / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        for file in (*files, unfinished / MANIFEST_FILE):
             file.chmod(0o600)
             _fsync(file)
-        _fsync(partial)
+        _fsync(unfinished)
         discard(final)
-        partial.rename(final)
+        unfinished.rename(final)
         _fsync(versions)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return final
+
+
+def partial(versions: Path, lease_id: str) -> Path:
+    """Where `write` builds the folder."""
+    return versions / f".tmp-{lease_id}"
 
 
 def verify(folder: Path) -> None:

@@ -57,12 +57,16 @@ class TrainerConfig(BaseModel):
             return cls.model_validate(json.loads(file.read_text()))
         except OSError as error:
             raise SettingsError(f"{file}: {error.strerror}") from error
-        except (ValueError, ValidationError) as error:
+        except ValidationError as error:
+            problems = (f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
+            raise SettingsError(f"{file}: {'; '.join(problems)}") from error
+        except ValueError as error:
             raise SettingsError(f"{file}: {error}") from error
 
 
 def run(config: TrainerConfig, stop: threading.Event) -> None:
     """Train until `stop`. Raises TrainerError or SettingsError when it cannot."""
+    method = load_method(config.method.name)
     with _only_trainer(config.data_dir, stop) as ours:
         if not ours:
             return
@@ -75,7 +79,6 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         from openclaw_rl.trainers.lora import LoraPolicy
 
         torch.set_num_threads(config.trainer.threads)
-        method = load_method(config.method.name)
         resolved = bundled.resolve(config.model, config.cache_dir)
         base_hash = bundled.base_hash(resolved)
         if config.base_hash is not None and config.base_hash != base_hash:

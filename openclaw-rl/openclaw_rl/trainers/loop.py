@@ -245,6 +245,7 @@ class TrainerLoop:
             self._forget()
             return
         folder = self._versions / lease_id
+        checkpoint.discard(checkpoint.partial(self._versions, lease_id))
         try:
             if checkpoint.is_whole(folder):
                 commit = Commit.model_validate_json((folder / checkpoint.COMMIT_FILE).read_bytes())

@@ -1,10 +1,13 @@
 """The engine's composition root: loads the model, starts the model thread, listens, and stops them in order."""
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -52,17 +55,33 @@ async def serve(config: EngineConfig) -> None:
         if config.port_file:
             _announce(config.port_file, url)
         events.info("engine_ready", url=url, model=resolved.name, runner=type(runner).__name__)
-        server = uvicorn.Server(
+        server = _Server(
             uvicorn.Config(
                 app, log_level="warning", timeout_graceful_shutdown=DRAIN_S, access_log=False, lifespan="off"
             )
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(_model_thread(scheduler, config.engine.threads))
-            serving = tasks.create_task(server.serve(sockets=[listener]))
-            await serving
-            scheduler.stop()
+            try:
+                await tasks.create_task(server.serve(sockets=[listener]))
+            finally:
+                scheduler.stop()
             await model
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own handling would end the process by the signal again, after a clean stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Finish what runs; asked twice, leave at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 async def _model_thread(scheduler: Scheduler, threads: int | None) -> None:
