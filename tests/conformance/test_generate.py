@@ -1,0 +1,232 @@
+"""`POST /generate`: ids in, ids and aligned log-probs out."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+KERNEL_NOISE = 0.05
+"""Decode against rescoring on a bf16 GPU is 0.01 on average; the embedded engine's own bound is in its exactness tests.
+"""
+
+
+def prompt(served: Any, length: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed).randrange(3, served.vocab) for _ in range(length)] if length else []
+
+
+def body(ids: list[int], max_new_tokens: int, **more: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": max_new_tokens, "temperature": 1.0, "ignore_eos": True} | more.pop("params", {})
+    return {"input_ids": ids, "sampling_params": params, "return_logprob": True} | more
+
+
+async def generate(http: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, Any]:
+    reply = await http.post("/generate", json=request)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def stream(http: httpx.AsyncClient, request: dict[str, Any]) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    async with http.stream("POST", "/generate", json=request | {"stream": True}) as reply:
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in reply.aiter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return events
+
+
+async def test_a_reply_holds_ids_and_as_many_log_probs(http, served):
+    ids = prompt(served, 20)
+    reply = await generate(http, body(ids, 12))
+    meta = reply["meta_info"]
+    assert len(reply["output_ids"]) == 12
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == reply["output_ids"]
+    assert all(entry[0] <= 0 for entry in meta["output_token_logprobs"])
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (20, 12)
+    assert meta["finish_reason"]["type"] == "length"
+
+
+async def test_stream_events_hold_only_what_is_new(http, served):
+    request = body(prompt(served, 20), 10, params={"temperature": 0.0})
+    events = await stream(http, request)
+    whole = await generate(http, request)
+    joined = [token for event in events for token in event["output_ids"]]
+    log_probs = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
+    assert joined == whole["output_ids"]
+    assert [entry[1] for entry in log_probs] == joined
+    assert counts == [sum(len(e["output_ids"]) for e in events[: i + 1]) for i in range(len(events))]
+    assert [event["meta_info"]["finish_reason"] for event in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+async def test_a_sampled_end_token_is_part_of_the_reply(http, served):
+    request = body(prompt(served, 20), 16, params={"temperature": 0.0})
+    full = (await generate(http, request))["output_ids"]
+    stop = full[5]  # any token can be made the end
+    cut = await generate(http, body(prompt(served, 20), 16, params={"temperature": 0.0, "stop_token_ids": [stop]}))
+    assert cut["output_ids"] == full[: full.index(stop) + 1]
+    assert len(cut["meta_info"]["output_token_logprobs"]) == len(cut["output_ids"])
+    assert cut["meta_info"]["finish_reason"]["type"] == "stop"
+    assert cut["meta_info"]["finish_reason"]["matched"] == stop
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 18])
+async def test_prompt_log_probs_are_those_of_decoding(http, served, start):
+    """Greedy decoding gives π(a_t | …) at temperature 1; scoring the joined ids must give the same, entry by entry."""
+    ids = prompt(served, 19)
+    reply = await generate(http, body(ids, 15, params={"temperature": 0.0}))
+    joined = ids + reply["output_ids"]
+    scored = await generate(http, body(joined, 0, logprob_start_len=start))
+    entries = scored["meta_info"]["input_token_logprobs"]
+    assert [entry[1] for entry in entries] == joined[start:]
+    assert entries[0][0] is None
+    assert all(entry[0] is not None for entry in entries[1:])
+    decoded = [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+    for scored_entry, log_prob in zip(entries[len(ids) - start :], decoded, strict=True):
+        if scored_entry[0] is not None:  # start = P - 1 … the response's first token is never the null one
+            assert scored_entry[0] == pytest.approx(log_prob, abs=KERNEL_NOISE)
+
+
+async def test_scoring_a_response_takes_the_prompt_less_one(http, served):
+    ids, response = prompt(served, 19), prompt(served, 6, seed=1)
+    scored = await generate(http, body(ids + response, 0, logprob_start_len=len(ids) - 1))
+    entries = scored["meta_info"]["input_token_logprobs"]
+    assert len(entries) == len(response) + 1
+    assert entries[0][0] is None
+    assert [entry[1] for entry in entries[1:]] == response
+    assert scored["output_ids"] == []
+    assert scored["meta_info"]["completion_tokens"] == 0
+
+
+async def test_scoring_agrees_from_any_start(http, served):
+    """The null entry hides a log-prob, it does not shift the others."""
+    ids = prompt(served, 40, seed=3)
+    entries = {}
+    for start in (0, 10, 30):
+        scored = await generate(http, body(ids, 0, logprob_start_len=start, extra_key=f"start-{start}"))
+        entries[start] = scored["meta_info"]["input_token_logprobs"]
+    for start in (10, 30):
+        expected = [entry[0] for entry in entries[0][start + 1 :]]
+        assert [entry[0] for entry in entries[start][1:]] == pytest.approx(expected, abs=KERNEL_NOISE)
+
+
+async def test_top_log_probs_align_and_hold_the_greedy_token(http, served):
+    ids = prompt(served, 12)
+    reply = await generate(http, body(ids, 6, params={"temperature": 0.0}))
+    joined = ids + reply["output_ids"]
+    scored = await generate(http, body(joined, 0, logprob_start_len=len(ids) - 1, top_logprobs_num=4))
+    meta = scored["meta_info"]
+    tops = meta["input_top_logprobs"]
+    assert len(tops) == len(meta["input_token_logprobs"])
+    assert tops[0] is None or tops[0] == []
+    for top, entry in zip(tops[1:], meta["input_token_logprobs"][1:], strict=True):
+        assert len(top) == 4
+        assert top[0][0] == max(value for value, _, _ in top)
+        assert top[0][0] == pytest.approx(entry[0], abs=KERNEL_NOISE)
+
+
+async def test_log_probs_are_scaled_by_the_temperature_and_never_renormalised(http, served):
+    """With top_k = 1 every temperature samples the same tokens; their log-probs are of softmax(logits / T) before the
+    cut.
+    """
+    ids = prompt(served, 10)
+    greedy = await generate(http, body(ids, 4, params={"temperature": 0.0}))
+    hot = await generate(http, body(ids, 4, params={"temperature": 2.0, "top_k": 1}))
+    one = await generate(http, body(ids, 4, params={"temperature": 1.0, "top_k": 1}))
+    assert hot["output_ids"] == one["output_ids"] == greedy["output_ids"]
+    values = {
+        name: [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+        for name, reply in {"greedy": greedy, "hot": hot, "one": one}.items()
+    }
+    assert values["one"] == pytest.approx(values["greedy"], abs=KERNEL_NOISE)
+    assert all(hot < one - KERNEL_NOISE for hot, one in zip(values["hot"], values["one"], strict=True))
+    assert all(value < -KERNEL_NOISE for value in values["one"])  # renormalised, they would all be 0
+
+
+async def test_a_seed_repeats_a_reply(http, served):
+    params = {"temperature": 1.0, "sampling_seed": 7}
+    first = await generate(http, body(prompt(served, 10), 12, params=params))
+    again = await generate(http, body(prompt(served, 10), 12, params=params))
+    other = await generate(http, body(prompt(served, 10), 12, params=params | {"sampling_seed": 8}))
+    assert first["output_ids"] == again["output_ids"]
+    assert first["output_ids"] != other["output_ids"]
+
+
+async def test_the_next_turn_finds_its_prefix(http, served):
+    ids = prompt(served, 60, seed=11)
+    first = await generate(http, body(ids, 8))
+    assert first["meta_info"]["cached_tokens"] == 0
+    turn = ids + first["output_ids"] + prompt(served, 5, seed=12)
+    second = await generate(http, body(turn, 4))
+    assert second["meta_info"]["cached_tokens"] >= 60
+
+
+async def test_an_extra_key_isolates(http, served):
+    ids = prompt(served, 60, seed=13)
+    cached = []
+    for key in ("v1", "v1", "v2", None):
+        more = {"extra_key": key} if key else {}
+        cached.append((await generate(http, body(ids, 1, **more)))["meta_info"]["cached_tokens"])
+    assert cached == [0, 59, 0, 0]
+
+
+async def test_many_at_once_are_as_alone(http, served):
+    prompts = [prompt(served, 10 + 7 * index, seed=20 + index) for index in range(6)]
+    requests = [body(ids, 10, params={"temperature": 0.0}, extra_key="together") for ids in prompts]
+    together = await asyncio.gather(*(generate(http, request) for request in requests))
+    for request, reply in zip(requests, together, strict=True):
+        joined = request["input_ids"] + reply["output_ids"]
+        scored = await generate(
+            http, body(joined, 0, logprob_start_len=len(request["input_ids"]) - 1, extra_key="alone")
+        )
+        alone = [entry[0] for entry in scored["meta_info"]["input_token_logprobs"][1:]]
+        batched = [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+        assert batched == pytest.approx(alone, abs=KERNEL_NOISE)
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(http, served):
+    for streaming in (False, True):
+        ids = prompt(served, served.context_length + 5)
+        reply = await http.post("/generate", json=body(ids, 1) | {"stream": streaming})
+        assert reply.status_code == 400
+        message = json.dumps(reply.json())
+        assert str(len(ids)) in message
+        assert str(served.context_length) in message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_ids": []},
+        {"input_ids": [5, 10_000_000]},
+        {"input_ids": [5, -1]},
+        {"input_ids": "text"},
+        {"sampling_params": {"temperature": -1}},
+        {"sampling_params": {"max_new_tokens": -1}},
+        {"sampling_params": {"top_p": 0}},
+        {"sampling_params": {"json_schema": "{}"}},
+        {"logprob_start_len": 50},
+    ],
+)
+async def test_nonsense_is_refused_in_the_error_form(http, served, wrong):
+    if not served.is_ours:
+        pytest.skip("what each engine calls nonsense differs; the proxy checks before it asks")
+    reply = await http.post("/generate", json=body(prompt(served, 5), 1) | wrong)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"]
+
+
+async def test_model_info_and_health(http, served):
+    assert (await http.get("/health")).status_code == 200
+    info = (await http.get("/model_info")).json()
+    assert info["is_generation"] is True
+    assert info["model_path"]
+    if served.is_ours:
+        assert len(info["base_hash"]) == 64
+        assert info["context_length"] == served.context_length
