@@ -27,12 +27,27 @@ class Reply:
         return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
 
 
-async def chat(client: httpx.AsyncClient, messages: list[dict[str, Any]], *, session: str, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+async def chat(
+    client: httpx.AsyncClient,
+    messages: list[dict[str, Any]],
+    *,
+    session: str,
+    headers: dict[str, str] | None = None,
+    **fields: Any,
+) -> Reply:
     """One streamed chat completion; never raises on a bad answer, says so in `error`."""
     reply = Reply(time.perf_counter())
-    body = {"model": "policy", "messages": messages, "stream": True, "stream_options": {"include_usage": True}, **fields}
+    body = {
+        "model": "policy",
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body, headers={"X-Session-Id": session, **(headers or {})}) as answer:
+        async with client.stream(
+            "POST", "/v1/chat/completions", json=body, headers={"X-Session-Id": session, **(headers or {})}
+        ) as answer:
             if answer.status_code != 200:
                 reply.error = f"{answer.status_code}: {(await answer.aread())[:300]!r}"
                 return reply

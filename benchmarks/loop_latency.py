@@ -2,7 +2,8 @@
 
     python benchmarks/loop_latency.py [--chats 8] [--out benchmarks/results/loop_latency.json]
 
-A real server on the embedded default. One chat streams long replies all the time: its inter-token gaps are taken while nothing trains
+A real server on the embedded default. One chat streams long replies all the time: its inter-token gaps are taken
+while nothing trains
 and while the step runs, in the same run.
 """
 
@@ -21,7 +22,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "e2e"))
 from chat_load import Reply, chat, quantile
 from running_server import RunningServer
 
-QUESTIONS = ["sleep better", "learn a language", "save money", "cook rice", "stay focused", "write a letter", "grow basil", "plan a trip"]
+QUESTIONS = [
+    "sleep better",
+    "learn a language",
+    "save money",
+    "cook rice",
+    "stay focused",
+    "write a letter",
+    "grow basil",
+    "plan a trip",
+]
 
 
 async def background(client: httpx.AsyncClient, stop: asyncio.Event, into: list[Reply]) -> None:
@@ -30,7 +40,11 @@ async def background(client: httpx.AsyncClient, stop: asyncio.Event, into: list[
     while not stop.is_set():
         number += 1
         messages = [{"role": "user", "content": f"Tell me a long story about a river, part {number}."}]
-        into.append(await chat(client, messages, session="running", headers={"X-Turn-Type": "side"}, max_tokens=200, ignore_eos=True))
+        into.append(
+            await chat(
+                client, messages, session="running", headers={"X-Turn-Type": "side"}, max_tokens=200, ignore_eos=True
+            )
+        )
 
 
 async def measure(server: RunningServer, chats: int) -> dict[str, object]:
@@ -89,8 +103,13 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=8)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, RunningServer(Path(folder), ["--batch-size", str(options.chats)]) as server:
-        figures = asyncio.run(measure(server, options.chats)) | {"machine": f"{platform.machine()}, {platform.system()}"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(Path(folder), ["--batch-size", str(options.chats)]) as server,
+    ):
+        figures = asyncio.run(measure(server, options.chats)) | {
+            "machine": f"{platform.machine()}, {platform.system()}"
+        }
     print(json.dumps(figures, indent=2))
     if options.out:
         options.out.write_text(json.dumps(figures, indent=2) + "\n")

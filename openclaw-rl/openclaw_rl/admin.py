@@ -1,6 +1,7 @@
 """Routes for the operator and for liveness: `/healthz`, `/v1/admin/*`, `/v1/turns*`, `/metrics`.
 
-`/healthz` answers anyone with a word; everything else needs the admin key, compared in constant time. Nothing here prints a secret.
+`/healthz` answers anyone with a word; everything else needs the admin key, compared in constant time. Nothing here
+prints a secret.
 """
 
 import hmac

@@ -185,7 +185,9 @@ class _Server:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     async def _engine(self, data: DataDir, serving: ServingVersions) -> tuple[HttpEngine, list[EngineKeeper]]:
-        """The engine's client, and the engine itself when it is ours. The list gets the keeper, which is built later."""
+        """The engine's client, and the engine itself when it is ours. The list gets the keeper, which is built
+        later.
+        """
         settings, keepers = self._settings, list[EngineKeeper]()
         url = settings.engine.url
         if settings.engine.kind == "embedded":
@@ -204,7 +206,9 @@ class _Server:
         return engine, keepers
 
     async def _model_info(self, engine: HttpEngine) -> ModelInfo | None:
-        """Wait for the engine. Raises EngineError after `engine.start_timeout_s`, or when our own child cannot start."""
+        """Wait for the engine. Raises EngineError after `engine.start_timeout_s`, or when our own child cannot
+        start.
+        """
         end = time.monotonic() + self._settings.engine.start_timeout_s
         while not self._stop.is_set():
             if await engine.is_healthy():

@@ -1,4 +1,6 @@
-"""The processes a server starts: the embedded engine and the local trainer. Each gets one private JSON file, and no environment."""
+"""The processes a server starts: the embedded engine and the local trainer. Each gets one private JSON file, and no
+environment.
+"""
 
 import os
 import socket

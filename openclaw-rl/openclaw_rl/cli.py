@@ -1,6 +1,7 @@
 """`openclaw-rl`: serve, look, steer. Its help is the manual.
 
-The server runs in the foreground; every other command talks to a running server of the same data directory, with that directory's admin
+The server runs in the foreground; every other command talks to a running server of the same data directory, with that
+directory's admin
 key.
 """
 
@@ -21,8 +22,9 @@ from openclaw_rl.errors import OpenClawRLError, SettingsError
 
 app = typer.Typer(
     name="openclaw-rl",
-    help="Online RL for personal agents: point your agent at this server, chat, and the model learns from your next message.",
-    epilog="Settings: a TOML file (--config), the environment (OPENCLAW_RL__SERVER__PORT=8000), or --set server.port=8000. "
+    help="Online RL for personal agents: point your agent at this server, chat, and the model learns from what you "
+    "say next.",
+    epilog="Settings: a TOML file (--config), the environment (OPENCLAW_RL__SERVER__PORT=8000), or --set KEY=VALUE. "
     "`openclaw-rl settings` prints every key with its meaning and default.",
     no_args_is_help=True,
     add_completion=False,
@@ -114,7 +116,8 @@ def status(
     for row in body["versions"]:
         reason = f"  {row['reason']}" if row.get("reason") else ""
         print(
-            f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}  {_when(row['committed_at'])}{reason}"
+            f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}"
+            f"  {_when(row['committed_at'])}{reason}"
         )
 
 

@@ -1,6 +1,8 @@
-"""Keeps the gate of an engine: shut while it is down, open again once it serves the version that the ledger says serves.
+"""Keeps the gate of an engine: shut while it is down, open again once it serves the version that the ledger says
+serves.
 
-Chats that arrive meanwhile wait at the gate (`engine.hold_s`), so an engine that crashes and comes back is a pause, not an error.
+Chats that arrive meanwhile wait at the gate (`engine.hold_s`), so an engine that crashes and comes back is a pause,
+not an error.
 """
 
 import asyncio

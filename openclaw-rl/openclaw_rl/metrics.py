@@ -1,4 +1,6 @@
-"""Metrics in Prometheus' text form, read from the ledger's own counters: what is counted twice can disagree, so nothing is."""
+"""Metrics in Prometheus' text form, read from the ledger's own counters: what is counted twice can disagree, so
+nothing is.
+"""
 
 from collections.abc import Mapping
 

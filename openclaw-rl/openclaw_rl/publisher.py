@@ -1,7 +1,9 @@
 """The publisher: commits become served versions. *gate → load → self-test → prewarm → switch → drain → unload.*
 
-It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the version that serves
-serving. Requests never wait for it: an adapter is loaded beside the old one, new requests take the new name, running ones finish.
+It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the
+version that serves
+serving. Requests never wait for it: an adapter is loaded beside the old one, new requests take the new name, running
+ones finish.
 """
 
 import asyncio
@@ -86,7 +88,9 @@ class Publisher:
                 pass
 
     async def serve_version(self, weight_version: int) -> None:
-        """Serve this version now (a pin). Raises LedgerError when it never passed the gate, EngineError; then the old one still serves."""
+        """Serve this version now (a pin). Raises LedgerError when it never passed the gate, EngineError; then the old
+        one still serves.
+        """
         async with self._turn:
             version = await self._ledger.version(weight_version)
             await self._load(version)
@@ -97,11 +101,13 @@ class Publisher:
         self.wake()
 
     async def follow(self) -> None:
-        """The ledger changed what serves (a rollback): make the engine follow. Raises EngineError; then `run` tries again."""
+        """The ledger changed what serves (a rollback): make the engine follow. Raises EngineError; then `run` tries
+        again.
+        """
         await self._reconcile()
         self.wake()
 
-    # -- one publication ---------------------------------------------------------------------------------------------------------
+    # -- one publication -----------------------------------------------------------------------------------------------
 
     async def _target(self) -> Version:
         pinned = await self._ledger.pinned()
@@ -117,7 +123,9 @@ class Publisher:
                 log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
-        """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing waits."""
+        """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing
+        waits.
+        """
         if await self._ledger.pinned() is not None:
             return False
         unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
@@ -170,7 +178,7 @@ class Publisher:
                 "learning_paused", reason=f"{in_a_row} versions rejected in a row", resume="openclaw-rl learning resume"
             )
 
-    # -- the gate ----------------------------------------------------------------------------------------------------------------
+    # -- the gate ------------------------------------------------------------------------------------------------------
 
     async def _gate(self, version: Version, report: Report) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
@@ -183,9 +191,11 @@ class Publisher:
         step_kl = await self._kl(serving, version.weight_version)
         base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
         refusal = None
-        # The serving version stands for the parent when versions between were superseded: each of their steps has its own allowance.
-        if step_kl is not None and not step_kl <= self._settings.max_step_kl * max(steps, 1):
-            refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {self._settings.max_step_kl * max(steps, 1):g}"
+        # The serving version stands for the parent when versions between were superseded: each of their steps has its
+        # own allowance.
+        allowed = self._settings.max_step_kl * max(steps, 1)
+        if step_kl is not None and not step_kl <= allowed:
+            refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {allowed:g}"
         elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
             refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
         elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
@@ -195,7 +205,9 @@ class Publisher:
         return GateResult(step_kl, base_kl, refusal)
 
     async def _kl(self, a: int, b: int) -> float | None:
-        """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖ b))."""
+        """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖
+        b)).
+        """
         replies = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
         total, count, budget = 0.0, 0, self._settings.gate_prompt_tokens
         for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
@@ -220,7 +232,7 @@ class Publisher:
             from_parent = _mean_abs(engine, probe.parent_log_probs)
             # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
-                return f"self-test: the engine still answers like the parent ({from_parent:.3g} of {shift:.3g} nats per token)"
+                return f"self-test: the engine still answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
         return None
 
     async def _score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> tuple[float, ...]:
@@ -230,7 +242,7 @@ class Publisher:
             )
         return score.log_probs
 
-    # -- the engine's adapters ---------------------------------------------------------------------------------------------------
+    # -- the engine's adapters -----------------------------------------------------------------------------------------
 
     async def _load(self, version: Version) -> None:
         number, name = version.weight_version, adapter_name(version.weight_version)
@@ -261,7 +273,9 @@ class Publisher:
         return bool(self._loaded - {self._serving.current})
 
     async def _retire_idle(self) -> None:
-        """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every load."""
+        """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
+        load.
+        """
         for number in sorted(self._loaded - {self._serving.current}):
             if self._serving.users(number) == 0:
                 async with self._turn:
@@ -269,7 +283,9 @@ class Publisher:
                 log.info("adapter_unloaded", weight_version=number)
 
     async def _prewarm(self, number: int) -> None:
-        """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its prefix cached."""
+        """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its
+        prefix cached.
+        """
         for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._score(number, prompt_ids[:-1], prompt_ids[-1:])

@@ -1,8 +1,10 @@
 """One frozen tree of settings; the only reader of the environment.
 
 Sources, strongest first: command-line flags (`--port 8000`, `--set server.port=8000`), the environment
-(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the defaults below.
-A wrong key or value is a one-line `SettingsError` that names it. Each part of the system gets its own branch, never the tree.
+(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the
+defaults below.
+A wrong key or value is a one-line `SettingsError` that names it. Each part of the system gets its own branch, never
+the tree.
 """
 
 import ipaddress
@@ -126,7 +128,9 @@ class SessionSettings(Branch):
 class JudgeSettings(Branch):
     kind: Literal["rules", "llm"] = "rules"
     url: str | None = None
-    """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when unset."""
+    """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when
+    unset.
+    """
     model: str | None = None
     api_key: SecretStr | None = None
     votes: int = Field(default=3, ge=1)
@@ -252,9 +256,8 @@ class Settings(Branch):
         if self.engine.kind == "url" and not self.engine.url:
             raise ValueError('engine.url is needed with engine.kind = "url"')
         if self.training.min_batch > self.training.batch_size:
-            raise ValueError(
-                f"training.min_batch {self.training.min_batch} is larger than training.batch_size {self.training.batch_size}"
-            )
+            n, most = self.training.min_batch, self.training.batch_size
+            raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
         return self
 
 
@@ -264,7 +267,8 @@ def load(
     """Build the tree.
 
     config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
-    overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML values.
+    overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
+    values.
     Raises SettingsError, one line that names the key.
     """
     environ = os.environ if environ is None else environ

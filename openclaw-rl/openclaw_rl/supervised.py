@@ -1,6 +1,7 @@
 """Runs a module as a supervised child: `python -m openclaw_rl.supervised MODULE [ARGS …]`.
 
-The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child gets SIGTERM, and
+The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child
+gets SIGTERM, and
 leaves for good after `GRACE_S`. So a killed server leaves no orphan engine behind.
 """
 

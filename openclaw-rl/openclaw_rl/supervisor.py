@@ -1,4 +1,6 @@
-"""Child processes: started, watched, restarted with growing pauses, stopped. Only what we started is ever ended, by its own handle."""
+"""Child processes: started, watched, restarted with growing pauses, stopped. Only what we started is ever ended, by
+its own handle.
+"""
 
 import asyncio
 import contextlib

@@ -319,7 +319,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class TurnKey:
-    """Where a turn stands in its conversation: hex digests that `sessions.pairing` makes and the ledger keeps, so that open turns can be
+    """Where a turn stands in its conversation: hex digests that `sessions.pairing` makes and the ledger keeps, so
+    that open turns can be
     found again after a restart without reading their messages."""
 
     reply_hash: str

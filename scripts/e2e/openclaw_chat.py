@@ -1,9 +1,12 @@
-"""The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they talk.
+"""The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they
+talk.
 
     python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--keep-log FILE]
 
-FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn is in the ledger,
-paired with its true next state and judged; side requests were served and not recorded; a LoRA step ran, and later replies carry the
+FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn
+is in the ledger,
+paired with its true next state and judged; side requests were served and not recorded; a LoRA step ran, and later
+replies carry the
 next version, in the ledger and in the reply's header.
 """
 
@@ -30,7 +33,9 @@ BATCH = 2
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or nothing at all")
+    parser.add_argument(
+        "--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or nothing at all"
+    )
     parser.add_argument("--report", type=Path, help="write what was seen as JSON")
     options = parser.parse_args()
     data_dir = options.folder.absolute() / f"data-{options.identity}-{int(time.time())}"
@@ -38,7 +43,10 @@ def main() -> int:
     report: dict[str, Any] = {"identity": options.identity, "turns": [], "seconds": {}}
     with RunningServer(data_dir, ["--batch-size", str(BATCH)]) as server:
         with OpenClaw(options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat) as client:
-            client.call("sessions.create", {"key": "agent:main:titled", "titleSource": "Please plan a garden with tomatoes and basil"})
+            client.call(
+                "sessions.create",
+                {"key": "agent:main:titled", "titleSource": "Please plan a garden with tomatoes and basil"},
+            )
             replies = [timed(report, f"turn {number}", client.say, "e2e", text) for number, text in enumerate(CHAT, 1)]
             started = time.monotonic()
             server.wait_for("version 1 serves", lambda status: status["serving"] >= 1, 600)
@@ -70,10 +78,16 @@ def judge(report: dict[str, Any]) -> int:
     texts = [turn["turn"]["reply"]["content"] for turn in turns]
     side = sum(count for what, count in counts.items() if what.startswith("side"))
     checks = {
-        "every message the user sent is one recorded turn": len(turns) == len(said) and all(w in a for w, a in zip(said, asked, strict=True)),
-        "each is paired with the user's next message": all(w in (a or "") for w, a in zip(said[1:], answered, strict=False)) and answered[-1] is None,
+        "every message the user sent is one recorded turn": len(turns) == len(said)
+        and all(w in a for w, a in zip(said, asked, strict=True)),
+        "each is paired with the user's next message": all(
+            w in (a or "") for w, a in zip(said[1:], answered, strict=False)
+        )
+        and answered[-1] is None,
         "corrections are judged -1, thanks +1": verdicts[:3] == [-1, -1, 1] and verdicts[4] is None,
-        "what the client showed is what was recorded": all(t.strip() == r for t, r in zip(texts, report["replies"], strict=True)),
+        "what the client showed is what was recorded": all(
+            t.strip() == r for t, r in zip(texts, report["replies"], strict=True)
+        ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,
         "the reply after it carries its version": versions[-1] == report["status"]["serving"] and versions[0] == 0,

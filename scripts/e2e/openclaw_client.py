@@ -1,6 +1,8 @@
-"""A real, unmodified OpenClaw on loopback: installed from npm, configured for one OpenAI-compatible URL, driven through its gateway.
+"""A real, unmodified OpenClaw on loopback: installed from npm, configured for one OpenAI-compatible URL, driven
+through its gateway.
 
-Needs npm (any Node that runs it); Node 24 is installed beside the client. Everything lives in one folder; nothing outside it is touched.
+Needs npm (any Node that runs it); Node 24 is installed beside the client. Everything lives in one folder; nothing
+outside it is touched.
 """
 
 import json
@@ -29,12 +31,29 @@ def install(folder: Path) -> Path:
         (inst / "package.json").write_text('{"private": true}')
         quiet = ["--no-fund", "--no-audit", "--loglevel=error"]
         subprocess.run(["npm", "i", *quiet, NODE], cwd=inst, check=True)
-        subprocess.run(["npm", "i", *quiet, OPENCLAW], cwd=inst, check=True, env=os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"})
+        subprocess.run(
+            ["npm", "i", *quiet, OPENCLAW],
+            cwd=inst,
+            check=True,
+            env=os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"},
+        )
     return binaries
 
 
-def config(*, base_url: str, model: str, api_key: str, workspace: Path, port: int, token: str, log_file: Path, compat: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can hold."""
+def config(
+    *,
+    base_url: str,
+    model: str,
+    api_key: str,
+    workspace: Path,
+    port: int,
+    token: str,
+    log_file: Path,
+    compat: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can
+    hold.
+    """
     entry = {
         "id": model,
         "name": model,
@@ -51,7 +70,9 @@ def config(*, base_url: str, model: str, api_key: str, workspace: Path, port: in
         "models": {
             "mode": "replace",
             # `qwen` would pull in a provider plugin of that name.
-            "providers": {"rl": {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}},
+            "providers": {
+                "rl": {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}
+            },
         },
         "agents": {
             "defaults": {
@@ -71,7 +92,9 @@ def config(*, base_url: str, model: str, api_key: str, workspace: Path, port: in
 class OpenClaw:
     """A running gateway and the chats through it; a context manager that ends only what it started."""
 
-    def __init__(self, folder: Path, *, base_url: str, model: str, api_key: str = "none", compat: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, base_url: str, model: str, api_key: str = "none", compat: Mapping[str, Any] | None = None
+    ) -> None:
         self._binaries = install(folder)
         self._run = folder / "run"
         shutil.rmtree(self._run, ignore_errors=True)
@@ -104,7 +127,18 @@ class OpenClaw:
 
     def __enter__(self) -> Self:
         subprocess.run(["openclaw", "config", "validate"], env=self._environ, check=True, stdout=subprocess.DEVNULL)
-        argv = ["openclaw", "gateway", "--port", str(self._port), "--bind", "loopback", "--auth", "token", "--token", self._token]
+        argv = [
+            "openclaw",
+            "gateway",
+            "--port",
+            str(self._port),
+            "--bind",
+            "loopback",
+            "--auth",
+            "token",
+            "--token",
+            self._token,
+        ]
         with (self._run / "gateway.out").open("wb") as out:
             self._gateway = subprocess.Popen(argv, env=self._environ, stdout=out, stderr=out)
         end = time.monotonic() + GATEWAY_START_S
@@ -115,10 +149,14 @@ class OpenClaw:
             except OSError:
                 if time.monotonic() > end or self._gateway.poll() is not None:
                     self.__exit__(None, None, None)
-                    raise RuntimeError(f"the gateway did not come up: {(self._run / 'gateway.out').read_text()[-2000:]}") from None
+                    raise RuntimeError(
+                        f"the gateway did not come up: {(self._run / 'gateway.out').read_text()[-2000:]}"
+                    ) from None
                 time.sleep(0.5)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._gateway is not None:
             self._gateway.terminate()
             try:
@@ -129,7 +167,18 @@ class OpenClaw:
 
     def say(self, session: str, message: str) -> str:
         """One user message; the agent's reply. Raises CalledProcessError when the client failed."""
-        argv = ["openclaw", "agent", "--agent", "main", "--session-key", f"agent:main:{session}", "--message", message, "--timeout", str(TURN_S)]
+        argv = [
+            "openclaw",
+            "agent",
+            "--agent",
+            "main",
+            "--session-key",
+            f"agent:main:{session}",
+            "--message",
+            message,
+            "--timeout",
+            str(TURN_S),
+        ]
         done = subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=TURN_S + 120)
         return done.stdout.strip()
 

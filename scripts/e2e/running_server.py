@@ -27,7 +27,9 @@ class RunningServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -35,7 +37,17 @@ class RunningServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         where = self.data_dir / "run" / "server.json"
         where.unlink(missing_ok=True)
-        argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(self.data_dir), "--port", "0", *self._args]
+        argv = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "serve",
+            "--data-dir",
+            str(self.data_dir),
+            "--port",
+            "0",
+            *self._args,
+        ]
         environ = os.environ | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
         with (self.data_dir / "server.log").open("ab") as out:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
@@ -71,7 +83,9 @@ class RunningServer:
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         key = (self.data_dir / "keys" / "admin.key").read_text().strip()
-        reply = httpx.request(method, self.url + path, headers={"Authorization": f"Bearer {key}"}, json=body, timeout=150)
+        reply = httpx.request(
+            method, self.url + path, headers={"Authorization": f"Bearer {key}"}, json=body, timeout=150
+        )
         reply.raise_for_status()
         return reply.json()
 

@@ -66,7 +66,9 @@ class World:
     async def commit(
         self, *, sampled_by: int, probe_error: float = 0.0, metrics: dict[str, float] | None = None
     ) -> int:
-        """One step: its adapter's bytes are its lease's name; its probe is what the engine will answer, less an error."""
+        """One step: its adapter's bytes are its lease's name; its probe is what the engine will answer, less an
+        error.
+        """
         await self.sampled(sampled_by)
         lease = await self.ledger.lease(trainer="test", now=True)
         assert lease is not None

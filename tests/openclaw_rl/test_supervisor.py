@@ -63,10 +63,10 @@ async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) 
 
 async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
     seen = tmp_path / "pids"
+    child = f"Child('c', {module(tmp_path)!r}, [{str(seen)!r}], python=None, log_file=Path({str(tmp_path / 'log')!r}))"
     parent_source = (
-        "import asyncio, pathlib\n"
-        "from openclaw_rl.supervisor import Child\n"
-        f"asyncio.run(Child('c', {module(tmp_path)!r}, [{str(seen)!r}], python=None, log_file=pathlib.Path({str(tmp_path / 'log')!r})).run())\n"
+        "import asyncio\nfrom pathlib import Path\nfrom openclaw_rl.supervisor import Child\n"
+        f"asyncio.run({child}.run())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_source], env=os.environ | {"PYTHONPATH": str(tmp_path)})
     try:

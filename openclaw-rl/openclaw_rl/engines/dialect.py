@@ -1,28 +1,37 @@
 """The engine dialect: the part of SGLang's native HTTP API that we use, as typed bodies.
 
-SGLang 0.5.15 serves it on a GPU (with `--incremental-streaming-output`), `engines.embedded` on a laptop; the conformance suite in
+SGLang 0.5.15 serves it on a GPU (with `--incremental-streaming-output`), `engines.embedded` on a laptop; the
+conformance suite in
 `tests/conformance/` holds for both. What the bodies mean:
 
-* `POST /generate` takes ids and gives ids. Streaming (`"stream": true`) answers server-sent events `data: {GenerateReply}` and a last
+* `POST /generate` takes ids and gives ids. Streaming (`"stream": true`) answers server-sent events `data:
+{GenerateReply}` and a last
   `data: [DONE]`; every event holds only what is new in `output_ids` and `meta_info.output_token_logprobs`, and
   `meta_info.completion_tokens` counts all so far. Not streaming answers one `GenerateReply`.
 * A sampled end token is the last of `output_ids`. Nothing is added after `length`.
-* `meta_info.output_token_logprobs = [[log_prob, id, null], ...]`: of softmax(logits / temperature) (temperature 0: greedy, reported at
+* `meta_info.output_token_logprobs = [[log_prob, id, null], ...]`: of softmax(logits / temperature) (temperature 0:
+greedy, reported at
   temperature 1), never renormalised by top-p or top-k.
-* `meta_info.input_token_logprobs` (with `logprob_start_len` ≥ 0): entry j belongs to token `logprob_start_len + j` and is
-  log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T tokens after a prompt of
+* `meta_info.input_token_logprobs` (with `logprob_start_len` ≥ 0): entry j belongs to token `logprob_start_len + j`
+and is
+  log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T tokens
+  after a prompt of
   P: ids = prompt + response, `max_new_tokens: 0`, `logprob_start_len: P - 1`; drop the first of the T + 1 entries.
-  `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike, each entry a list of K `[log_prob, id, null]` or null.
+  `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike, each entry a list of K `[log_prob, id, null]`
+  or null.
 * `extra_key` isolates prefix-cache entries; adapters are isolated from each other and from the base without it.
 * `lora_path` names a loaded adapter; a request keeps its adapter to the end. An unknown name is a 400.
-* `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive meanwhile wait.
+* `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive
+meanwhile wait.
 * `POST /abort_request {"rid": …}` or `{"abort_all": true}`: the request answers at once with what it has,
   `finish_reason.type == "abort"`.
 * `GET|POST /flush_cache`: 200, or 400 while anything runs or is queued.
-* `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an unload waits for the
+* `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an
+unload waits for the
   adapter's requests. A name already loaded is a 400.
 * `GET /health`: 200 once it can serve. `GET /model_info`: `ModelInfo`.
-* Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before anything is generated.
+* Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before anything is
+generated.
 """
 
 from typing import Any, Literal

@@ -1,6 +1,7 @@
 """The method protocol: a value with three hooks, found under the entry-point group `openclaw_rl.methods`.
 
-`score` runs in the server (async, no torch), `advantages` and `loss` in the trainer. A new method is a new `method.py` behind an entry
+`score` runs in the server (async, no torch), `advantages` and `loss` in the trainer. A new method is a new
+`method.py` behind an entry
 point; it never touches the server.
 """
 
@@ -37,7 +38,9 @@ class ScoringTools:
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
-    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's temperature."""
+    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's
+    temperature.
+    """
 
     log_probs: "Tensor"  # [T], with graph
     old_log_probs: "Tensor"  # [T], detached
@@ -49,7 +52,8 @@ class TokenTerms:
 
 @dataclass(frozen=True, slots=True)
 class SampleLoss:
-    """One sample's loss *summed* over its trained tokens, and what to report (sums too). The caller divides: per sample by its token
+    """One sample's loss *summed* over its trained tokens, and what to report (sums too). The caller divides: per
+    sample by its token
     count, then by the batch's number of samples, both known before the first micro-batch."""
 
     loss_sum: "Tensor"  # scalar with graph

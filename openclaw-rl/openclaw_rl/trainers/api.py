@@ -7,7 +7,8 @@
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
     POST /v1/trainer/durable  → {}
 
-The checkpoint is the transaction: a trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a fresh folder, fsyncs, renames,
+The checkpoint is the transaction: a trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a fresh
+folder, fsyncs, renames,
 and only then commits. Auth: `Authorization: Bearer <trainer token>`.
 """
 
