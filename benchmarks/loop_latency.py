@@ -11,16 +11,14 @@ import argparse
 import asyncio
 import json
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "e2e"))
 from chat_load import Reply, chat, quantile
-from running_server import RunningServer
+
+from openclaw_rl.testing.running_server import RunningServer
 
 QUESTIONS = [
     "sleep better",

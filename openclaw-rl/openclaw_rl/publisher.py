@@ -232,7 +232,7 @@ class Publisher:
             from_parent = _mean_abs(engine, probe.parent_log_probs)
             # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
-                return f"self-test: the engine still answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
+                return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
         return None
 
     async def _score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> tuple[float, ...]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_client import OpenClaw
-from running_server import RunningServer
+
+from openclaw_rl.testing.running_server import RunningServer
 
 CHAT = (
     "Give me three tips to sleep better.",

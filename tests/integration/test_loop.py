@@ -1,0 +1,77 @@
+"""The whole loop on real parts: the bundled model serves, a correction is judged, a LoRA step runs, the next reply is
+of version 1.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw_rl.testing.running_server import RunningServer
+
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
+
+
+def stream(
+    server: RunningServer, messages: list[Any], session: str, **fields: Any
+) -> tuple[str, httpx.Headers, list[Any]]:
+    body = {"model": "policy", "messages": messages, "stream": True, "max_tokens": 16, **fields}
+    headers = {"Authorization": "Bearer sk-test", "X-Session-Id": session}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=300) as reply:
+        assert reply.status_code == 200, reply.read()
+        events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
+    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    return text, reply.headers, events
+
+
+def command(server: RunningServer, *args: str) -> str:
+    argv = [sys.executable, "-m", "openclaw_rl", *args, "--data-dir", str(server.data_dir)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_chats_become_a_new_version_that_serves(server: RunningServer, tmp_path: Path) -> None:
+    turn_ids = []
+    for number, answer in enumerate(("No, that is wrong. Shorter please.", "Thanks, that is perfect!")):
+        question = {"role": "user", "content": f"Give me one tip to sleep better, number {number}."}
+        text, headers, events = stream(server, [question], f"s{number}")
+        assert headers["x-weight-version"] == "0"
+        assert headers["x-session-id"] == f"s{number}"
+        assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        turn_ids.append(events[0]["id"])
+        stream(
+            server,
+            [question, {"role": "assistant", "content": text}, {"role": "user", "content": answer}],
+            f"s{number}",
+        )
+    status = server.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
+    assert status["counts"]["trained"] == 2
+    turns = [server.admin("GET", f"/v1/turns/{turn_id}") for turn_id in turn_ids]
+    assert [turn["verdict"]["value"] for turn in turns] == [-1, 1]
+    assert [turn["trained_in"] for turn in turns] == [1, 1]
+    assert [turn["sample"]["reward"] for turn in turns] == [-1.0, 1.0]
+
+    _, headers, _ = stream(server, [{"role": "user", "content": "And now?"}], "later")
+    assert headers["x-weight-version"] == "1"
+
+    assert "version 1 serves" in command(server, "status")
+    assert turn_ids[0] in command(server, "turns")
+    assert json.loads(command(server, "turns", turn_ids[0]))["state"] == "trained"
+    command(server, "export-adapter", str(tmp_path / "out"))
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    command(server, "learning", "pause")
+    assert not server.status()["learning"]
+    command(server, "learning", "resume")
+    assert "version 0 serves" in command(server, "rollback")
+    _, headers, _ = stream(server, [{"role": "user", "content": "And back?"}], "later")
+    assert headers["x-weight-version"] == "0"
+    assert [row["state"] for row in server.status()["versions"]] == ["serving", "rolled_back"]
+    command(server, "pin", "0")
+    assert server.status()["pinned"] == 0
+    command(server, "pin", "--off")
+    assert server.status()["pinned"] is None
