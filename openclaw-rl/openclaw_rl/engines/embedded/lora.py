@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openclaw_rl.errors import EngineRefused
 
-_KEY = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")
+_KEY = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,32 +40,35 @@ def read_adapter(folder: Path, shapes: list[dict[str, torch.Size]], device: torc
         raise EngineRefused(f"{folder} is not a PEFT adapter: {error}", status=400) from error
     if config.get("peft_type", "LORA") != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
         raise EngineRefused(f"{folder}: only plain LoRA is served (no DoRA, no biases)", status=400)
-    halves: dict[tuple[int, str], dict[str, Tensor]] = {}
+    halves: dict[str, dict[str, Tensor]] = {}
+    places: dict[str, tuple[int, str]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
-        if match is None or int(match[1]) >= len(shapes) or match[2] not in shapes[int(match[1])]:
+        if match is None or int(match[2]) >= len(shapes) or match[3] not in shapes[int(match[2])]:
             raise EngineRefused(f"{folder}: the model has no place for {key}", status=400)
-        halves.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor.float()
+        places[match[1]] = int(match[2]), match[3]
+        halves.setdefault(match[1], {})[match[4]] = tensor.float()
     layers: list[LayerPairs] = [{} for _ in shapes]
-    for (layer, name), pair in halves.items():
+    for module, (layer, name) in places.items():
         out_features, in_features = shapes[layer][name]
-        a, b = pair.get("A"), pair.get("B")
+        a, b = halves[module].get("A"), halves[module].get("B")
         if (
             a is None
             or b is None
-            or a.shape[1] != in_features
-            or b.shape[0] != out_features
+            or (a.shape[1], b.shape[0]) != (in_features, out_features)
             or a.shape[0] != b.shape[1]
         ):
-            raise EngineRefused(f"{folder}: layer {layer} {name} does not fit the model", status=400)
-        scale = _scale(config, f"model.layers.{layer}", name, a.shape[0])
+            raise EngineRefused(f"{folder}: {module} does not fit the model", status=400)
+        scale = _scale(config, module, a.shape[0])
         layers[layer][name] = LowRank(a.t().contiguous(), (b * scale).t().contiguous())
     return layers
 
 
-def _scale(config: dict[str, Any], layer: str, name: str, rank: int) -> float:
+def _scale(config: dict[str, Any], module: str, rank: int) -> float:
+    """alpha / r, or alpha / √r; the first pattern that ends the module's path overrides alpha, as in PEFT."""
     alpha = float(config["lora_alpha"])
     for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", f"{layer}.x.{name}"):
+        if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = float(value)
+            break
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
