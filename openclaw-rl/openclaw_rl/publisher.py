@@ -78,7 +78,7 @@ class Publisher:
                     pass
                 await self._retire_idle()
             except (EngineError, LedgerError, TimeoutError) as error:
-                log.warning("publish_delayed", error=str(error), retry_s=RETRY_S)
+                log.warning("publish_delayed", error=repr(error), retry_s=RETRY_S)
                 await asyncio.sleep(RETRY_S)
                 continue
             try:

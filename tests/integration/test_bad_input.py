@@ -16,7 +16,7 @@ PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K
 
 def ask(server: RunningServer, body: Any = None, *, key: str = "sk-test", raw: bytes | None = None) -> httpx.Response:
     content = raw if raw is not None else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     return httpx.post(f"{server.url}/v1/chat/completions", content=content, headers=headers, timeout=120)
 
 
@@ -69,7 +69,7 @@ def test_a_20_mb_body_is_refused(server: RunningServer) -> None:
     assert "16" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("key", ["", "sk-tesT", "sk-test2", "sk-test\u00e9".encode().decode("latin-1")])
+@pytest.mark.parametrize("key", ["", "sk-tesT", "sk-test2", "sk-test-and-more"])
 def test_a_wrong_key_is_a_401(server: RunningServer, key: str) -> None:
     reply = ask(server, {"messages": HELLO}, key=key)
     assert reply.status_code == 401
