@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from openclaw_rl import __version__, log
+from openclaw_rl import __version__, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.children import engine_child, free_port, trainer_child
 from openclaw_rl.data_dir import DataDir, write_json
@@ -55,8 +55,11 @@ events = structlog.get_logger()
 START_POLL_S = 0.2
 
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when it cannot start."""
+async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when it cannot start.
+
+    frontend: one that was made before, for a program that starts many servers; else it is made of `settings.model`.
+    """
     log.configure(settings.log_level, settings.log_format)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -65,7 +68,7 @@ async def run(settings: Settings) -> None:
     listener = _listen(settings)
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-            await _Server(settings, listener, stop, stack, tasks).serve()
+            await _Server(settings, listener, stop, stack, tasks).serve(frontend)
     except* OpenClawRLError as group:
         raise _first(group) from None
     finally:
@@ -101,7 +104,7 @@ class _Server:
         self._running: list[asyncio.Task[None]] = []
         self._children: list[Child] = []
 
-    async def serve(self) -> None:
+    async def serve(self, frontend: FrontEnd | None) -> None:
         settings, started_at = self._settings, time.time()
         method = load_method(settings.method.name)
         data = DataDir.prepare(settings.data_dir)
@@ -110,8 +113,9 @@ class _Server:
         serving = ServingVersions(settings.engine.hold_s)
         engine, keeper_exit = await self._engine(data, serving)
 
-        folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
-        frontend = await asyncio.to_thread(FrontEnd, settings.model, folder)
+        if frontend is None:
+            folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
+            frontend = await asyncio.to_thread(FrontEnd, settings.model, folder)
         info = await self._model_info(engine)
         if info is None:  # asked to stop before the engine came up
             return await self._stop_children()
@@ -123,6 +127,7 @@ class _Server:
         )
         self._stack.push_async_callback(ledger.aclose)
 
+        await version_folders.tidy(ledger, data.versions)
         publisher = Publisher(ledger, engine, serving, settings.publisher, data.root)
         await publisher.restore()
         keeper = EngineKeeper(engine, serving, publisher.restore)

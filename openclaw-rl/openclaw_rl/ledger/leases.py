@@ -127,6 +127,12 @@ def live(db: sqlite3.Connection, lease_id: str, fence: int) -> sqlite3.Row:
     return found
 
 
+def live_id(db: sqlite3.Connection) -> str | None:
+    """The lease that may yet be committed."""
+    found = db.execute("SELECT lease_id FROM lease WHERE state = 'live'").fetchone()
+    return None if found is None else str(found["lease_id"])
+
+
 def drop_leased(db: sqlite3.Connection, fence: int, drop: Mapping[str, DropReason], *, at: float) -> None:
     """Samples the trainer can never use end here."""
     for sample_id, reason in drop.items():

@@ -185,6 +185,10 @@ class Ledger:
             lambda db: leases.release(db, lease_id, fence, reason=reason, drop=dropped, at=self._clock())
         )
 
+    async def live_lease(self) -> str | None:
+        """The id of the lease that may yet be committed."""
+        return await self._reader.read(leases.live_id)
+
     async def revoke(self, *, trainer: str | None = None, reason: str) -> bool:
         """End the live lease of a trainer known to be dead (None: whosever it is); its samples wait again. False when
         there is none."""

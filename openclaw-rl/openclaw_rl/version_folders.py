@@ -1,0 +1,42 @@
+"""Keeps `versions/` to what the ledger knows: at start, folders that no version names are deleted.
+
+A crash can leave half a checkpoint, or a whole one that was never committed. The second may yet be: the trainer commits
+it when it comes back, as long as its lease is live. So a folder stays when a version names it, or when its own name
+holds the live lease's id (which is how trainers name their folders); nobody can commit the others any more. Only
+folders directly below `versions/` are looked at, and links are not followed.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import structlog
+
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.trainers import checkpoint
+
+log = structlog.get_logger()
+
+
+async def tidy(ledger: Ledger, versions: Path) -> None:
+    """Delete what no version names and no live lease may yet commit. Call it before leases are handed out."""
+    named = [version.folder for version in await ledger.versions() if version.folder is not None]
+    removed = await asyncio.to_thread(remove_unnamed, versions, named, await ledger.live_lease())
+    if removed:
+        log.info("version_folders_removed", folders=removed)
+
+
+def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None) -> list[str]:
+    """`named`: folders relative to the data directory, the parent of `versions`. Returns the names that are gone."""
+    kept = {parts[1] for parts in (PurePosixPath(folder).parts for folder in named) if parts[:1] == (versions.name,)}
+    removed = []
+    for folder in sorted(versions.iterdir()):
+        is_known = folder.name in kept or (live_lease is not None and live_lease in folder.name)
+        if is_known or folder.is_symlink() or not folder.is_dir():
+            continue
+        checkpoint.discard(folder)
+        if folder.exists():
+            log.warning("version_folder_stays", folder=folder.name)
+        else:
+            removed.append(folder.name)
+    return removed

@@ -1,0 +1,58 @@
+"""Which folders of `versions/` survive a start."""
+
+from pathlib import Path
+
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.version_folders import remove_unnamed, tidy
+
+
+def make(versions: Path, *names: str) -> None:
+    for name in names:
+        (versions / name).mkdir(parents=True)
+        (versions / name / "manifest.json").write_text("{}")
+        (versions / name / "adapter_model.safetensors").write_text("weights")
+
+
+def left(versions: Path) -> set[str]:
+    return {entry.name for entry in versions.iterdir()}
+
+
+def test_only_what_is_named_or_may_yet_be_committed_stays(tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    make(versions, "lease-1-aa", "lease-2-bb", "lease-3-cc", ".tmp-lease-3-cc", ".tmp-lease-2-bb", "foreign")
+    removed = remove_unnamed(versions, ["versions/lease-1-aa"], "lease-3-cc")
+    assert removed == [".tmp-lease-2-bb", "foreign", "lease-2-bb"]
+    assert left(versions) == {"lease-1-aa", "lease-3-cc", ".tmp-lease-3-cc"}
+    assert remove_unnamed(versions, ["versions/lease-1-aa"], None) == [".tmp-lease-3-cc", "lease-3-cc"]
+
+
+def test_a_version_may_lie_deeper_or_elsewhere(tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    make(versions, "run/step-1", "elsewhere")
+    assert remove_unnamed(versions, ["versions/run/step-1", "elsewhere/adapter"], None) == ["elsewhere"]
+    assert (versions / "run" / "step-1" / "manifest.json").exists()
+
+
+def test_links_and_files_are_not_ours(tmp_path: Path) -> None:
+    versions, outside = tmp_path / "versions", tmp_path / "outside"
+    make(versions, "lease-1-aa")
+    make(tmp_path, "outside")
+    (versions / "link").symlink_to(outside)
+    (versions / "note.txt").write_text("mine")
+    assert remove_unnamed(versions, [], None) == ["lease-1-aa"]
+    assert left(versions) == {"link", "note.txt"}
+    assert (outside / "manifest.json").exists()
+
+
+async def test_a_new_ledger_names_nothing(tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    make(versions, "lease-9-zz")
+    ledger = await Ledger.open(
+        tmp_path / "ledger.sqlite3", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
+    )
+    try:
+        await tidy(ledger, versions)
+    finally:
+        await ledger.aclose()
+    assert left(versions) == set()
