@@ -5,10 +5,10 @@ Others are decoded over a small window of the last tokens, which waits while a c
 """
 
 import codecs
-import json
 from collections.abc import Collection
 from typing import Protocol
 
+import orjson
 from tokenizers import Tokenizer
 
 _WINDOW = 8
@@ -28,10 +28,12 @@ class Detokenizer(Protocol):
 class TokenTable:
     """The text behind the ids of one tokenizer; shared by all replies."""
 
-    def __init__(self, backend: Tokenizer, *, hidden_ids: Collection[int]) -> None:
-        """hidden_ids: tokens that never show as text (end tokens, special tokens)."""
+    def __init__(self, backend: Tokenizer, backend_json: str, *, hidden_ids: Collection[int]) -> None:
+        """backend_json: `backend.to_str()`, which takes a while.
+
+        hidden_ids: tokens that never show as text (end tokens, special tokens)."""
         self._backend, self._hidden = backend, frozenset(hidden_ids)
-        config = json.loads(backend.to_str())
+        config = orjson.loads(backend_json)
         self._bytes = _byte_table(config, self._hidden) if _is_byte_level(config.get("decoder")) else None
 
     def detokenizer(self) -> Detokenizer:

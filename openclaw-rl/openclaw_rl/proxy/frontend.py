@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from openclaw_rl.errors import RequestError, SettingsError
 from openclaw_rl.messages import Message
@@ -100,12 +100,14 @@ class FrontEnd:
         """Whether the template shows tools to the model and a parser finds its calls."""
         self._format = _reply_format(server)
         self._serving = OpenAIServingChat(manager, templates)
-        self._pieces = PieceTokenizer(self._tokenizer.backend_tokenizer, assistant_may_write=self._format.markers)
+        backend = self._tokenizer.backend_tokenizer
+        backend_json = backend.to_str()
+        self._pieces = PieceTokenizer(backend, backend_json, assistant_may_write=self._format.markers)
         self.end_ids = _end_ids(self._tokenizer, config, generation)
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
-        self._table = TokenTable(self._tokenizer.backend_tokenizer, hidden_ids=hidden | self.end_ids)
+        self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)
         self.context_length = int(model.context_length or config.get("max_position_embeddings") or 8192)
-        self.tokenizer_hash = _hash(self._tokenizer.backend_tokenizer.to_str(), template)
+        self.tokenizer_hash = _hash(backend_json, template)
         if not self._pieces.is_exact:
             log.warning("tokenizer_not_cut", reason="pieces do not tokenise alone as they do together")
 
@@ -224,9 +226,10 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    # Not AutoTokenizer where it can be helped: that imports torch.
     if (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    from transformers import AutoTokenizer  # here, because it imports torch
+
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 

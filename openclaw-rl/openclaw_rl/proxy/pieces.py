@@ -12,13 +12,13 @@ every control id stems from the template. Thread-safe.
 """
 
 import itertools
-import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import orjson
 from tokenizers import Tokenizer
 
 from openclaw_rl.types import Ids
@@ -33,13 +33,20 @@ _PROBE = ("Hello  world", " leading", "trailing ", "\n\nlines\n", "", "ünï 漢
 
 class PieceTokenizer:
     def __init__(
-        self, backend: Tokenizer, *, assistant_may_write: Iterable[str] = (), cache_chars: int = 2**24
+        self,
+        backend: Tokenizer,
+        backend_json: str,
+        *,
+        assistant_may_write: Iterable[str] = (),
+        cache_chars: int = 2**24,
     ) -> None:
-        """assistant_may_write: control strings that keep their meaning inside replayed assistant messages (`<think>`).
+        """backend_json: `backend.to_str()`, which takes a while.
+
+        assistant_may_write: control strings that keep their meaning inside replayed assistant messages (`<think>`).
 
         cache_chars: text kept in the cache, in characters.
         """
-        config = json.loads(backend.to_str())
+        config = orjson.loads(backend_json)
         tokens = {token["content"]: token for token in config["added_tokens"] if token["content"]}
         self._ids = {text: int(token["id"]) for text, token in tokens.items()}
         self.special_ids = frozenset(int(token["id"]) for token in tokens.values() if token["special"])
@@ -63,7 +70,7 @@ class PieceTokenizer:
         config["added_tokens"] = []
         config["post_processor"] = None
         config["truncation"] = config["padding"] = None
-        self._plain = Tokenizer.from_str(json.dumps(config))
+        self._plain = Tokenizer.from_str(orjson.dumps(config).decode())
         self._cache: OrderedDict[str, Ids] = OrderedDict()
         self._cached_chars, self._cache_chars = 0, cache_chars
         self._lock = threading.Lock()

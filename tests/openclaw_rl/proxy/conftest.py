@@ -194,7 +194,7 @@ class Proxy:
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(5):
-            while not condition():  # noqa: ASYNC110 (what another task does)
+            while not condition():
                 await asyncio.sleep(0.005)
 
 
@@ -234,7 +234,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             group.create_task(runner.serve(sockets=[listener]))
             proxy = Proxy(deps, fake, book, serving, f"http://127.0.0.1:{listener.getsockname()[1]}")
             try:
-                while not runner.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+                while not runner.started:
                     await asyncio.sleep(0.005)
                 yield proxy
             finally:

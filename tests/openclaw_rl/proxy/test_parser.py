@@ -167,10 +167,10 @@ def test_other_vocabularies_are_decoded_over_a_window() -> None:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     ids = [1, 2, 3, 4, *[5 + byte for byte in "🙂".encode()], 4]
-    detokenizer = TokenTable(tokenizer, hidden_ids=()).detokenizer()
+    detokenizer = TokenTable(tokenizer, tokenizer.to_str(), hidden_ids=()).detokenizer()
     shown = [detokenizer.feed(token) for token in ids]
     assert "".join(shown) + detokenizer.finish() == tokenizer.decode(ids) == "hello you🙂 you"
     assert shown[4:7] == ["", "", ""]
-    broken = TokenTable(tokenizer, hidden_ids=()).detokenizer()
+    broken = TokenTable(tokenizer, tokenizer.to_str(), hidden_ids=()).detokenizer()
     assert [broken.feed(5 + byte) for byte in b"\xf0\x9f"] == ["", ""]
     assert "�" in broken.finish()

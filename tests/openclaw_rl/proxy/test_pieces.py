@@ -132,7 +132,7 @@ def test_the_cache_forgets_the_oldest_and_stays_within_its_size() -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    pieces = PieceTokenizer(tokenizer, cache_chars=100)
+    pieces = PieceTokenizer(tokenizer, tokenizer.to_str(), cache_chars=100)
     for i in range(50):
         pieces.encode(f"{i:020}<s>")
     assert pieces._cached_chars <= 100
@@ -146,7 +146,7 @@ def test_a_tokenizer_whose_pieces_differ_is_not_cut_and_still_safe() -> None:
     backend = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     backend.add_special_tokens([AddedToken("<end>", special=True, normalized=False)])
-    pieces = PieceTokenizer(backend)
+    pieces = PieceTokenizer(backend, backend.to_str())
     assert not pieces.is_exact
     text = "hello<end> you"
     assert pieces.encode(text) == tuple(backend.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,142 @@
+"""One reply over several engine calls: cuts, swaps, versions."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineRefused, RequestError
+from openclaw_rl.proxy.generation import Generation, Sampled
+from openclaw_rl.testing import FakeEngine, Scripted
+from openclaw_rl.types import SamplingParams
+
+END = 2
+
+
+def serving_base(hold_s: float = 5) -> ServingVersions:
+    serving = ServingVersions(hold_s=hold_s)
+    serving.switch(0, None)
+    return serving
+
+
+def generation(engine: FakeEngine, serving: ServingVersions, *, limit: int = 10, **params: object) -> Generation:
+    return Generation(
+        engine,
+        serving,
+        rid="r",
+        prompt_ids=(1, 5, 6),
+        sampling=SamplingParams(max_new_tokens=limit, **params),  # type: ignore[arg-type]
+        end_ids={END},
+    )
+
+
+async def collect(engine: FakeEngine, serving: ServingVersions, **fields: object) -> Sampled:
+    async with generation(engine, serving, **fields) as running:  # type: ignore[arg-type]
+        async with aclosing(running.events()) as events:
+            async for _ in events:
+                pass
+        return running.sampled
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_swap_of_full_weights_joins_two_versions_in_one_reply() -> None:
+    engine, serving = FakeEngine(), serving_base()
+    engine.script(Scripted(ids=(11, 12, 13, END), hold_after=2), Scripted(ids=(14, END)))
+    task = asyncio.create_task(collect(engine, serving))
+    await until(lambda: engine.running)
+    serving.close_gate()
+    await engine.pause("retract")
+    await engine.abort_all()
+    await until(lambda: not engine.running)
+    await engine.flush_cache()
+    engine.weight_version = 1
+    serving.switch(1, None)
+    await engine.resume()
+    serving.open_gate()
+    sampled = await task
+    assert sampled.ids == [11, 12, 14, END]
+    assert [(run.weight_version, run.length) for run in sampled.versions] == [(0, 2), (1, 2)]
+    assert (sampled.finish, sampled.is_joined) == ("stop", True)
+    first, second = engine.calls
+    assert second.input_ids == [1, 5, 6, 11, 12]
+    assert (first.sampling_params.max_new_tokens, second.sampling_params.max_new_tokens) == (10, 8)
+    assert (first.extra_key, second.extra_key) == ("v0", "v1")
+    assert serving.users(0) == serving.users(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "limit", "finish"), [((11, END), 10, "stop"), ((11, 12, 13), 3, "length"), ((11, END), 2, "stop")]
+)
+async def test_a_reply_that_had_ended_when_it_was_cut_is_not_asked_for_again(ids, limit, finish) -> None:
+    engine = FakeEngine()
+    engine.script(Scripted(ids=ids, break_after=len(ids)))
+    sampled = await collect(engine, serving_base(), limit=limit)
+    assert (tuple(sampled.ids), sampled.finish) == (ids, finish)
+    assert len(engine.calls) == 1
+
+
+async def test_an_engine_that_never_comes_back_is_given_up_as_503() -> None:
+    engine = FakeEngine()
+    engine.go_down()
+    with pytest.raises(RequestError) as caught:
+        await collect(engine, serving_base(hold_s=0.1))
+    assert caught.value.status == 503
+
+
+async def test_progress_renews_the_patience() -> None:
+    engine = FakeEngine()
+    engine.script(*[Scripted(ids=(10 + i,), break_after=1) for i in range(6)], Scripted(ids=(END,)))
+    sampled = await collect(engine, serving_base(hold_s=0.2))
+    assert sampled.ids == [*range(10, 16), END]
+    assert sampled.resumed == 6
+
+
+async def test_an_abort_that_is_a_refusal_is_one() -> None:
+    class Refusing(FakeEngine):
+        async def stream(self, request):
+            finish = FinishReason.model_validate({"type": "abort", "message": "too long", "status_code": 400})
+            yield GenerateReply(meta_info=MetaInfo(finish_reason=finish))
+
+    with pytest.raises(EngineRefused, match="too long"):
+        await collect(Refusing(), serving_base())
+
+
+async def test_cut_replies_go_on_exactly_as_the_policy_would_have() -> None:
+    whole = await collect(FakeEngine(), serving_base(), limit=20)
+    halves = FakeEngine()
+    calls = 0
+
+    class Cut(FakeEngine):
+        async def stream(self, request):
+            nonlocal calls
+            calls += 1
+            seen = 0
+            async with aclosing(halves.stream(request)) as events:
+                async for event in events:
+                    yield event
+                    seen += 1
+                    if seen == 3 and event.meta_info.finish_reason is None:
+                        yield GenerateReply(meta_info=MetaInfo(finish_reason=FinishReason(type="abort")))
+                        return
+
+    cut = await collect(Cut(), serving_base(), limit=20)
+    assert calls > 3
+    assert (cut.ids, cut.log_probs, cut.finish) == (whole.ids, whole.log_probs, whole.finish)
+
+
+async def test_closing_gives_the_version_back_and_aborts() -> None:
+    engine, serving = FakeEngine(), serving_base()
+    engine.script(Scripted(ids=(11, 12), hold_after=1))
+    async with generation(engine, serving) as running:
+        async with aclosing(running.events()) as events:
+            await anext(events)
+            assert serving.users(0) == 1
+    assert serving.users(0) == 0
+    assert engine.aborted == ["r"]
