@@ -101,7 +101,9 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
     target = versions.row(db, to)
     ancestry = Ancestry(db, meta.get_int(db, "tip"))
     if to not in ancestry or target["state"] not in PASSED:
-        raise LedgerError(f"version {to} is {target['state']}: only a version that passed the gate can be rolled back to")
+        raise LedgerError(
+            f"version {to} is {target['state']}: only a version that passed the gate can be rolled back to"
+        )
     if not target["durable"]:
         raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
     abandoned = ancestry.after(to)

@@ -44,6 +44,7 @@ VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
     _V.LOST: frozenset(),
 }
 
+
 def move_version(db: sqlite3.Connection, n: int, to: VersionState, *, reason: str | None = None) -> None:
     """Change a version's state. What becomes of its samples, of the tip and of the leases is the caller's business."""
     row = db.execute("SELECT state FROM version WHERE weight_version = ?", (n,)).fetchone()

@@ -148,9 +148,9 @@ async def test_rollback_frees_or_ends_the_samples_of_what_it_abandons(ledger, dr
         assert await driver.commit(lease) == 4
 
 
-async def test_rollback_goes_only_to_what_has_served_and_can_be_trained_from(ledger, driver):
+async def test_rollback_goes_only_to_what_passed_the_gate_and_can_be_trained_from(ledger, driver):
     await driver.step()
-    with pytest.raises(LedgerError, match="version 1 is candidate: only a version that has served"):
+    with pytest.raises(LedgerError, match="version 1 is candidate: only a version that passed"):
         await ledger.rollback(1, requeue=False)
     await driver.serve(1)
     await driver.step(durable=False)
@@ -162,6 +162,16 @@ async def test_rollback_goes_only_to_what_has_served_and_can_be_trained_from(led
     await driver.serve(number)
     with pytest.raises(LedgerError, match="never checkpointed"):
         await ledger.rollback(number, requeue=False)
+
+
+async def test_rollback_may_go_to_a_version_that_was_passed_over(ledger, driver):
+    await driver.step()
+    await driver.step()
+    await ledger.set_version_state(1, VersionState.GATED)
+    await ledger.set_version_state(1, VersionState.SUPERSEDED)
+    await driver.serve(2)
+    await ledger.rollback(1, requeue=False)
+    assert await states(ledger) == ["retired", "serving", "rolled_back"]
 
 
 async def test_a_rollback_revokes_the_lease_that_builds_on_what_it_abandons(ledger, driver):

@@ -1,0 +1,214 @@
+"""The writer: group commit, isolation of jobs, and a file that cannot be written for a while."""
+
+import asyncio
+import sqlite3
+import threading
+from functools import partial
+
+import pytest
+
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.ledger.open import connect
+from openclaw_rl.ledger.writer import Writer
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "writer.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+        db.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b)")
+    return path
+
+
+class Commits(list[str]):
+    """What the writer's connection was asked to do."""
+
+    def connect(self, path):
+        db = connect(path)
+        db.set_trace_callback(self.append)
+        return db
+
+
+@pytest.fixture
+def statements():
+    return Commits()
+
+
+@pytest.fixture
+async def writer(path, statements):
+    writer = Writer(partial(statements.connect, path), max_waiting=100, probe_s=0.01)
+    writer.start()
+    yield writer
+    await writer.close()
+
+
+def insert(a, b=None):
+    return lambda db: db.execute("INSERT INTO t VALUES (?, ?)", (a, b)).lastrowid
+
+
+def rows(path):
+    with sqlite3.connect(path) as db:
+        return [a for (a,) in db.execute("SELECT a FROM t ORDER BY a")]
+
+
+class Blocked:
+    """A job that holds the writer until told."""
+
+    def __init__(self):
+        self.started, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, db):
+        self.started.set()
+        assert self.go_on.wait(30)
+
+
+async def hold(writer):
+    blocked = Blocked()
+    task = asyncio.create_task(writer.write(blocked))
+    await asyncio.to_thread(blocked.started.wait, 30)
+    return blocked, task
+
+
+async def test_what_waits_together_is_committed_together_in_order(writer, path, statements):
+    blocked, first = await hold(writer)
+    writes = [asyncio.create_task(writer.write(insert(a))) for a in range(1, 51)]
+    await asyncio.sleep(0)
+    before = statements.count("COMMIT")
+    blocked.go_on.set()
+    assert await asyncio.gather(*writes) == list(range(1, 51))
+    await first
+    assert statements.count("COMMIT") - before == 2  # the one that held the writer, and all that waited behind it
+    assert rows(path) == list(range(1, 51))
+
+
+async def test_a_job_that_fails_leaves_no_trace_and_hurts_no_neighbour(writer, path):
+    def half_done(db):
+        db.execute("INSERT INTO t VALUES (100, 'half')")
+        raise KeyError("a bug")
+
+    blocked, first = await hold(writer)
+    jobs = [insert(1), half_done, insert(1), lambda db: db.execute("INSERT INTO t VALUES (?, ?)", (1,)), insert(2)]
+    writes = asyncio.gather(*(writer.write(job) for job in jobs), return_exceptions=True)
+    await asyncio.sleep(0)
+    blocked.go_on.set()
+    outcomes = await writes
+    await first
+    assert [type(outcome) for outcome in outcomes] == [int, KeyError, LedgerError, LedgerError, int]
+    assert "UNIQUE" in str(outcomes[2])
+    assert rows(path) == [1, 2]
+    assert writer.failure is None
+
+
+async def test_a_full_disk_fails_the_writes_and_says_so_until_there_is_room(writer, path):
+    def limit(pages):
+        return lambda db: db.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+
+    await writer.write(insert(1))
+    (used,) = await writer.write(lambda db: db.execute("PRAGMA page_count").fetchone())
+    await writer.write(limit(used + 1))
+    for a in (2, 3):
+        with pytest.raises(LedgerUnavailable, match="full"):
+            await writer.write(insert(a, b"x" * 100_000))
+        assert "full" in writer.failure
+    await writer.write(limit(1_000_000))
+    await writer.write(insert(4, b"x" * 100_000))
+    assert (writer.failure, rows(path)) == (None, [1, 4])
+
+
+async def test_a_group_that_hits_the_full_disk_fails_whole(writer, path):
+    (used,) = await writer.write(lambda db: db.execute("PRAGMA page_count").fetchone())
+    await writer.write(lambda db: db.execute(f"PRAGMA max_page_count = {used + 1}").fetchone())
+    blocked, first = await hold(writer)
+    jobs = [insert(1), insert(2, b"x" * 100_000), insert(3)]
+    writes = asyncio.gather(*(writer.write(job) for job in jobs), return_exceptions=True)
+    await asyncio.sleep(0)
+    blocked.go_on.set()
+    assert [type(outcome) for outcome in await writes] == [LedgerUnavailable] * 3
+    await first
+    assert rows(path) == []
+
+
+async def test_a_file_locked_by_another_program_is_a_failure_that_passes_by_itself(writer, path):
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerUnavailable, match="locked"):
+        await writer.write(insert(1))
+    assert "locked" in writer.failure
+    other.execute("ROLLBACK")
+    other.close()
+    async with asyncio.timeout(30):
+        while writer.failure is not None:  # nobody writes: the thread tries by itself, and tells nobody
+            await asyncio.sleep(0.005)
+    assert rows(path) == []
+
+
+async def test_a_queue_that_is_full_refuses_at_once(writer):
+    blocked, first = await hold(writer)
+    writes = [asyncio.create_task(writer.write(insert(a))) for a in range(99)]
+    await asyncio.sleep(0)
+    with pytest.raises(LedgerUnavailable, match="100 writes behind"):
+        await writer.write(insert(1000))
+    blocked.go_on.set()
+    await asyncio.gather(first, *writes)
+    await writer.write(insert(1000))
+
+
+async def test_who_gives_up_before_its_turn_is_not_written(writer, path):
+    blocked, first = await hold(writer)
+    with pytest.raises(LedgerUnavailable, match="within"):
+        await writer.write(insert(1), timeout_s=0.01)
+    blocked.go_on.set()
+    await first
+    await writer.write(insert(2))
+    assert rows(path) == [2]
+
+
+async def test_a_caller_that_is_cancelled_still_gets_written_and_breaks_nothing(writer, path):
+    blocked, first = await hold(writer)
+    write = asyncio.create_task(writer.write(insert(1)))
+    await asyncio.sleep(0)
+    write.cancel()
+    blocked.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await write
+    await first
+    await writer.write(insert(2))
+    assert rows(path) == [1, 2]
+
+
+async def test_closing_writes_what_was_handed_in(writer, path):
+    blocked, first = await hold(writer)
+    writes = [asyncio.create_task(writer.write(insert(a))) for a in range(10)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0)
+    blocked.go_on.set()
+    await asyncio.gather(first, closing, *writes)
+    assert rows(path) == list(range(10))
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        await writer.write(insert(11))
+
+
+async def test_whoever_waits_is_told_when_the_writer_breaks(writer):
+    class Broken(BaseException):
+        """What no job may raise."""
+
+    def break_down(db):
+        raise Broken
+
+    threading.excepthook, hook = (lambda args: None), threading.excepthook
+    try:
+        blocked, first = await hold(writer)
+        broken = asyncio.create_task(writer.write(break_down, timeout_s=5))
+        await asyncio.sleep(0)
+        blocked.go_on.set()
+        await first
+        with pytest.raises(LedgerUnavailable):
+            await broken
+        await asyncio.to_thread(writer._thread.join)
+        with pytest.raises(LedgerUnavailable, match="closed"):
+            await writer.write(insert(1))
+    finally:
+        threading.excepthook = hook
