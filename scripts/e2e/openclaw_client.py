@@ -50,6 +50,7 @@ def config(
     token: str,
     log_file: Path,
     compat: Mapping[str, Any],
+    heartbeat_every: str,
 ) -> dict[str, Any]:
     """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can
     hold.
@@ -78,7 +79,7 @@ def config(
             "defaults": {
                 "model": {"primary": f"rl/{model}"},
                 "workspace": str(workspace),
-                "heartbeat": {"every": "0m"},
+                "heartbeat": {"every": heartbeat_every},
                 "skipBootstrap": True,
                 "contextInjection": "never",
                 "skills": [],
@@ -93,7 +94,14 @@ class OpenClaw:
     """A running gateway and the chats through it; a context manager that ends only what it started."""
 
     def __init__(
-        self, folder: Path, *, base_url: str, model: str, api_key: str = "none", compat: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        base_url: str,
+        model: str,
+        api_key: str = "none",
+        compat: Mapping[str, Any] | None = None,
+        heartbeat_every: str = "0m",
     ) -> None:
         self._binaries = install(folder)
         self._run = folder / "run"
@@ -114,6 +122,7 @@ class OpenClaw:
             token=self._token,
             log_file=self._run / "openclaw.log",
             compat=compat or {},
+            heartbeat_every=heartbeat_every,
         )
         path.write_text(json.dumps(body, indent=2))
         self._environ = os.environ | {
@@ -182,7 +191,7 @@ class OpenClaw:
         done = subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=TURN_S + 120)
         return done.stdout.strip()
 
-    def call(self, method: str, params: Mapping[str, Any]) -> str:
-        """A gateway method, as the Control UI calls it."""
-        argv = ["openclaw", "gateway", "call", method, "--params", json.dumps(params)]
-        return subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=120).stdout
+    def event(self, text: str) -> None:
+        """A system event: the agent's heartbeat runs at once, in its main session, without the user."""
+        argv = ["openclaw", "system", "event", "--text", text, "--mode", "now"]
+        subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=120)
