@@ -15,7 +15,6 @@ import orjson
 
 from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import leases, meta, versions
-from openclaw_rl.ledger.ancestry import Ancestry
 from openclaw_rl.ledger.codec import pack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
 from openclaw_rl.trainers.api import Commit
@@ -79,11 +78,11 @@ def reject(db: sqlite3.Connection, n: int, reason: str, *, at: float) -> list[in
     """The gate refuses n, and with it all that was built on it. The batch of n ends `gate_rejected`; the batches on top
     of it did no wrong, and wait again (if they are stale by then, the next lease says so). Returns the rejected
     versions, n last."""
-    ancestry = Ancestry(db, meta.get_int(db, "tip"))
-    parent = versions.row(db, n)["parent"]
-    if n not in ancestry or parent is None:
-        raise LedgerError(f"version {n} is {versions.row(db, n)['state']} and cannot become rejected")
-    rejected = ancestry.after(parent)
+    version = versions.row(db, n)
+    parent = version["parent"]
+    if version["state"] in DEAD or parent is None:
+        raise LedgerError(f"version {n} is {version['state']} and cannot become rejected")
+    rejected = versions.after(db, parent)
     for number in rejected:
         above = f"built on version {n}, which was rejected: {reason}"
         move_version(db, number, VersionState.REJECTED, reason=reason if number == n else above)
@@ -99,14 +98,13 @@ def reject(db: sqlite3.Connection, n: int, reason: str, *, at: float) -> list[in
 def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> None:
     """Back to a version that passed the gate. It is `serving` from here on; a pin moves to it."""
     target = versions.row(db, to)
-    ancestry = Ancestry(db, meta.get_int(db, "tip"))
-    if to not in ancestry or target["state"] not in PASSED:
+    if target["state"] not in PASSED:
         raise LedgerError(
             f"version {to} is {target['state']}: only a version that passed the gate can be rolled back to"
         )
     if not target["durable"]:
         raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
-    abandoned = ancestry.after(to)
+    abandoned = versions.after(db, to)
     for number in abandoned:
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
         _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)
@@ -120,12 +118,11 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
 def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | None:
     """The trainer lost what it had not checkpointed: the versions behind the last durable one are `lost`, their samples
     wait again, and the durable one goes on under a new number (the lost numbers have been served; caches and records
-    know them). Returns it."""
-    ancestry = Ancestry(db, meta.get_int(db, "tip"))
-    kept = ancestry.tip
+    know them). If it or a lost one served, the new number serves; if it never passed the gate, it has to. Returns it."""
+    kept = meta.get_int(db, "tip")
     while not (row := versions.row(db, kept))["durable"]:
         kept = row["parent"]
-    lost = ancestry.after(kept)
+    lost = versions.after(db, kept)
     if not lost:
         return None
     has_served = kept_serves = row["state"] == VersionState.SERVING
@@ -142,7 +139,7 @@ def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | N
         folder=row["folder"],
         sha256=row["sha256"],
         weights_file=row["weights_file"],
-        state=VersionState.RETIRED,
+        state=VersionState.RETIRED if row["state"] in PASSED else VersionState.CANDIDATE,
         same_weights_as=kept,
         durable=True,
         has_optimizer=bool(row["has_optimizer"]),
@@ -150,7 +147,7 @@ def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | N
         probes=row["probes"],
         at=at,
     )
-    if has_served or kept_serves:  # else an older version is pinned, and goes on serving
+    if has_served or kept_serves:  # else an older version serves, and goes on
         _serve(db, number)
     _cut(db, lost, number, reason, at=at)
     return number

@@ -16,8 +16,7 @@ from enum import Enum
 from typing import Final
 
 from openclaw_rl.errors import CommitRefused
-from openclaw_rl.ledger import meta
-from openclaw_rl.ledger.ancestry import Ancestry
+from openclaw_rl.ledger import meta, versions
 from openclaw_rl.ledger.rows import read_sample, read_versions_of
 from openclaw_rl.ledger.states import move
 from openclaw_rl.settings import TrainingSettings
@@ -51,14 +50,14 @@ def grant(
             return None
         expire(db, at=at)
     size = n or training.batch_size
-    ancestry = Ancestry(db, meta.get_int(db, "tip"))
+    tip = meta.get_int(db, "tip")
     waiting: dict[bool, list[_Waiting]] = {False: [], True: []}
     has_dropped = False
     for is_tool, fit in waiting.items():
         for sampled_at, row in _oldest(db, is_tool=is_tool, limit=size + _SWEEP):
             if len(fit) == size:
                 break
-            if (reason := _unfit(db, row, ancestry, training.max_staleness)) is None:
+            if (reason := _unfit(db, row, tip, training.max_staleness)) is None:
                 fit.append((sampled_at, row))
             else:
                 move(db, row, TurnState.DROPPED, at=at, reason=reason)
@@ -70,7 +69,7 @@ def grant(
     needed = 1 if now else min(training.min_batch, size) if is_late else size
     if len(chosen) < needed:
         return None
-    return _insert(db, [row for _, row in sorted(chosen)], trainer, ancestry.tip, at=at, lease_s=training.lease_s)
+    return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
 
 
 def renew(db: sqlite3.Connection, lease_id: str, fence: int, *, at: float, lease_s: float) -> float:
@@ -165,11 +164,12 @@ def _oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiti
     return [(sampled_at, row) for sampled_at, row in rows]
 
 
-def _unfit(db: sqlite3.Connection, row: int, ancestry: Ancestry, max_staleness: int) -> DropReason | None:
-    versions = {run.weight_version for run in read_versions_of(db, row)}
-    if not all(version in ancestry for version in versions):
+def _unfit(db: sqlite3.Connection, row: int, tip: int, max_staleness: int) -> DropReason | None:
+    sampled_by = {run.weight_version for run in read_versions_of(db, row)}
+    depths = [depth for version in sampled_by if (depth := versions.depth(db, version)) is not None]
+    if len(depths) < len(sampled_by):
         return DropReason.ROLLED_BACK
-    return DropReason.STALE if ancestry.staleness(min(versions)) > max_staleness else None
+    return DropReason.STALE if (versions.depth(db, tip) or 0) - min(depths) > max_staleness else None
 
 
 def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_share: float) -> list[_Waiting]:

@@ -1,5 +1,8 @@
 """Versions as rows: the tip, what serves, what is pinned.
 
+The versions that are not dead (rejected, rolled back, lost) are one chain from the base to the tip: being an ancestor
+of the tip, or the tip, is the same as not being dead. `chain` keeps it so, the audit proves it, and no call walks it.
+
 Numbers only grow and are never used again; rows are never deleted. At most one version is `serving`. It is what new
 requests *should* get: after a rollback the ledger says so first, and the publisher makes the engine follow (also after
 a crash in between).
@@ -24,6 +27,22 @@ def tip(db: sqlite3.Connection) -> Tip:
         folder=found["folder"],
         needs_fresh_moments=not found["has_optimizer"],
     )
+
+
+def depth(db: sqlite3.Connection, n: int) -> int | None:
+    """Commits between the base and a version on the chain; None for any other. (To serve old weights again is no
+    commit.)"""
+    marks = ",".join("?" * len(DEAD))
+    query = f"SELECT depth FROM version WHERE weight_version = ? AND state NOT IN ({marks})"
+    found = db.execute(query, (n, *map(str, DEAD))).fetchone()
+    return None if found is None else int(found[0])
+
+
+def after(db: sqlite3.Connection, n: int) -> list[int]:
+    """The versions on the chain behind `n`, newest first."""
+    marks = ",".join("?" * len(DEAD))
+    query = f"SELECT weight_version FROM version WHERE weight_version > ? AND state NOT IN ({marks}) ORDER BY 1 DESC"
+    return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
 
 
 def serving(db: sqlite3.Connection) -> int:

@@ -229,6 +229,27 @@ async def test_versions_behind_the_last_durable_one_are_lost_with_the_trainer(le
     assert len((await ledger.lease(trainer="a", now=True)).samples) == 3
 
 
+async def test_the_durable_version_goes_on_under_a_new_number_even_if_it_serves_itself(ledger, driver):
+    await driver.step()
+    await driver.serve(1)
+    await driver.step(durable=False)
+    assert (await ledger.lose_undurable("crash")).weight_version == 3
+    assert await states(ledger) == ["retired", "retired", "lost", "serving"]
+
+
+async def test_an_older_version_goes_on_serving_when_later_ones_are_lost(ledger, driver):
+    await driver.step()
+    await driver.step(durable=False)
+    await ledger.lose_undurable("crash")
+    assert await states(ledger) == ["serving", "candidate", "lost", "candidate"]  # what never passed the gate has to
+    await driver.serve(1)
+    await driver.serve(3)
+    await ledger.set_version_state(1, VersionState.SERVING)  # pinned
+    await driver.step(version=1, durable=False)
+    await ledger.lose_undurable("crash")
+    assert await states(ledger) == ["retired", "serving", "lost", "retired", "lost", "retired"]
+
+
 async def test_a_durable_commit_keeps_what_was_before_it(ledger, driver):
     await driver.step(durable=False)
     await driver.step(durable=True)

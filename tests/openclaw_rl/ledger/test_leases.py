@@ -39,6 +39,27 @@ async def test_a_smaller_batch_goes_after_max_wait(ledger, driver, clock):
     assert len(lease.samples) == 2
 
 
+async def test_max_wait_counts_from_the_oldest_sample_of_the_batch(ledger, driver, clock):
+    tools = [await driver.sampled(is_tool=True) for _ in range(2)]
+    clock.advance(60)
+    users = [await driver.sampled()]
+    clock.advance(40)
+    lease = await ledger.lease(trainer="a")  # the tool turn is due, and takes the younger user turn along
+    assert ids(lease) == [tools[0], users[0]]
+    await driver.commit(lease)
+    await driver.sampled()
+    assert ids(await ledger.lease(trainer="a"))[0] == tools[1]
+
+
+async def test_a_tool_turn_beyond_its_share_hurries_nobody(ledger, driver, clock):
+    for _ in range(3):
+        await driver.sampled(is_tool=True)
+    clock.advance(1000)
+    assert await ledger.lease(trainer="a") is None
+    await driver.sampled(is_tool=True)
+    assert await ledger.lease(trainer="a") is None
+
+
 async def test_before_max_wait_only_now_takes_a_smaller_batch(ledger, driver, clock):
     await driver.sampled()
     await driver.sampled()

@@ -404,7 +404,8 @@ class LedgerMachine(RuleBasedStateMachine):
             self.free(n, "sampled")
         number = len(self.versions)
         assert version.weight_version == number
-        self.versions[number] = ModelVersion(kept, "retired", is_commit=False)
+        passed = self.versions[kept].state in ("serving", "retired")
+        self.versions[number] = ModelVersion(kept, "retired" if passed else "candidate", is_commit=False)
         if serves:
             self.serve(number)
         self.cut(set(lost), number)
