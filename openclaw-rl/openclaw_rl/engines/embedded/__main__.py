@@ -4,6 +4,7 @@ too.
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from pydantic import ValidationError
 
 from openclaw_rl import log
 from openclaw_rl.engines.embedded.config import EngineConfig
-from openclaw_rl.engines.embedded.process import serve
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
@@ -66,11 +66,20 @@ def main(argv: list[str] | None = None) -> int:
                 port_file=arguments.port_file,
             )
         log.configure(config.log_level, process="engine")
-        asyncio.run(serve(config))
+        _run(config)
     except (SettingsError, OSError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _run(config: EngineConfig) -> None:
+    # A step has hundreds of short parallel sections. OpenMP threads that spin between them starve each other as soon as
+    # anything else wants a core (a trainer, a browser): steps then take ten times as long. Told before torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from openclaw_rl.engines.embedded.process import serve
+
+    asyncio.run(serve(config))
 
 
 if __name__ == "__main__":

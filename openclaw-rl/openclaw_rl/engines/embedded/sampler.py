@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines.dialect import EngineSampling
 from openclaw_rl.engines.embedded.job import Job, TopLogProbs
+
+_HEAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,11 @@ def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
     temperatures = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=logits.device)
     scaled = logits / temperatures[:, None]  # [B, V]
     log_norm = scaled.logsumexp(-1)  # [B]
-    ids = scaled.argmax(-1)  # [B]
+    ids = torch.empty(len(jobs), dtype=torch.long, device=logits.device)
+    greedy = [row for row, job in enumerate(jobs) if job.is_greedy]
     drawn = [row for row, job in enumerate(jobs) if not job.is_greedy]
+    if greedy:
+        ids[greedy] = scaled[greedy].argmax(-1)
     if drawn:
         chosen = [jobs[row] for row in drawn]
         probs = _truncated((scaled[drawn] - log_norm[drawn, None]).exp(), chosen)
@@ -73,16 +79,28 @@ def _truncated(probs: Tensor, jobs: Sequence[Job]) -> Tensor:
     """Zero what top-k, top-p and min-p cut away; each looks at the untruncated probabilities, as in SGLang."""
     for row, job in enumerate(jobs):
         params = job.sampling
-        if params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0:
-            continue
-        ordered, indices = probs[row].sort(descending=True)
-        before = ordered.cumsum(-1) - ordered
-        cut = before > params.top_p
-        if params.top_k > 0:
-            cut[params.top_k :] = True
-        cut |= ordered < ordered[0] * params.min_p
-        probs[row, indices[cut]] = 0.0
+        if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
+            ordered, indices = _head(probs[row], params)
+            kept = ordered.cumsum(-1, dtype=torch.float64) - ordered <= params.top_p
+            kept &= ordered >= ordered[0] * params.min_p
+            if params.top_k > 0:
+                kept[params.top_k :] = False
+            probs[row] = torch.zeros_like(probs[row]).index_put((indices[kept],), ordered[kept])
     return probs
+
+
+def _head(probs: Tensor, params: EngineSampling) -> tuple[Tensor, Tensor]:
+    """The largest probabilities in order, with their ids: as many as any cut can keep. Sorting a whole row costs
+    milliseconds.
+    """
+    size = max(_HEAD, params.top_k)
+    if size < probs.shape[0]:
+        ordered, indices = probs.topk(size)
+        by_p = params.top_p < 1 and ordered.sum() > params.top_p
+        by_min_p = params.min_p > 0 and ordered[-1] < ordered[0] * params.min_p
+        if params.top_k > 0 or by_p or by_min_p:
+            return ordered, indices
+    return torch.sort(probs, descending=True)
 
 
 def _penalised(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
