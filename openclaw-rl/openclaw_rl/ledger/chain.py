@@ -118,16 +118,16 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
 def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | None:
     """The trainer lost what it had not checkpointed: the versions behind the last durable one are `lost`, their samples
     wait again, and the durable one goes on under a new number (the lost numbers have been served; caches and records
-    know them). If it or a lost one served, the new number serves; if it never passed the gate, it has to. Returns it."""
+    know them). If it or a lost one served, the new number serves; if it never passed the gate, it has to. Returns
+    it."""
     kept = meta.get_int(db, "tip")
     while not (row := versions.row(db, kept))["durable"]:
         kept = row["parent"]
     lost = versions.after(db, kept)
     if not lost:
         return None
-    has_served = kept_serves = row["state"] == VersionState.SERVING
+    serves = versions.serving(db) in (kept, *lost)
     for number in lost:
-        has_served |= versions.row(db, number)["state"] == VersionState.SERVING
         move_version(db, number, VersionState.LOST, reason=reason)
         _free_samples(db, number, None, f"version {number} is lost", at=at)
     number = versions.next_number(db)
@@ -139,7 +139,7 @@ def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | N
         folder=row["folder"],
         sha256=row["sha256"],
         weights_file=row["weights_file"],
-        state=VersionState.RETIRED if row["state"] in PASSED else VersionState.CANDIDATE,
+        state=VersionState.RETIRED if serves or row["state"] in PASSED else VersionState.CANDIDATE,
         same_weights_as=kept,
         durable=True,
         has_optimizer=bool(row["has_optimizer"]),
@@ -147,7 +147,7 @@ def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | N
         probes=row["probes"],
         at=at,
     )
-    if has_served or kept_serves:  # else an older version serves, and goes on
+    if serves:  # else an older version does, and goes on
         _serve(db, number)
     _cut(db, lost, number, reason, at=at)
     return number

@@ -6,7 +6,7 @@ import pytest
 
 from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.trainers.api import Report
-from openclaw_rl.types import VersionRun, VersionState, WeightKind
+from openclaw_rl.types import DropReason, VersionRun, VersionState, WeightKind
 
 
 async def states(ledger):
@@ -239,8 +239,9 @@ async def test_the_durable_version_goes_on_under_a_new_number_even_if_it_serves_
 
 async def test_an_older_version_goes_on_serving_when_later_ones_are_lost(ledger, driver):
     await driver.step()
-    await driver.step(durable=False)
+    _, (lost,) = await driver.step(durable=False)
     await ledger.lose_undurable("crash")
+    await ledger.drop(lost, DropReason.METHOD)
     assert await states(ledger) == ["serving", "candidate", "lost", "candidate"]  # what never passed the gate has to
     await driver.serve(1)
     await driver.serve(3)

@@ -404,7 +404,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.free(n, "sampled")
         number = len(self.versions)
         assert version.weight_version == number
-        passed = self.versions[kept].state in ("serving", "retired")
+        passed = serves or self.versions[kept].state == "retired"
         self.versions[number] = ModelVersion(kept, "retired" if passed else "candidate", is_commit=False)
         if serves:
             self.serve(number)
