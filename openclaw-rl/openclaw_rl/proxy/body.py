@@ -48,6 +48,8 @@ class ChatBody(BaseModel):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    """SGLang's: go on behind the end token."""
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None

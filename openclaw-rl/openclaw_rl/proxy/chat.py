@@ -81,7 +81,12 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         request=request,
         rendered=rendered,
         classified=classified,
-        extras=EngineExtras(chat.json_schema, chat.logit_bias, (chat.top_logprobs or 0) if chat.logprobs else 0),
+        extras=EngineExtras(
+            json_schema=chat.json_schema,
+            logit_bias=chat.logit_bias,
+            top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else 0,
+            ignore_eos=bool(chat.ignore_eos),
+        ),
         opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
         session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
         wants_log_probs=bool(chat.logprobs),

@@ -32,6 +32,7 @@ class EngineExtras:
     json_schema: str | None = None
     logit_bias: dict[str, float] | None = None
     top_logprobs: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(slots=True)
@@ -142,6 +143,7 @@ class Generation:
             presence_penalty=s.presence_penalty,
             repetition_penalty=s.repetition_penalty,
             stop_token_ids=sorted(self._end_ids) or None,
+            ignore_eos=self._extras.ignore_eos,
             sampling_seed=s.seed,
             skip_special_tokens=False,
             json_schema=self._extras.json_schema,
@@ -193,7 +195,7 @@ class Generation:
     def _has_ended(self) -> bool:
         """The cut came after the last token."""
         sampled = self.sampled
-        if sampled.ids and sampled.ids[-1] in self._end_ids:
+        if sampled.ids and sampled.ids[-1] in self._end_ids and not self._extras.ignore_eos:
             sampled.finish = "stop"
         elif len(sampled.ids) >= self._sampling.max_new_tokens:
             sampled.finish = "length"

@@ -6,6 +6,7 @@ running replies are gone), `pause` / `abort_all` as the publisher does, and read
 
 import asyncio
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Pacing:
     prefill_tokens_per_s: float = 0.0
     """0: at once."""
     tokens_per_s: float = 0.0
-    """Of one stream; 0: at once."""
+    """Of one stream; 0: at once. All streams get their tokens at the same ticks, as one decode step gives them."""
 
 
 @dataclass(slots=True)
@@ -247,7 +248,6 @@ class FakeEngine:
         ids = list(request.input_ids)
         seed, limit = self._seed(request.lora_path), request.sampling_params.max_new_tokens
         stops = {self.policy.end_id, *(request.sampling_params.stop_token_ids or ())}
-        due = asyncio.get_running_loop().time()
         for count in range(1, limit + 1):
             token = self.policy.next_token(ids)
             ids.append(token)
@@ -262,16 +262,15 @@ class FakeEngine:
             yield _event(request, count, (token,), (log_prob,), finish, self.weight_version)
             if finish is not None:
                 return
-            if self.pacing.tokens_per_s > 0:
-                due += 1 / self.pacing.tokens_per_s
-                late = due - asyncio.get_running_loop().time()
-                if late > 0:
-                    await asyncio.sleep(late)
-                else:
-                    await asyncio.sleep(0)
-            else:
-                await asyncio.sleep(0)
+            await asyncio.sleep(self._until_tick())
             await self._unpaused.wait()
+
+    def _until_tick(self) -> float:
+        rate = self.pacing.tokens_per_s
+        if rate <= 0:
+            return 0
+        now = asyncio.get_running_loop().time()
+        return (math.floor(now * rate) + 1) / rate - now
 
     async def _forced(self, running: _Running, script: Scripted) -> AsyncIterator[GenerateReply]:
         request, limit = running.request, running.request.sampling_params.max_new_tokens
