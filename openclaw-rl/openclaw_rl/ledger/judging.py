@@ -8,7 +8,7 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
-from openclaw_rl.ledger.rows import read_judged, read_request, read_turn
+from openclaw_rl.ledger.rows import read_judged
 from openclaw_rl.ledger.states import find_turn, move
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
@@ -38,11 +38,20 @@ def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict, *, at
 
 
 def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
-    """Only what differs from the turn is stored again."""
+    """Only what differs from the turn is stored again, as it would be stored: equal bytes are equal contents."""
     row = find_turn(db, sample.sample_id)
     move(db, row, TurnState.SAMPLED, at=at)
-    turn, request = read_turn(db, row), read_request(db, row)
-    same_mask = sample.loss_mask == turn.loss_mask and len(sample.response_ids) == len(turn.response_ids)
+    turn = db.execute(
+        "SELECT prompt, ids, log_probs, mask, versions FROM request JOIN reply USING (id) WHERE id = ?", (row,)
+    ).fetchone()
+    mask = pack_mask(sample.loss_mask)
+    own = {
+        "prompt": pieces.put_prompt(db, sample.prompt_ids),
+        "ids": pack_ids(sample.response_ids),
+        "log_probs": pack_floats(sample.rollout_log_probs),
+        "mask": b"" if mask is None and turn["mask"] is not None else mask,  # b"": all True, though the turn's is not
+        "versions": pack_runs(sample.versions),
+    }
     teacher, student = sample.teacher_log_probs, sample.student_log_probs
     db.execute(
         "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -54,11 +63,7 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
             sample.extra_json,
             None if teacher is None else pack_floats(teacher),
             None if student is None else pack_floats(student),
-            None if sample.prompt_ids == request.prompt_ids else pieces.put_prompt(db, sample.prompt_ids),
-            None if sample.response_ids == turn.response_ids else pack_ids(sample.response_ids),
-            None if sample.rollout_log_probs == turn.rollout_log_probs else pack_floats(sample.rollout_log_probs),
-            None if same_mask else pack_mask(sample.loss_mask) or b"",
-            None if sample.versions == turn.versions else pack_runs(sample.versions),
+            *(None if blob == turn[column] else blob for column, blob in own.items()),
         ),
     )
     db.execute(

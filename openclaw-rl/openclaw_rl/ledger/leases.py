@@ -12,6 +12,7 @@ that slept, or a clock that jumped, costs no step.
 import secrets
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -30,6 +31,17 @@ _Waiting = tuple[float, int]
 """Since when, and the turn's row."""
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease on disk, its samples not yet read: that is no work for the writer."""
+
+    lease_id: str
+    fence: int
+    parent: int
+    expires_at: float
+    rows: tuple[int, ...]
+
+
 class Again(Enum):
     """So many samples were dropped that the batch may not be complete: ask again, in a transaction of its own."""
 
@@ -41,7 +53,7 @@ AGAIN: Final = Again.AGAIN
 
 def grant(
     db: sqlite3.Connection, training: TrainingSettings, *, trainer: str, n: int | None, now: bool, at: float
-) -> Lease | Again | None:
+) -> Grant | Again | None:
     if not training.enabled or not meta.get_int(db, "learning", 1):
         return None
     live = db.execute("SELECT expires_at FROM lease WHERE state = 'live'").fetchone()
@@ -70,6 +82,16 @@ def grant(
     if len(chosen) < needed:
         return None
     return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
+
+
+def read(db: sqlite3.Connection, grant: Grant) -> Lease:
+    return Lease(
+        lease_id=grant.lease_id,
+        fence=grant.fence,
+        parent=grant.parent,
+        expires_at=grant.expires_at,
+        samples=tuple(sample for row in grant.rows if (sample := read_sample(db, row)) is not None),
+    )
 
 
 def renew(db: sqlite3.Connection, lease_id: str, fence: int, *, at: float, lease_s: float) -> float:
@@ -180,7 +202,7 @@ def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_sh
     return users + tools[:room]
 
 
-def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, *, at: float, lease_s: float) -> Lease:
+def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, *, at: float, lease_s: float) -> Grant:
     fence = meta.get_int(db, "fence") + 1
     meta.put(db, "fence", fence)
     lease_id = f"lease-{fence}-{secrets.token_hex(4)}"
@@ -192,5 +214,4 @@ def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, 
     for row in rows:
         move(db, row, TurnState.LEASED, at=at, detail=lease_id)
         db.execute("INSERT INTO lease_sample (fence, turn) VALUES (?, ?)", (fence, row))
-    samples = tuple(sample for row in rows if (sample := read_sample(db, row)) is not None)
-    return Lease(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, samples=samples)
+    return Grant(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, rows=tuple(rows))

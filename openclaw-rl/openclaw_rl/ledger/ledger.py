@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import audit, chain, judging, leases, meta, open, reports, serving, versions
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.ledger.reader import Reader
@@ -168,8 +168,17 @@ class Ledger:
             granted = await self._writer.write(
                 lambda db: leases.grant(db, self._training, trainer=trainer, n=n, now=now, at=self._clock())
             )
-            if not isinstance(granted, leases.Again):
-                return granted
+            if granted is None:
+                return None
+            if isinstance(granted, leases.Grant):
+                return await self._read_lease(granted)
+
+    async def _read_lease(self, grant: leases.Grant) -> Lease:
+        try:
+            return await self._reader.read(lambda db: leases.read(db, grant))
+        except LedgerUnavailable:
+            await self.release(grant.lease_id, grant.fence, reason="its samples could not be read")
+            raise
 
     async def renew(self, lease_id: str, fence: int) -> float:
         """The new deadline. Raises CommitRefused when the lease is over."""

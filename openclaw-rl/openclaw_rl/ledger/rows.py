@@ -107,7 +107,7 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
         sample_id=found["turn_id"],
         prompt_ids=pieces.get_prompt(db, found["prompt"]),
         response_ids=response_ids,
-        loss_mask=unpack_mask(found["mask"] or None, len(response_ids)),  # b"": all True, though the turn's is not
+        loss_mask=unpack_mask(found["mask"] or None, len(response_ids)),
         rollout_log_probs=unpack_floats(found["log_probs"]),
         versions=unpack_runs(found["versions"]),
         temperature=found["temperature"],
