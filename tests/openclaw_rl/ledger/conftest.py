@@ -57,6 +57,7 @@ class Driver:
         user: str = "ann",
         session: str | None = "s",
         prompt: tuple[int, ...] = (1, 2, 3),
+        mask: tuple[bool, ...] | None = None,
     ) -> str:
         self.count += 1
         request_id, turn_id = f"request-{self.count}", f"turn-{self.count}"
@@ -81,7 +82,7 @@ class Driver:
                 finished_at=1000.0 + self.count,
                 response_ids=tuple(range(10, 10 + t)),
                 rollout_log_probs=(-0.5,) * t,
-                loss_mask=(True,) * t,
+                loss_mask=mask or (True,) * t,
                 versions=runs,
                 finish_reason="stop",
                 reply=Message(role="assistant", content=f"answer {self.count}"),

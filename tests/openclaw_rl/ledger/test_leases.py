@@ -1,10 +1,12 @@
 """Batches: when one is handed out, what is in it, and how it ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from openclaw_rl.errors import CommitRefused
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.types import DropReason, VersionRun
+from openclaw_rl.types import DropReason, Sample, VersionRun
 
 
 def ids(lease):
@@ -28,6 +30,35 @@ async def test_a_sample_reaches_the_trainer_exactly_as_sampled(ledger, driver):
     assert (sample.rollout_log_probs, sample.loss_mask) == ((-0.5,) * 3, (True,) * 3)
     assert (sample.versions, sample.temperature, sample.reward) == ((VersionRun(0, 3),), 0.7, 1.0)
     assert (sample.is_tool_turn, sample.teacher_log_probs, sample.student_log_probs) == (False, None, None)
+
+
+@pytest.mark.parametrize("turn_mask", [(True, True, True), (True, True, False)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"loss_mask": (True, False, True)},
+        {"loss_mask": (True, True, True)},
+        {"prompt_ids": (9, 9)},
+        {"rollout_log_probs": (-1.0, -2.0, -3.0)},
+        {"versions": (VersionRun(0, 1), VersionRun(0, 2))},
+        {
+            "response_ids": (5, 6, 70000),
+            "teacher_log_probs": (-0.5, -0.25, 0.0),
+            "student_log_probs": (-1.0, -1.0, -1.0),
+        },
+        {"response_ids": (5,), "loss_mask": (True,), "rollout_log_probs": (-0.5,), "versions": (VersionRun(0, 1),)},
+        {"reward": None, "scored_version": 0, "extra_json": '{"hint":"be short"}', "temperature": 0.25},
+    ],
+)
+async def test_a_method_may_change_any_field_of_a_sample(ledger, driver, turn_mask, change):
+    turn_id = await driver.judged(runs=(VersionRun(0, 3),), mask=turn_mask)
+    sample = replace(
+        Sample(turn_id, (1, 2, 3), (10, 11, 12), turn_mask, (-0.5,) * 3, (VersionRun(0, 3),), 0.7), **change
+    )
+    await ledger.record_sample(sample)
+    assert (await ledger.lease(trainer="a", now=True)).samples == (sample,)
+    assert (await ledger.turn(turn_id)).turn.loss_mask == turn_mask
 
 
 async def test_a_smaller_batch_goes_after_max_wait(ledger, driver, clock):
@@ -189,9 +220,10 @@ async def test_stale_samples_are_dropped_when_leasing(ledger, driver):
     await ledger.release(lease.lease_id, lease.fence, reason="x", drop={just_good: DropReason.METHOD})
     await driver.commit(await ledger.lease(trainer="a", now=True))
     stale = await driver.sampled(version=0)
+    partly_stale = await driver.sampled(runs=(VersionRun(3, 3), VersionRun(0, 1)))
     good = await driver.sampled(version=1)
     assert ids(await ledger.lease(trainer="a", now=True)) == [good]
-    assert await driver.state(stale) == "dropped.stale"
+    assert [await driver.state(turn) for turn in (stale, partly_stale)] == ["dropped.stale"] * 2
 
 
 async def test_a_flood_of_stale_samples_neither_blocks_nor_shortens_a_batch(ledger, driver, monkeypatch):
