@@ -74,9 +74,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(config: EngineConfig) -> None:
-    # A step has hundreds of short parallel sections. OpenMP threads that spin between them starve each other as soon as
-    # anything else wants a core (a trainer, a browser): steps then take ten times as long. Told before torch loads it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # A step has hundreds of short parallel sections. By default OpenMP threads spin so long between them that they
+    # starve each other, and everything else, as soon as another process wants a core; a short spin is as fast on a
+    # quiet machine. GNU's runtime reads this when torch loads it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     from openclaw_rl.engines.embedded.process import serve
 
     asyncio.run(serve(config))

@@ -5,6 +5,7 @@ only attention goes sequence by sequence, over keys and values that each sequenc
 by adapter, so that an adapter's rows are one slice. It computes what transformers computes; the tests hold it to that.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_fre
 from openclaw_rl.engines.embedded.llama_weights import PROJECTIONS, Layer, read_weights
 from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
+from openclaw_rl.engines.embedded.threads import ThreadChooser
 from openclaw_rl.errors import EngineRefused
 
 _GROW = 256
@@ -80,11 +82,19 @@ _Group = tuple[int, int, list[LayerPairs]]
 class LlamaRunner:
     can_share = True
 
-    def __init__(self, folder: Path, shape: Shape, *, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape, *, context_length: int, device: torch.device, threads: int = 1
+    ) -> None:
+        """threads: the most CPU threads of a step."""
         self._shape, self._device = shape, device
+        self._threads = ThreadChooser(threads)
+        self._token_bytes = 8 * shape.layers * shape.kv_heads * shape.head_dim
         self._weights = read_weights(folder, shape, device)
         frequencies, self._rope_factor = rope_frequencies(folder, shape)
         self._frequencies = frequencies.to(device)
+        self._weight_bytes = sum(
+            linear.weight.nbytes for layer in self._weights.layers for linear in layer.projections.values()
+        )
         self.vocab_size = self._shape.vocab_size
         self.context_length = context_length
 
@@ -111,6 +121,17 @@ class LlamaRunner:
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def run(self, spans: Sequence[Span]) -> list[Logits]:
+        rows = sum(len(span.ids) for span in spans)
+        threads = self._threads.choose(rows)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        logits = self._forward(spans)
+        read = self._weight_bytes + self._token_bytes * sum(span.kv.length for span in spans)
+        self._threads.record(rows, threads, time.perf_counter() - begin, read)
+        return logits
+
+    def _forward(self, spans: Sequence[Span]) -> list[Logits]:
         order = sorted(range(len(spans)), key=lambda index: id(spans[index].adapter))
         rows, groups = self._lay_out([spans[index] for index in order])
         ids = [token for index in order for token in spans[index].ids]

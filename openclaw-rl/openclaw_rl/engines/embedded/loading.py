@@ -1,6 +1,7 @@
 """From a model folder to a runner, and the facts a folder states about its model."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def load_runner(folder: Path, model: ModelSettings, engine: EngineSettings) -> R
     device = torch.device(engine.device)
     shape = read_shape(folder)
     if shape is not None:
-        return LlamaRunner(folder, shape, context_length=length, device=device)
+        threads = engine.threads or os.cpu_count() or 1
+        return LlamaRunner(folder, shape, context_length=length, device=device, threads=threads)
     # Imported here: transformers' model code costs seconds and memory that the fast runner does without.
     from transformers import AutoModelForCausalLM
 
