@@ -43,11 +43,11 @@ class EngineError(OpenClawRLError):
 
 
 class EngineRefused(EngineError):
-    """The engine answered 4xx; `status` and `message` are its own."""
+    """The engine answered 4xx; `status`, `message` and `retry_after` (a header, for a 429) are its own."""
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, retry_after: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.status = message, status
+        self.message, self.status, self.retry_after = message, status, retry_after
 
 
 class EngineGone(EngineError):

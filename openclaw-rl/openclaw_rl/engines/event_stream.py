@@ -100,6 +100,7 @@ class _Answer(asyncio.Protocol):
         self._status = 0
         self._is_chunked = False
         self._length: int | None = None
+        self._retry_after: str | None = None
         self._raw = b""
         """Bytes not yet parsed: of the head, then of a chunk."""
         self._line = b""
@@ -167,6 +168,8 @@ class _Answer(asyncio.Protocol):
                     self._is_chunked = "chunked" in value.lower()
                 case "content-length":
                     self._length = int(value)
+                case "retry-after":
+                    self._retry_after = value.strip()
         self._status = int(lines[0].partition(" ")[2][:3])
 
     def _read_chunks(self, data: bytes) -> None:
@@ -199,17 +202,17 @@ class _Answer(asyncio.Protocol):
     def _end(self) -> None:
         self.is_over = True
         if self._status != 200:
-            self.fault = _refusal(self._status, self._line)
+            self.fault = _refusal(self._status, self._line, self._retry_after)
 
     def _fail(self, message: str) -> None:
         self.is_over = True
         self.fault = EngineGone(message)
 
 
-def _refusal(status: int, body: bytes) -> EngineRefused | EngineGone:
+def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineGone:
     message = error_message(body)
     if 400 <= status < 500:
-        return EngineRefused(message, status=status)
+        return EngineRefused(message, status=status, retry_after=retry_after)
     return EngineGone(f"engine answered {status}: {message}")
 
 

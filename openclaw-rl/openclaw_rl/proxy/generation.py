@@ -165,7 +165,10 @@ class Generation:
     def _record(self, reply: GenerateReply) -> int:
         sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
         entries = meta.output_token_logprobs or []
-        if len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
+        if len(entries) == len(ids) == 1 and entries[0][1] == ids[0]:  # the usual case, once per token
+            log_prob = entries[0][0]
+            sampled.log_probs.append(math.nan if log_prob is None else log_prob)
+        elif len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
             sampled.log_probs += [math.nan if entry[0] is None else entry[0] for entry in entries]
         else:
             sampled.is_aligned = False

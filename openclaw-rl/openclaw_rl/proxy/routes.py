@@ -73,10 +73,8 @@ class _ChatRoute:
             self._warn(body)
             prepared = await prepare(self._deps, caller, headers, body)
             await self._serve(prepared, body, receive, send)
-        except RequestError as error:
+        except (RequestError, EngineError) as error:
             await _refuse(receive, send, error, is_read=is_read)
-        except EngineError as error:
-            await _refuse(receive, send, _as_request_error(error), is_read=True)
         except ClientGone:
             return
         finally:
@@ -169,13 +167,16 @@ class _ChatRoute:
             log.warning(event, **fields)
 
 
-async def _refuse(receive: Receive, send: Send, error: RequestError, *, is_read: bool) -> None:
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == 503 else {}
-    text = wire.error(error.message, status=error.status, code=error.code, param=error.param)
+async def _refuse(receive: Receive, send: Send, error: RequestError | EngineError, *, is_read: bool) -> None:
+    fault = error if isinstance(error, RequestError) else _as_request_error(error)
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if fault.status == 503 else {}
+    if isinstance(error, EngineRefused) and error.retry_after is not None:
+        headers["retry-after"] = error.retry_after
+    text = wire.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
     if is_read:
-        await answer(send, error.status, text, headers)
+        await answer(send, fault.status, text, headers)
     else:
-        await answer_unread(receive, send, error.status, text, headers)
+        await answer_unread(receive, send, fault.status, text, headers)
 
 
 def _as_request_error(error: EngineError) -> RequestError:

@@ -26,7 +26,7 @@ async def served(fake: FakeEngine, settings: EngineSettings = SETTINGS) -> Async
         group.create_task(server.serve(sockets=[listener]))
         engine = HttpEngine(f"http://127.0.0.1:{listener.getsockname()[1]}", settings=settings)
         try:
-            while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            while not server.started:
                 await asyncio.sleep(0.01)
             yield engine
         finally:
@@ -71,7 +71,7 @@ async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateRep
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (what another process sees)
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -128,6 +128,50 @@ async def test_a_refusal_inside_a_started_stream_is_a_refusal() -> None:
     async with raw_server(answer) as engine:
         with pytest.raises(EngineRefused, match="too long"):
             await collect(engine, request([1]))
+
+
+async def test_a_refusal_keeps_its_retry_after() -> None:
+    answer = b'HTTP/1.1 429 No\r\ncontent-length: 34\r\nretry-after: 9\r\n\r\n{"error": {"message": "too many"}} '
+    async with raw_server(answer) as engine:
+        with pytest.raises(EngineRefused, match="too many") as caught:
+            await collect(engine, request([1]))
+    assert (caught.value.status, caught.value.retry_after) == (429, "9")
+
+
+async def test_an_answer_in_any_pieces_is_the_same_answer() -> None:
+    event = GenerateReply.model_validate({"output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}})
+    body = b"data: " + event.model_dump_json().encode() + b"\r\n\r\ndata: [DONE]\n\n"
+    cut = len(body) // 3
+    chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(part), part) for part in (body[:cut], body[cut:])) + b"0\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for at in range(len(answer)):
+            writer.write(answer[at : at + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    engine = HttpEngine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", settings=SETTINGS)
+    assert [event.output_ids for event in await collect(engine, request([1]))] == [[7]]
+    await engine.aclose()
+    server.close()
+
+
+async def test_a_slow_reader_stops_the_connection_and_loses_nothing() -> None:
+    count = 20_000
+    event = b'data: {"output_ids":[5],"meta_info":{}}\n\n'
+    last = b'data: {"output_ids":[6],"meta_info":{"finish_reason":{"type":"stop"}}}\n\n'
+    async with raw_server(b"HTTP/1.1 200 OK\r\n\r\n" + event * count + last) as engine:
+        seen = 0
+        async with aclosing(engine.stream(request([1], rid=None))) as events:
+            async for reply in events:
+                seen += len(reply.output_ids)
+                if seen % 5000 == 1:
+                    await asyncio.sleep(0.05)
+        assert seen == count + 1
 
 
 async def test_an_answer_that_breaks_off_is_gone() -> None:
