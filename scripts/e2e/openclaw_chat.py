@@ -86,8 +86,9 @@ def judge(report: dict[str, Any]) -> int:
         )
         and answered[-1] is None,
         "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, None],
-        "what the client showed is what was recorded": all(
-            t.strip() == r for t, r in zip(texts, report["replies"], strict=True)
+        "the client sends back what was recorded": all(
+            last_reply(after["request"]["messages"]) == text for after, text in zip(turns[1:], texts, strict=False)
+        ),
         ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,
@@ -98,6 +99,10 @@ def judge(report: dict[str, Any]) -> int:
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(checks.values()) else 1
+
+
+def last_reply(messages: list[Any]) -> str:
+    return str([message["content"] for message in messages if message["role"] == "assistant"][-1])
 
 
 def last_user(messages: list[Any]) -> str:
