@@ -1,0 +1,195 @@
+"""Is any reply refused, cut or mixed while versions are published under load?
+
+    python benchmarks/swap_under_load.py [--clients 8] [--versions 10] [--out benchmarks/results/swap_under_load.json]
+
+A real server with the bundled model. Clients stream replies without a pause; meanwhile this script is the trainer and
+commits synthetic adapters, each more than one nat per token from the others. Afterwards every recorded reply is scored
+by a plain transformers + PEFT forward under the version the ledger names, and under another one: a reply that mixed two
+versions could not agree with either. Memory is that of the engine and the server while each version serves.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from chat_load import Reply, chat, quantile
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from openclaw_rl.engines.bundled import load_model, resolve
+from openclaw_rl.settings import ModelSettings
+from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.trainers.api import Commit, Manifest, Report
+from openclaw_rl.trainers.checkpoint import sha256
+from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.types import WeightKind
+
+SETTINGS = [
+    "trainer.kind=external",
+    "training.batch_size=1",
+    "training.min_batch=1",
+    "training.max_staleness=100",
+    "publisher.max_step_kl=1000",  # the adapters are far apart on purpose
+    "publisher.max_base_kl=1000",
+]
+TOPICS = ["rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees"]
+
+
+async def talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, into: list[Reply]) -> None:
+    """Two-turn sessions, one after another: a question, then thanks, which makes the first reply a sample."""
+    for session in itertools.count():
+        if stop.is_set():
+            return
+        name, topic = f"client-{number}-{session}", TOPICS[number % len(TOPICS)]
+        messages = [{"role": "user", "content": f"Tell me about {topic}, story {session}."}]
+        first = await chat(client, messages, session=name, max_tokens=48)
+        into.append(first)
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Thanks, perfect!"}]
+        into.append(await chat(client, messages, session=name, max_tokens=32))
+
+
+def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None:
+    """A rank-4 adapter of Gaussian noise."""
+    torch.manual_seed(seed)
+    peft = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, scale)
+    peft.save_pretrained(folder)
+    peft.unload()
+
+
+def commit_version(trainer: TrainerClient, data_dir: Path, adapter: Path) -> int:
+    while (lease := trainer.lease("swap_under_load", wait_s=10)) is None:
+        pass
+    folder = f"versions/{lease.lease_id}"
+    shutil.copytree(adapter, data_dir / folder)
+    manifest = Manifest(
+        folder=folder,
+        kind=WeightKind.LORA,
+        base_hash=trainer.tip().base_hash,
+        sha256=sha256(data_dir / folder / "adapter_model.safetensors"),
+    )
+    report = Report(metrics={"loss": 0.0})
+    body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
+    return trainer.commit(body)
+
+
+def private_mb(pid: int) -> float:
+    """Anonymous memory: what a leak would grow. Pages of mapped weight files come and go with the page cache."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(next(line for line in rollup.splitlines() if line.startswith("Anonymous:")).split()[1]) / 1024
+
+
+async def measure(server: RunningServer, adapters: list[Path], clients: int) -> tuple[dict[str, Any], list[Any]]:
+    trainer = TrainerClient(server.url, (server.data_dir / "keys" / "trainer.token").read_text().strip())
+    stop, replies, memory, publish_s = asyncio.Event(), list[Reply](), [], []
+    async with httpx.AsyncClient(base_url=server.url, timeout=600) as client, asyncio.TaskGroup() as tasks:
+        for number in range(clients):
+            tasks.create_task(talk(client, number, stop, replies))
+        await asyncio.sleep(5)
+        for adapter in adapters:
+            version = await asyncio.to_thread(commit_version, trainer, server.data_dir, adapter)
+            started = time.perf_counter()
+            while (status := await asyncio.to_thread(server.status))["serving"] < version:
+                await asyncio.sleep(0.1)
+            publish_s.append(time.perf_counter() - started)
+            await asyncio.sleep(15)  # the old version's replies end, its adapter is unloaded
+            assert server.process is not None
+            children = {child["name"]: child["pid"] for child in status["children"]}
+            memory.append(
+                {"version": version, "engine": private_mb(children["engine"]), "server": private_mb(server.process.pid)}
+            )
+            print(
+                f"version {version}: served after {publish_s[-1]:.1f} s, {len(replies)} replies, {memory[-1]}",
+                flush=True,
+            )
+        stop.set()
+    trainer.close()
+    late = [row for row in memory if row["version"] >= 4]
+    return {
+        "clients": clients,
+        "replies": len(replies),
+        "versions seen by clients": sorted(
+            {reply.weight_version for reply in replies if reply.weight_version is not None}
+        ),
+        "refused or cut": [reply.error for reply in replies if reply.error],
+        "commit to serving p50 / max, s": [round(quantile(publish_s, q), 2) for q in (0.5, 1.0)],
+        "memory slope over versions 4 on, MB a version": {
+            name: round(slope([(row["version"], row[name]) for row in late]), 3) for name in ("engine", "server")
+        },
+        "memory": memory,
+    }, server.turns(limit=1000)
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """Least squares."""
+    x0, y0 = (sum(values) / len(points) for values in zip(*points, strict=True))
+    return sum((x - x0) * (y - y0) for x, y in points) / sum((x - x0) ** 2 for x, _ in points)
+
+
+@torch.no_grad()
+def check_versions(model: Any, adapters: list[Path], turns: list[Any]) -> dict[str, Any]:
+    """|recorded − plain forward| of every reply under its own version, and under the one before."""
+    by_version: dict[int, list[Any]] = {}
+    mixed = []
+    for turn in turns:
+        runs = turn["turn"]["versions"]
+        if len(runs) > 1:
+            mixed.append(turn["turn"]["turn_id"])
+        elif turn["turn"]["response_ids"]:
+            by_version.setdefault(runs[0]["weight_version"], []).append(turn)
+    own, other = [], []
+    for version, its in sorted(by_version.items()):
+        for under, into in ((version, own), (version - 1 if version else 1, other)):
+            policy = model if under == 0 else PeftModel.from_pretrained(model, adapters[under - 1])
+            for turn in its:
+                prompt, reply = turn["request"]["prompt_ids"], turn["turn"]["response_ids"]
+                logits = policy(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1].float()
+                log_probs = (logits / turn["request"]["sampling"]["temperature"]).log_softmax(-1)
+                forced = log_probs.gather(1, torch.tensor(reply)[:, None])[:, 0]
+                gap = (forced - torch.tensor(turn["turn"]["rollout_log_probs"])).abs()
+                into.append((float(gap.max()), float(gap.mean())))
+            if under:
+                policy.unload()
+    return {
+        "replies scored": len(own),
+        "replies of two versions": mixed,
+        "own version: max |Δ log-prob|": max(worst for worst, _ in own),
+        "another version: smallest mean |Δ log-prob|": min(mean for _, mean in other),
+        "another version: median of the mean |Δ log-prob|": quantile([mean for _, mean in other], 0.5),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--versions", type=int, default=10)
+    parser.add_argument("--scale", type=float, default=0.05, help="of the synthetic adapters' B matrices")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        data_dir = Path(scratch) / "data"
+        flags = [part for setting in SETTINGS for part in ("--set", setting)]
+        model = load_model(resolve(ModelSettings(), data_dir / "cache"))
+        adapters = [Path(scratch) / f"adapter-{number}" for number in range(1, options.versions + 1)]
+        for number, folder in enumerate(adapters, 1):
+            synthetic_adapter(model, folder, number, options.scale)
+        with RunningServer(data_dir, flags) as server:
+            figures, turns = asyncio.run(measure(server, adapters, options.clients))
+        figures |= check_versions(model, adapters, turns)
+    print(json.dumps(figures, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
