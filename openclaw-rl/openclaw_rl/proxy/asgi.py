@@ -165,8 +165,13 @@ class EventSender:
 
 def _start(status: int, content_type: str, headers: Mapping[str, str]) -> dict[str, Any]:
     pairs = [(b"content-type", content_type.encode())]
-    pairs += [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    pairs += [(name.encode("latin-1"), _header_value(value)) for name, value in headers.items()]
     return {"type": "http.response.start", "status": status, "headers": pairs}
+
+
+def _header_value(text: str) -> bytes:
+    """A session id may come from a body and hold anything, a line break too."""
+    return "".join(char if char.isprintable() else " " for char in text).strip().encode("latin-1", "replace")
 
 
 async def unbroken(work: Coroutine[Any, Any, Any]) -> None:

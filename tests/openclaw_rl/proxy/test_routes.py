@@ -376,6 +376,14 @@ async def test_session_done_ends_the_session_after_the_reply(qwen, proxy_over) -
         assert [scope.session_id for scope in proxy.book.ended] == ["s", "t"]
 
 
+async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.post({**HI, "session_id": "a\r\nX-Evil: 1\u6f22"})
+        assert reply.status_code == 200
+        assert reply.headers["x-session-id"] == "a  X-Evil: 1?"
+        assert "x-evil" not in reply.headers
+
+
 @pytest.mark.parametrize(
     ("fields", "headers", "reason"),
     [

@@ -1,0 +1,124 @@
+"""What a message becomes in the prompt, and what a front end refuses to start with."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.settings import ModelSettings
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def test_developer_is_system(qwen: FrontEnd, smollm: FrontEnd) -> None:
+    for frontend in (qwen, smollm):
+        ids = {
+            frontend.render([Message(role=role, content="Be brief."), user("Which river?")]).ids
+            for role in ("developer", "system")
+        }
+        assert len(ids) == 1
+
+
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+def test_text_parts_are_the_string_joined_by_newlines(qwen: FrontEnd, role: str) -> None:
+    def with_content(content: object) -> tuple[int, ...]:
+        message = Message.model_validate({"role": role, "content": content})
+        return qwen.render([message, user("x")]).ids
+
+    one, two = {"type": "text", "text": "one"}, {"type": "text", "text": "two"}
+    assert with_content([one]) == with_content("one")
+    assert with_content([one, two]) == with_content("one\ntwo")
+
+
+def test_arguments_as_string_and_as_object_give_one_prompt_without_doubled_quotes(qwen: FrontEnd) -> None:
+    prompts = []
+    for arguments in ('{"city": "Oslo", "days": [1, 2]}', {"city": "Oslo", "days": [1, 2]}):
+        call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+        answer = Message(role="tool", content="11 C", tool_call_id="c1")
+        prompts.append(qwen.render([user("?"), message, answer], TOOLS).ids)
+        assert message.tool_calls is not None
+        assert message.tool_calls[0].function.arguments == arguments  # the client's own message is not edited
+    assert prompts[0] == prompts[1]
+    assert '\\"city' not in qwen.decode(prompts[0])
+
+
+def test_an_open_think_block_is_read_off_the_prompt(qwen: FrontEnd) -> None:
+    assert not qwen.render([user("x")]).reasoning_open
+    assert qwen.render([user("x")], None, {"open_thinking": True}).reasoning_open
+    assert not qwen.render([user("x")], None, {"enable_thinking": False}).reasoning_open
+    assert not qwen.render([user("x <think>")]).reasoning_open
+
+
+def test_a_part_that_would_not_reach_the_model_is_named(qwen: FrontEnd) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    with pytest.raises(RequestError, match="image_url") as caught:
+        qwen.render([user("x"), Message.model_validate({"role": "user", "content": parts})])
+    assert caught.value.param == "messages[1].content[1]"
+
+
+async def test_long_and_short_conversations_render_alike(smollm: FrontEnd) -> None:
+    for size in (3, 3000, 60_000):
+        messages = [user("word " * size)]
+        assert (await smollm.render_async(messages)).ids == smollm.render(messages).ids
+
+
+def test_the_context_is_the_models_or_the_setting(smollm_folder: Path, smollm: FrontEnd) -> None:
+    assert smollm.context_length == 8192
+    assert FrontEnd(ModelSettings(context_length=512), smollm_folder).context_length == 512
+
+
+def test_end_tokens_come_from_every_config(qwen_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(qwen_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert {3, 4} < FrontEnd(ModelSettings(), folder).end_ids
+
+
+def test_without_a_template_it_does_not_start_and_says_what_to_do(qwen_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(qwen_folder, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = config.pop("chat_template")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(SettingsError, match=r"model\.chat_template"):
+        FrontEnd(ModelSettings(), folder)
+    (tmp_path / "my.jinja").write_text(template)
+    frontend = FrontEnd(ModelSettings(chat_template=str(tmp_path / "my.jinja")), folder)
+    assert "<|im_start|>" in frontend._tokenizer.decode(frontend.render([user("x")]).ids)
+    with pytest.raises(SettingsError, match=r"model\.chat_template"):
+        FrontEnd(ModelSettings(chat_template=str(tmp_path / "absent.jinja")), folder)
+
+
+@pytest.mark.parametrize("key", ["reasoning_parser", "tool_call_parser"])
+def test_a_parser_that_does_not_exist_is_named(qwen_folder: Path, key: str) -> None:
+    with pytest.raises(SettingsError, match=key):
+        FrontEnd(ModelSettings.model_validate({key: "telepathy"}), qwen_folder)
+
+
+def test_another_template_is_another_tokenizer_hash(qwen: FrontEnd, qwen_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    other = FrontEnd(ModelSettings(chat_template=str(tmp_path / "t.jinja")), qwen_folder)
+    assert other.tokenizer_hash != qwen.tokenizer_hash
+
+
+def test_the_proxy_loads_without_torch(qwen_folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from openclaw_rl.proxy.routes import build_router\n"
+        "from openclaw_rl.proxy.frontend import FrontEnd\n"
+        "from openclaw_rl.messages import Message\n"
+        "from openclaw_rl.settings import ModelSettings\n"
+        "FrontEnd(ModelSettings(), Path(sys.argv[1])).render([Message(role='user', content='x')])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    child = subprocess.run([sys.executable, "-P", "-c", code, str(qwen_folder)], check=False)
+    assert child.returncode == 0
