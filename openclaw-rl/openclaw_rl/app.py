@@ -11,6 +11,7 @@ ledger → engine.
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import time
@@ -21,6 +22,8 @@ import httpx
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -183,6 +186,9 @@ class _Server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if settings.training.enabled and settings.trainer.kind == "local":
             self._start(trainer_child(settings, data, url=url, token=token, base_hash=_base_hash(info)))
+        # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
+        gc.collect()
+        gc.freeze()
         async with _announced(data, url):
             events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
             await self._http(app, lease_wait)
@@ -325,6 +331,15 @@ def _http_app() -> FastAPI:
     @app.exception_handler(EngineError)
     async def engine_error(_: Request, error: EngineError) -> JSONResponse:
         return _error(503, str(error), "engine_unavailable")
+
+    @app.exception_handler(StarletteHTTPException)
+    async def unknown_route(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "unknown_route")
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        problems = "; ".join(f"{'.'.join(map(str, p['loc'][1:]))}: {p['msg']}" for p in error.errors())
+        return _error(422, problems, "invalid_body")
 
     return app
 

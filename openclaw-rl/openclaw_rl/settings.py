@@ -93,8 +93,8 @@ class EngineSettings(Branch):
     """CPU threads of the engine; all cores when unset."""
     max_running: int = Field(default=16, ge=1)
     """Replies decoded together; more wait."""
-    cache_tokens: int = Field(default=65536, ge=0)
-    """Prefix-cache budget over all sessions."""
+    cache_tokens: int = Field(default=16384, ge=0)
+    """Prefix-cache budget over all sessions; a token of the bundled model takes 46 kB."""
     prefill_chunk: int = Field(default=512, ge=16)
     """Prompt tokens computed between two decode steps, so that a long prompt does not stall running replies."""
     connect_timeout_s: float = Field(default=5.0, gt=0)

@@ -96,6 +96,8 @@ def test_a_chat_key_opens_nothing_but_chats(server: RunningServer, method: str, 
 def test_an_unknown_model_is_served_by_the_policy_and_an_unknown_path_is_json(server: RunningServer) -> None:
     reply = ask(server, {"model": "gpt-unknown", "messages": HELLO, "max_tokens": 1})
     assert reply.status_code == 200
-    assert httpx.get(f"{server.url}/v1/nothing").status_code == 404
+    nothing = httpx.get(f"{server.url}/v1/nothing")
+    assert nothing.status_code == 404
+    assert nothing.json()["error"]["code"] == "unknown_route"
     assert httpx.get(f"{server.url}/v1/models").json()["data"]
     assert httpx.get(f"{server.url}/models").json()["data"]

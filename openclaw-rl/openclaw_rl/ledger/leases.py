@@ -4,7 +4,8 @@ At most one lease of a policy is live. Its samples are LEASED, and nobody else g
 (`chain`), by `release`, by its deadline, or by being revoked (its trainer is known to be dead, or its parent is no
 longer on the way to the tip); then what it held waits again, in the old order. A lease past its deadline is over when
 somebody asks for the next one, or at the next start: until then its trainer may still renew or commit, so that a laptop
-that slept, or a clock that jumped, costs no step.
+that slept, or a clock that jumped, costs no step. A trainer that asks for a lease holds none: one that is live in its
+name is over.
 
 `fence` grows with every lease. Whoever comes with an older one, or with a lease that ended, is refused.
 """
@@ -56,11 +57,14 @@ def grant(
 ) -> Grant | Again | None:
     if not training.enabled or not meta.get_int(db, "learning", 1):
         return None
-    live = db.execute("SELECT expires_at FROM lease WHERE state = 'live'").fetchone()
+    live = db.execute("SELECT fence, trainer, expires_at FROM lease WHERE state = 'live'").fetchone()
     if live is not None:
-        if live["expires_at"] > at:
+        if live["trainer"] == trainer:  # the answer that gave it was lost, or the trainer died before it noted it down
+            end(db, live["fence"], "revoked", reason="its trainer asked for another", at=at)
+        elif live["expires_at"] > at:
             return None
-        expire(db, at=at)
+        else:
+            expire(db, at=at)
     size = n or training.batch_size
     tip = meta.get_int(db, "tip")
     waiting: dict[bool, list[_Waiting]] = {False: [], True: []}

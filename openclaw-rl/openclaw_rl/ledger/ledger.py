@@ -93,8 +93,9 @@ class Ledger:
     # Serving
 
     async def begin(self, request: Request) -> None:
-        """On disk before generation starts."""
-        await self._chat(lambda db: serving.begin(db, request))
+        """Committed before generation starts, without an fsync: the first token waits for it, and a power cut that
+        takes it takes the unfinished reply as well. (`kill -9` takes nothing.)"""
+        await self._writer.write(lambda db: serving.begin(db, request), timeout_s=_CHAT_TIMEOUT_S, is_synced=False)
 
     async def finish(self, turn: Turn, key: TurnKey) -> None:
         """On disk before the finish chunk is sent: SERVED, or DROPPED with `turn.drop`."""
@@ -114,8 +115,13 @@ class Ledger:
         return await self._reader.read(lambda db: serving.open_turns(db, limit))
 
     async def pair(self, turn_id: str, next_state: NextState, *, by_request_id: str) -> None:
-        """SERVED → PAIRED. A turn that was dropped stays so; its next state is kept for the record."""
-        await self._chat(lambda db: serving.pair(db, turn_id, next_state, by_request_id, at=self._clock()))
+        """SERVED → PAIRED. A turn that was dropped stays so; its next state is kept for the record. Without an fsync, as
+        `begin`: a power cut leaves the turn open."""
+        await self._writer.write(
+            lambda db: serving.pair(db, turn_id, next_state, by_request_id, at=self._clock()),
+            timeout_s=_CHAT_TIMEOUT_S,
+            is_synced=False,
+        )
 
     async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None:
         """From any state before LEASED."""
@@ -161,9 +167,9 @@ class Ledger:
 
     async def lease(self, *, trainer: str, n: int | None = None, now: bool = False) -> Lease | None:
         """A batch: `n` (else `batch_size`) samples, or after `max_wait_s` at least `min_batch`; with `now` whatever
-        waits. User turns first, tool turns up to `max_tool_share` of the batch. None while too few wait, another lease
-        is live, or learning is paused. Waiting samples that are too old, or that no ancestor of the tip sampled, are
-        dropped on the way."""
+        waits. User turns first, tool turns up to `max_tool_share` of the batch. None while too few wait, another
+        trainer's lease is live, or learning is paused; the same trainer's is over, since who asks holds none. Waiting
+        samples that are too old, or that no ancestor of the tip sampled, are dropped on the way."""
         while True:
             granted = await self._writer.write(
                 lambda db: leases.grant(db, self._training, trainer=trainer, n=n, now=now, at=self._clock())

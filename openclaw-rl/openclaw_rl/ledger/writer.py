@@ -4,7 +4,8 @@ Every write is a job, a function of the connection. The thread takes all jobs th
 inside one transaction, commits once (one fsync) and only then answers them. Promises:
 
 * A job that raises leaves no trace, and does not disturb its neighbours; its caller gets the exception.
-* A job that returns is on disk.
+* A job that returns is on disk; one that asked for less (`is_synced=False`) is with the operating system: it survives
+  `kill -9`, and may be lost, whole, when the power fails.
 * When the file cannot be written (disk full, locked by another program, an I/O error) the jobs at hand fail with
   `LedgerUnavailable`, `failure` says why, and the thread tries a small write of its own every second until one
   succeeds. Nothing waits for that.
@@ -40,6 +41,7 @@ class _Job:
     work: Work[Any]
     answer: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
+    is_synced: bool = True
     is_given_up: bool = False
 
 
@@ -76,15 +78,16 @@ class Writer:
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def write(self, work: Work[T], *, timeout_s: float | None = None) -> T:
-        """Run `work` in a transaction; returns once it is on disk. With `timeout_s`, a job the thread has not come to
+    async def write(self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True) -> T:
+        """Run `work` in a transaction; returns once it is on disk (committed, without the fsync, when not `is_synced`:
+        a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the thread has not come to
         by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
         if self.is_closed or not self._thread.is_alive():
             raise LedgerUnavailable("the ledger is closed")
         if self._waiting >= self._max_waiting:
             raise LedgerUnavailable(f"the ledger is {self._waiting} writes behind")
         loop = asyncio.get_running_loop()
-        job = _Job(work, loop.create_future(), loop)
+        job = _Job(work, loop.create_future(), loop, is_synced)
         self._waiting += 1
         self._jobs.put(job)
         try:
@@ -146,7 +149,9 @@ class Writer:
         return group, False
 
     def _commit(self, db: sqlite3.Connection, group: list[_Job]) -> list[_Outcome]:
+        level = "FULL" if any(job.is_synced for job in group) else "NORMAL"
         try:
+            db.execute(f"PRAGMA synchronous = {level}")
             db.execute("BEGIN IMMEDIATE")
             outcomes = [_attempt(db, job) for job in group]
             db.execute("COMMIT")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 from openclaw_rl.types import LogProbs
 
 _MASK = (1 << 64) - 1
@@ -19,10 +20,12 @@ BASE_SEED = 0
 
 
 def adapter_seed(folder: Path) -> int:
-    """What stands for an adapter's weights: a hash of its weight files' bytes."""
+    """What stands for an adapter's weights: a hash of its weight files' bytes. (The optimizer's state, which a trainer
+    keeps beside them for a while, is none.)"""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
+        if path.name != OPTIMIZER_FILE:
+            digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:8], "big")
 
 

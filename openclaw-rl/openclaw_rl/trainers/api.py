@@ -88,7 +88,8 @@ class SampleBody(_Body):
 
 class LeaseRequest(_Body):
     trainer: str
-    """Who asks, for people to read."""
+    """Who asks: one name for one trainer, the same after a restart. Who asks for a lease has none in hand, so one that
+    is still live in this name is over."""
     wait_s: float = Field(default=30.0, ge=0, le=300)
     n: int | None = Field(default=None, ge=1)
     """Samples wanted; the server's `training.batch_size` when None."""

@@ -97,7 +97,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         )
         client = TrainerClient(config.url, config.token.get_secret_value())
         try:
-            name = f"local@{socket.gethostname()}:{os.getpid()}"
+            name = f"local@{socket.gethostname()}"  # not the pid: the ledger is to know us again after a restart
             TrainerLoop(
                 client, learner, config.data_dir, name=name, stop=stop, keep_optimizers=config.trainer.keep_checkpoints
             ).run()

@@ -9,7 +9,7 @@ from openclaw_rl.trainers.batches import MicroBatch, Piece, Row
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Sample
 
-PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 64, 64
+PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 32, 32
 """Small: a probe compares two programs on equal ids, and needs neither the whole prompt nor the whole reply."""
 
 

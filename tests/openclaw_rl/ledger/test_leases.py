@@ -166,6 +166,17 @@ async def test_a_lease_that_is_not_renewed_goes_back(ledger, driver, clock):
     assert await driver.commit(second) == 1
 
 
+async def test_who_asks_for_a_lease_holds_none(ledger, driver):
+    """The answer was lost on its way, or the trainer was killed before it wrote the lease down."""
+    await driver.sampled()
+    lost = await ledger.lease(trainer="a", now=True)
+    found = await ledger.lease(trainer="a", now=True)
+    assert ids(found) == ids(lost)
+    with pytest.raises(CommitRefused, match="is revoked: its trainer asked for another"):
+        await driver.commit(lost)
+    assert await driver.commit(found) == 1
+
+
 async def test_a_late_trainer_may_commit_while_nobody_took_its_place(ledger, driver, clock):
     await driver.sampled()
     lease = await ledger.lease(trainer="a", now=True)

@@ -78,6 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.held: set[str] = set()
         """The turns of the live lease."""
         self.deadline = 0.0
+        self.holder = ""
         self.committed: dict[str, int] = {}
         self.ledger = self._open(self.root / "0")
 
@@ -195,13 +196,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds) -> None:
         self.now += seconds
 
-    @rule(now=st.booleans(), n=st.sampled_from([None, None, 1, 2, 5]))
-    def a_trainer_asks(self, now, n) -> None:
-        self.lease_a_batch(now=now, n=n)
+    @rule(now=st.booleans(), n=st.sampled_from([None, None, 1, 2, 5]), trainer=st.sampled_from("mno"))
+    def a_trainer_asks(self, now, n, trainer) -> None:
+        self.lease_a_batch(now=now, n=n, trainer=trainer)
 
-    def lease_a_batch(self, *, now: bool, n: int | None) -> None:
-        lease = self.do(self.ledger.lease(trainer="m", n=n, now=now))
-        if self.held and self.now < self.deadline:
+    def lease_a_batch(self, *, now: bool, n: int | None, trainer: str) -> None:
+        lease = self.do(self.ledger.lease(trainer=trainer, n=n, now=now))
+        if self.held and self.now < self.deadline and trainer != self.holder:
             assert lease is None
             return
         self.end_lease()
@@ -211,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert lease.parent == self.tip
             assert all(lease.fence > earlier.fence for earlier in self.leases)
             self.leases.append(lease)
-            self.held, self.deadline = set(expected), self.now + TRAINING.lease_s
+            self.held, self.deadline, self.holder = set(expected), self.now + TRAINING.lease_s, trainer
             for name in self.held:
                 self.turns[name].state = "leased"
 
@@ -314,7 +315,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """So that chains grow long in short runs too."""
         self.now += TRAINING.lease_s  # whatever was leased goes back
         self.a_few_turns_go_all_the_way(2, "parent" if from_parent else "tip")
-        self.lease_a_batch(now=True, n=None)
+        self.lease_a_batch(now=True, n=None, trainer="m")
         if self.held:
             self.commit_the_lease(durable)
         if publish:

@@ -46,8 +46,8 @@ class Api:
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    async def lease(self, wait_s: float = 0.0) -> Any:
-        return (await self.call("lease", {"trainer": "t", "wait_s": wait_s}))["lease"]
+    async def lease(self, wait_s: float = 0.0, trainer: str = "t") -> Any:
+        return (await self.call("lease", {"trainer": trainer, "wait_s": wait_s}))["lease"]
 
     async def sample(self, name: str) -> None:
         request = Request(
@@ -190,7 +190,7 @@ async def test_released_samples_wake_the_next_trainer(api):
     await api.sample("one")
     await api.sample("two")
     lease = await api.lease()
-    waiting = asyncio.create_task(api.lease(wait_s=60))
+    waiting = asyncio.create_task(api.lease(wait_s=60, trainer="another"))
     await _asked(api, waiting)
     await api.call("release", {"lease_id": lease["lease_id"], "fence": lease["fence"], "reason": "test"})
     assert (await asyncio.wait_for(waiting, 30))["fence"] == 2

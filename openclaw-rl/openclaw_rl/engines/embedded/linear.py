@@ -1,9 +1,10 @@
-"""y = x Wᵀ + b for a few rows on a CPU, by whichever of torch's kernels reads the weights fastest.
+"""y = x Wᵀ + b on a CPU, by whichever of torch's kernels is fastest for so many rows. All are plain fp32 products.
 
 Decoding is bound by reading W once per step. MKL's path behind `F.linear` keeps one core at a third of its bandwidth
-for few rows; the same product with the weight on the left does not, and oneDNN is best from about six rows on. Measured
-on 2 cores of an AMD EPYC with a 135M model in fp32, a whole pass of linear layers: one row 44 → 15 ms, four rows 60 →
-22 ms, eight rows 56 → 38 ms. All are plain fp32 products.
+for few rows; the same product with the weight on the left does not. For several rows oneDNN is ahead, most of all over
+weights in its own blocked order, which are a second copy: made when rows first come together, for models small enough.
+Measured on 2 cores of an AMD EPYC, a pass of a 135M model's linear layers: one row 44 → 15 ms, four rows 60 → 22 ms,
+eight rows 56 → 38 ms, and a third less with blocked weights.
 """
 
 import torch
@@ -13,18 +14,22 @@ from torch import Tensor
 _FEW_ROWS = 5
 _WIDE = 1024
 """From this input width on, oneDNN is ahead from three rows."""
+_PACKED_ROWS = range(3, 33)
+"""Fewer rows do better without, more gain little: a chunk of a prompt does not cause a second copy."""
 
 
 class Linear:
-    """A linear layer over a weight it does not copy."""
+    """A linear layer over a weight it does not copy, unless it may pack it."""
 
-    __slots__ = ("_bias", "_halves", "_has_onednn", "_on_cpu", "weight")
+    __slots__ = ("_bias", "_halves", "_has_onednn", "_may_pack", "_on_cpu", "_packed", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, may_pack: bool = False) -> None:
         self.weight, self._bias = weight, bias
         out_features, in_features = weight.shape
         self._on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
         self._has_onednn = self._on_cpu and torch.backends.mkldnn.is_available()
+        self._may_pack = may_pack and self._has_onednn
+        self._packed: Tensor | None = None
         # A batch of two halves: a product with one column would run on one core.
         self._halves = (
             weight.view(2, out_features // 2, in_features) if self._on_cpu and out_features % 2 == 0 else None
@@ -35,6 +40,10 @@ class Linear:
         rows, width = x.shape
         if not self._on_cpu or rows == 0:
             return F.linear(x, self.weight, self._bias)
+        if self._may_pack and rows in _PACKED_ROWS:
+            if self._packed is None:
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         if rows == 1 and self._halves is not None:
             y = torch.bmm(self._halves, x.t().unsqueeze(0).expand(2, -1, -1)).view(1, -1)
         elif rows <= _FEW_ROWS and (rows == 2 or width < _WIDE or not self._has_onednn):

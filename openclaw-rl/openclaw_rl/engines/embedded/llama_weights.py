@@ -14,6 +14,8 @@ from openclaw_rl.errors import EngineRefused
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
+_PACK_BELOW = 1 << 30
+"""Bytes of a model up to which its weights may be held twice (`linear`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +54,14 @@ def read_weights(folder: Path, shape: Shape, device: torch.device) -> Weights:
 
 
 def _assemble(tensors: Mapping[str, Tensor], shape: Shape) -> Weights:
+    may_pack = sum(tensor.nbytes for tensor in tensors.values()) <= _PACK_BELOW
+
     def layer(index: int) -> Layer:
         prefix = f"model.layers.{index}."
 
         def linear(name: str) -> Linear:
             path = f"{prefix}{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
-            return Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias"))
+            return Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias"), may_pack=may_pack)
 
         return Layer(
             attention_norm=tensors[f"{prefix}input_layernorm.weight"],
@@ -73,5 +77,5 @@ def _assemble(tensors: Mapping[str, Tensor], shape: Shape) -> Weights:
         embedding=embedding,
         layers=[layer(index) for index in range(shape.layers)],
         norm=tensors["model.norm.weight"],
-        head=Linear(head),
+        head=Linear(head, may_pack=may_pack),
     )

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.dialect import EngineSampling
 from openclaw_rl.engines.embedded.job import Job, TopLogProbs
 
-_HEAD = 1024
+_HEAD, _BLOCK = 1024, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
     logits = _penalised(logits, jobs)
     temperatures = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=logits.device)
     scaled = logits / temperatures[:, None]  # [B, V]
-    log_norm = scaled.logsumexp(-1)  # [B]
+    largest = scaled.amax(-1, keepdim=True)
+    weights = (scaled - largest).exp_()  # [B, V], not normalised
+    log_norm = largest[:, 0] + weights.sum(-1).log()  # [B]
     ids = torch.empty(len(jobs), dtype=torch.long, device=logits.device)
     greedy = [row for row, job in enumerate(jobs) if job.is_greedy]
     drawn = [row for row, job in enumerate(jobs) if not job.is_greedy]
@@ -38,8 +41,8 @@ def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
         ids[greedy] = scaled[greedy].argmax(-1)
     if drawn:
         chosen = [jobs[row] for row in drawn]
-        probs = _truncated((scaled[drawn] - log_norm[drawn, None]).exp(), chosen)
-        ids[drawn] = _invert(probs, [uniform(job.seed, len(job.prompt) + len(job.output)) for job in chosen])
+        kept = _truncated(weights if len(drawn) == len(jobs) else weights[drawn], chosen)
+        ids[drawn] = _invert(kept, [uniform(job.seed, len(job.prompt) + len(job.output)) for job in chosen])
     log_probs = scaled.gather(-1, ids[:, None])[:, 0] - log_norm
     tops = [_top(scaled[row], log_norm[row], job.wanted.top) for row, job in enumerate(jobs)]
     return [Sampled(*entry) for entry in zip(ids.tolist(), log_probs.tolist(), tops, strict=True)]
@@ -64,43 +67,55 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def _invert(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """The first token whose cumulative probability exceeds u times the total; never one of probability 0."""
-    cumulative = probs.cumsum(-1, dtype=torch.float64)  # [B, V]
-    total = cumulative[:, -1:]
-    points = torch.tensor(uniforms, dtype=torch.float64, device=probs.device)[:, None] * total
-    points = torch.minimum(
-        points, torch.nextafter(total, torch.zeros_like(total))
-    )  # u close to 1 may round up to the total
-    return torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
+def _invert(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """The first token whose cumulative weight exceeds u times the total; never one of weight 0. weights [B, V].
+
+    By blocks first, then within one: a cumulative sum of a whole row costs more than the rest of the draw.
+    """
+    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))  # [B, n, block]
+    sums = blocks.sum(-1).double()  # [B, n]
+    ends = sums.cumsum(-1)
+    points = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * ends[:, -1:]
+    block = _first_above(ends, points)  # [B, 1]
+    rest = points - ends.gather(-1, block) + sums.gather(-1, block)
+    chosen = blocks[torch.arange(len(uniforms), device=weights.device), block[:, 0]]
+    inside = _first_above(chosen.cumsum(-1, dtype=torch.float64), rest)
+    return (block * _BLOCK + inside)[:, 0]
 
 
-def _truncated(probs: Tensor, jobs: Sequence[Job]) -> Tensor:
-    """Zero what top-k, top-p and min-p cut away; each looks at the untruncated probabilities, as in SGLang."""
+def _first_above(ends: Tensor, points: Tensor) -> Tensor:
+    """[B, 1]: the first index whose cumulative sum exceeds the point; by rounding a point may reach the total, then the
+    last one that adds to it."""
+    last = (ends < ends[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(ends, points, right=True), last)
+
+
+def _truncated(weights: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """Zero what top-k, top-p and min-p cut away; each looks at the untruncated distribution, as in SGLang."""
     for row, job in enumerate(jobs):
         params = job.sampling
         if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
-            ordered, indices = _head(probs[row], params)
-            kept = ordered.cumsum(-1, dtype=torch.float64) - ordered <= params.top_p
+            total = weights[row].sum()
+            ordered, indices = _head(weights[row], total, params)
+            kept = ordered.cumsum(-1, dtype=torch.float64) - ordered <= params.top_p * total
             kept &= ordered >= ordered[0] * params.min_p
             if params.top_k > 0:
                 kept[params.top_k :] = False
-            probs[row] = torch.zeros_like(probs[row]).index_put((indices[kept],), ordered[kept])
-    return probs
+            weights[row] = torch.zeros_like(weights[row]).index_put((indices[kept],), ordered[kept])
+    return weights
 
 
-def _head(probs: Tensor, params: EngineSampling) -> tuple[Tensor, Tensor]:
-    """The largest probabilities in order, with their ids: as many as any cut can keep. Sorting a whole row costs
-    milliseconds.
-    """
+def _head(weights: Tensor, total: Tensor, params: EngineSampling) -> tuple[Tensor, Tensor]:
+    """The largest weights in order, with their ids: as many as any cut can keep. Sorting a whole row costs
+    milliseconds."""
     size = max(_HEAD, params.top_k)
-    if size < probs.shape[0]:
-        ordered, indices = probs.topk(size)
-        by_p = params.top_p < 1 and ordered.sum() > params.top_p
+    if size < weights.shape[0]:
+        ordered, indices = weights.topk(size)
+        by_p = params.top_p < 1 and ordered.sum() > params.top_p * total
         by_min_p = params.min_p > 0 and ordered[-1] < ordered[0] * params.min_p
         if params.top_k > 0 or by_p or by_min_p:
             return ordered, indices
-    return torch.sort(probs, descending=True)
+    return torch.sort(weights, descending=True)
 
 
 def _penalised(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
