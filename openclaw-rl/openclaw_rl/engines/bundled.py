@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ BUNDLED_PACKAGE, BUNDLED_FILE, BUNDLED_NAME = (
 )
 CONVERSION = 1
 """Part of the cache key: raise it when the conversion changes."""
+_ABANDONED_S = 3600
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
@@ -61,8 +63,7 @@ def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
     if source.is_dir() and any(source.glob("*.safetensors")):
         # Hub caches are read-only by custom, and a user's folder is not ours to write to: the hash lives in our cache.
         return ResolvedModel(name, source, cache / "hashes" / _stat_key(source))
-    key = hashlib.sha256(f"{CONVERSION}:{_source_key(source)}".encode()).hexdigest()[:16]
-    folder = cache / "models" / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{key}"
+    folder = cache / "models" / _cache_name(name, source)
     if not (folder / "base_hash").is_file():
         _convert(source, folder)
     return ResolvedModel(name, folder, folder / "base_hash")
@@ -169,6 +170,11 @@ def _from_hub(model: ModelSettings) -> Path:
     return _file(folder / model.gguf_file) if model.gguf_file else folder
 
 
+def _cache_name(name: str, source: Path) -> str:
+    key = hashlib.sha256(f"{CONVERSION}:{_source_key(source)}".encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{key}"
+
+
 def _source_key(source: Path) -> str:
     """What a conversion depends on: a GGUF's bytes, or the names, sizes and times of a folder's files."""
     if source.is_dir():
@@ -199,6 +205,9 @@ def _convert(source: Path, folder: Path) -> None:
         problem = str(error).strip().splitlines()[0]
         raise SettingsError(f"model.path {source}: transformers cannot load it: {problem}") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         config = model.config.to_dict()
@@ -218,9 +227,10 @@ def _convert(source: Path, folder: Path) -> None:
             os.close(descriptor)
         os.rename(partial, folder)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         if not (folder / "base_hash").is_file():  # else another process was first, with the same bytes
             raise SettingsError(f"{folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # gone already when it was renamed
 
 
 def main(argv: list[str] | None = None) -> int:

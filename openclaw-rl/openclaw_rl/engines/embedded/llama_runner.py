@@ -255,6 +255,10 @@ class LlamaRunner:
         """Nothing else holds it: it is freed with its last reference."""
 
     def load_weights(self, folder: Path) -> None:
-        if read_shape(folder) != self._shape:
+        try:
+            shape = read_shape(folder)
+        except (OSError, ValueError) as error:
+            raise EngineRefused(f"{folder} is not a model: {error}", status=400) from error
+        if shape != self._shape:
             raise EngineRefused(f"{folder} is another model than the one that runs", status=400)
         self._weights = read_weights(folder, self._shape, self._device)

@@ -72,9 +72,7 @@ def test_cuts_limit_the_draw_and_never_the_log_prob(params, kept):
     assert sampled.log_prob == pytest.approx(probs.log()[sampled.id].item(), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "params", [{"top_p": 0.9}, {"top_k": 1500}, {"min_p": 1e-3}, {"top_p": 0.99}, {"top_k": 3}]
-)
+@pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 1500}, {"min_p": 1e-3}, {"top_p": 0.99}, {"top_k": 3}])
 def test_the_cut_of_a_wide_row_is_that_of_a_full_sort(params):
     """Only the head of a large vocabulary is ordered; the result may not depend on that."""
     torch.manual_seed(0)

@@ -1,0 +1,241 @@
+"""Who runs when: priorities, chunks, preemption, pauses, aborts, new weights. On a tiny random Llama, without HTTP."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from openclaw_rl.engines.embedded.runner import Logits, Span
+from openclaw_rl.errors import EngineRefused
+
+CHAT, BACKGROUND = 10, 0
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed).randrange(3, 320) for _ in range(length)]
+
+
+class Recorder:
+    """Wraps a runner and notes what each step ran: one list of span lengths per step."""
+
+    def __init__(self, engine: Any) -> None:
+        self.steps: list[list[int]] = []
+        self._inner = engine.runner.run
+        engine.runner.run = self.run
+
+    def run(self, spans: list[Span]) -> list[Logits]:
+        self.steps.append([len(span.ids) for span in spans])
+        return self._inner(spans)
+
+
+async def paused(engine: Any) -> None:
+    """Hold the scheduler, so that everything submitted next is there before it takes a step."""
+    await engine.scheduler.call(lambda: engine.scheduler.pause("in_place"))
+
+
+async def resume(engine: Any) -> None:
+    await engine.scheduler.call(engine.scheduler.resume)
+
+
+async def visible(job: Any, more_than: int) -> None:
+    async with asyncio.timeout(60):
+        while job.visible <= more_than:
+            await asyncio.sleep(0)
+
+
+async def test_a_prompt_is_computed_in_chunks(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, prefill_chunk=32) as engine:
+        recorder = Recorder(engine)
+        await engine.generate(prompt(100), 3)
+        assert recorder.steps == [[32], [32], [32], [4], [1], [1]]
+
+
+async def test_replies_go_on_while_a_prompt_is_computed_and_its_chunks_shrink(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, prefill_chunk=256) as engine:
+        recorder = Recorder(engine)
+        chat = engine.submit(prompt(5), 100, priority=CHAT)
+        await visible(chat, 2)
+        await paused(engine)
+        recorder.steps.clear()
+        equal = engine.submit(prompt(300, 1), 1, priority=CHAT)
+        await resume(engine)
+        await engine.done(equal)
+        with_chunk = [step for step in recorder.steps if len(step) > 1]
+        assert with_chunk == [[1, 64]] * 4 + [[1, 44]]
+        await paused(engine)
+        recorder.steps.clear()
+        below = engine.submit(prompt(100, 2), 0, priority=BACKGROUND, logprob_start_len=0)
+        await resume(engine)
+        await engine.done(below)
+        assert [step for step in recorder.steps if len(step) > 1] == [[1, 16]] * 6 + [[1, 4]]
+        await engine.done(chat)
+        assert len(chat.output) == 100
+
+
+async def test_chats_go_before_background(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, max_running=2, prefill_chunk=32) as engine:
+        await paused(engine)
+        jobs = {
+            name: engine.submit(prompt(40, seed), 2, priority=p)
+            for seed, (name, p) in enumerate({"b1": BACKGROUND, "b2": BACKGROUND, "c1": CHAT, "c2": CHAT}.items())
+        }
+        order: list[str] = []
+
+        async def note(name: str) -> None:
+            await engine.done(jobs[name])
+            order.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in jobs:
+                tasks.create_task(note(name))
+            await resume(engine)
+        assert order == ["c1", "c2", "b1", "b2"]
+
+
+async def test_a_chat_takes_the_place_of_a_background_reply_which_goes_on_later(make_tiny, start_engine):
+    tiny = make_tiny("llama")
+    async with start_engine(tiny.folder, max_running=1) as engine:
+        recorder = Recorder(engine)
+        background = engine.submit(prompt(40), 120, priority=BACKGROUND)
+        await visible(background, 3)
+        chat = await engine.generate(prompt(20, 1), 5, priority=CHAT)
+        assert background.finish is None
+        await engine.done(background)
+    assert len(chat.output) == 5
+    assert len(background.output) == len(background.log_probs) == 120
+    # Its prefix was kept: after the chat, one token is computed, not the whole reply so far.
+    assert sum(sum(step) for step in recorder.steps) == 40 + 119 + 20 + 4
+    table = tiny.log_probs(None, background.prompt + background.output)
+    expected = table[39:-1].gather(-1, torch.tensor(background.output)[:, None])[:, 0].tolist()
+    assert background.log_probs == pytest.approx(expected, abs=5e-4)
+
+
+async def test_more_than_max_running_wait_and_all_are_served(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, max_running=3) as engine:
+        recorder = Recorder(engine)
+        jobs = [engine.submit(prompt(10, seed), 6) for seed in range(10)]
+        await asyncio.gather(*(engine.done(job) for job in jobs))
+        assert all(len(job.output) == 6 for job in jobs)
+        assert max(len(step) for step in recorder.steps) == 3
+
+
+async def test_equal_prompts_are_computed_once(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, prefill_chunk=512) as engine:
+        recorder = Recorder(engine)
+        await paused(engine)
+        jobs = [engine.submit(prompt(200), 2) for _ in range(4)]
+        await resume(engine)
+        await asyncio.gather(*(engine.done(job) for job in jobs))
+        assert sorted(job.cached_tokens for job in jobs) == [0, 199, 199, 199]
+        assert sum(sum(step) for step in recorder.steps) == 200 + 3 + 4
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_paused_reply_is_exact(make_tiny, start_engine, mode):
+    tiny = make_tiny("qwen3")
+    async with start_engine(tiny.folder) as engine:
+        job = engine.submit(prompt(50), 60, params={"temperature": 0.7}, logprob_start_len=0)
+        await visible(job, 5)
+        await engine.scheduler.call(lambda: engine.scheduler.pause(mode))
+        held = job.visible
+        other = engine.submit(prompt(10, 1), 1)
+        await engine.scheduler.call(lambda: None)  # a turn of the thread: nothing may have moved
+        assert (job.visible, other.visible) == (held, 0)
+        await resume(engine)
+        await engine.done(job)
+        await engine.done(other)
+    table = tiny.log_probs(None, job.prompt + job.output, 0.7)
+    expected = table[49:-1].gather(-1, torch.tensor(job.output)[:, None])[:, 0].tolist()
+    assert job.log_probs == pytest.approx(expected, abs=5e-4)
+    assert len(job.prompt_log_probs) == 50
+
+
+async def test_retracted_scoring_starts_over(make_tiny, start_engine):
+    tiny = make_tiny("llama")
+    ids = prompt(200)
+    async with start_engine(tiny.folder, prefill_chunk=16) as engine:
+        job = engine.submit(ids, 0, logprob_start_len=10)
+        async with asyncio.timeout(60):
+            while not job.prompt_log_probs:
+                await asyncio.sleep(0)
+        await engine.scheduler.call(lambda: engine.scheduler.pause("retract"))
+        assert job.finish is None
+        await resume(engine)
+        await engine.done(job)
+    expected = tiny.log_probs(None, ids)[10:-1].gather(-1, torch.tensor(ids[11:])[:, None])[:, 0].tolist()
+    assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=5e-4)
+
+
+async def test_new_weights_serve_retracted_replies_and_no_old_prefix(make_tiny, start_engine, tmp_path):
+    """A reply that spans a swap is exact per token: the first part under the old weights, the rest wholly under the
+    new.
+    """
+    tiny = make_tiny("llama")
+    torch.manual_seed(5)
+    changed = AutoModelForCausalLM.from_pretrained(tiny.folder)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1 + 0.2 * torch.randn_like(parameter))
+    changed.save_pretrained(tmp_path)
+    async with start_engine(tiny.folder) as engine:
+        job = engine.submit(prompt(50), 60, params={"temperature": 1.0})
+        await visible(job, 5)
+        with pytest.raises(EngineRefused, match="running"):
+            await engine.scheduler.call(lambda: engine.scheduler.load_weights(tmp_path))
+        await engine.scheduler.call(lambda: engine.scheduler.pause("retract"))
+        before = len(job.output)
+        await engine.scheduler.call(lambda: engine.scheduler.load_weights(tmp_path))
+        await resume(engine)
+        await engine.done(job)
+        again = await engine.generate(job.prompt, 1)
+        assert again.cached_tokens == 49  # of the new weights
+    ids = torch.tensor([job.prompt + job.output])
+    with torch.inference_mode():
+        new = changed.eval()(input_ids=ids).logits[0].log_softmax(-1)
+    old = tiny.log_probs(None, job.prompt + job.output)
+    picked = [table[49:-1].gather(-1, torch.tensor(job.output)[:, None])[:, 0].tolist() for table in (old, new)]
+    assert job.log_probs[:before] == pytest.approx(picked[0][:before], abs=5e-4)
+    assert job.log_probs[before:] == pytest.approx(picked[1][before:], abs=5e-4)
+    assert sum(abs(a - b) for a, b in zip(*picked, strict=True)) / 60 > 0.1
+
+
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_serve(make_tiny, start_engine, tmp_path):
+    tiny = make_tiny("llama")
+    async with start_engine(tiny.folder) as engine:
+        for folder in (tmp_path, make_tiny("qwen3").folder):
+            with pytest.raises(EngineRefused):
+                await engine.scheduler.call(lambda folder=folder: engine.scheduler.load_weights(folder))
+        job = await engine.generate(prompt(10), 3)
+        assert len(job.output) == 3
+
+
+async def test_the_context_ends_a_reply(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder) as engine:
+        job = await engine.generate(prompt(505), 100)
+        assert len(job.output) == 7
+        assert (job.finish.type, job.finish.length) == ("length", 7)
+
+
+async def test_an_end_token_ends_a_reply_and_stays_in_it(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder) as engine:
+        free = await engine.generate(prompt(20), 30, params={"temperature": 0.0})
+        end = free.output[10]
+        job = await engine.generate(prompt(20), 30, params={"temperature": 0.0, "stop_token_ids": [end]})
+        assert job.output == free.output[: free.output.index(end) + 1]
+        assert (job.finish.type, job.finish.matched) == ("stop", end)
+
+
+async def test_aborting_what_waits_and_what_is_being_computed(make_tiny, start_engine):
+    async with start_engine(make_tiny("llama").folder, max_running=1, prefill_chunk=16) as engine:
+        await paused(engine)
+        first, second = engine.submit(prompt(300), 5, rid="a"), engine.submit(prompt(10), 5, rid="b")
+        for rid in ("a", "b"):
+            await engine.scheduler.call(lambda rid=rid: engine.scheduler.abort_rid(rid, "test"))
+        await engine.done(first)
+        await engine.done(second)
+        assert [first.finish.type, second.finish.type] == ["abort", "abort"]
+        assert (first.output, second.output) == ([], [])
+        assert await engine.scheduler.call(engine.scheduler.flush)
