@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from openclaw_rl.engines import bundled
+from openclaw_rl.engines import bundled, conversion
 from openclaw_rl.engines.bundled import base_hash, load_model, load_tokenizer, resolve, tokenizer_folder
 from openclaw_rl.engines.tensors_hash import hash_tensors
 from openclaw_rl.errors import SettingsError
@@ -101,7 +101,7 @@ def test_a_torn_conversion_is_not_read(without_safetensors, tmp_path, monkeypatc
     def dies(folder: Path) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bundled, "hash_tensors", dies)
+    monkeypatch.setattr(conversion, "hash_tensors", dies)
     with pytest.raises(KeyboardInterrupt):
         resolve(model, tmp_path / "cache")
     monkeypatch.undo()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openclaw_rl.engines.embedded.block_kv import BlockKV
 from openclaw_rl.engines.embedded.linear import Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
 from openclaw_rl.engines.embedded.llama_weights import PROJECTIONS, Layer, read_weights
@@ -21,30 +22,6 @@ from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
 from openclaw_rl.engines.embedded.threads import ThreadChooser
 from openclaw_rl.errors import EngineRefused
-
-_GROW = 256
-"""Capacity steps of a sequence's block; a growing block is copied, so it also grows by an eighth."""
-
-
-class BlockKV:
-    """Keys and values of one sequence, [layers, kv_heads, capacity, head_dim] each."""
-
-    __slots__ = ("keys", "length", "values")
-
-    def __init__(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
-        self.keys, self.values, self.length = keys, values, length
-
-    def reserve(self, length: int) -> None:
-        layers, heads, capacity, width = self.keys.shape
-        if length <= capacity:
-            return
-        wanted = max(length, capacity + capacity // 8)
-        wanted += -wanted % _GROW
-        for name in ("keys", "values"):
-            old: Tensor = getattr(self, name)
-            new = old.new_empty(layers, heads, wanted, width)
-            new[:, :, : self.length] = old[:, :, : self.length]
-            setattr(self, name, new)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,17 +79,11 @@ class LlamaRunner:
 
     def new_kv(self) -> BlockKV:
         shape = self._shape
-        empty = torch.empty(shape.layers, shape.kv_heads, 0, shape.head_dim, device=self._device)
-        return BlockKV(empty, empty)
+        return BlockKV.empty(shape.layers, shape.kv_heads, shape.head_dim, self._device)
 
     def copy_kv(self, kv: KV, length: int) -> BlockKV:
         assert isinstance(kv, BlockKV)
-        copied = self.new_kv()
-        copied.reserve(length + _GROW)
-        copied.keys[:, :, :length] = kv.keys[:, :, :length]
-        copied.values[:, :, :length] = kv.values[:, :, :length]
-        copied.length = length
-        return copied
+        return kv.copy(length)
 
     def truncate_kv(self, kv: KV, length: int) -> None:
         assert isinstance(kv, BlockKV)

@@ -24,6 +24,7 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.embedded.adapters import Adapters
 from openclaw_rl.engines.embedded.generation import Generation
 from openclaw_rl.engines.embedded.job import Job
+from openclaw_rl.engines.embedded.memory import give_back
 from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, check, make_job, progress, reply
@@ -100,6 +101,7 @@ class Service:
 
     async def _drop(self, adapter: Adapter) -> None:
         await self._scheduler.call(lambda: self._scheduler.drop_adapter(adapter))
+        await asyncio.to_thread(give_back)
 
     async def update_weights(self, body: UpdateWeights) -> Response:
         await self._scheduler.call(lambda: self._scheduler.load_weights(Path(body.model_path)))
