@@ -4,6 +4,7 @@ A request holds its adapter and its job for as long as its connection lives: whe
 aborted.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
