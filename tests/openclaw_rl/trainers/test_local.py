@@ -58,7 +58,7 @@ class Server:
         )
         self._uvicorn = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
         serving = asyncio.create_task(self._uvicorn.serve())
-        while not self._uvicorn.started:  # noqa: ASYNC110  # uvicorn has no event to wait for
+        while not self._uvicorn.started:  # uvicorn has no event to wait for
             await asyncio.sleep(0.01)
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
         self._started.set()
