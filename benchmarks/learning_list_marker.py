@@ -1,6 +1,6 @@
 """Does the loop teach what the reward says, and only that? The bundled model, lists against prose, three seeds.
 
-    python benchmarks/learning_list_marker.py                 two CPU cores: about 10 minutes
+    python benchmarks/learning_list_marker.py                 two CPU cores: an estimated 10 minutes
     python benchmarks/learning_list_marker.py --preset gpu    one GPU: new replies for every update, more of each
 
 Real replies of the policy at temperature 0.7 are judged by a rule (a list marker at the start of a line: -1, else +1),
@@ -14,6 +14,9 @@ exact (nothing is sampled), over the prompts whose base rate lies in [0.3, 0.7].
 hacked: NLL of neutral text, KL to the base on the arm's own replies, and relevance (log-prob of the question given the
 reply under the base, against other topics' questions). With the cpu preset an arm's replies all come from the base, so
 that every update after the first is 1 to 3 versions stale, as in a running server.
+
+Because nothing is sampled in the measure, the zero arm's spread is 0 by construction and exceeding it says little; the
+random arm is the control that can fail, and `holds` asks for both.
 """
 
 import argparse
