@@ -112,14 +112,24 @@ class LlamaRunner:
         for index, layer in enumerate(self._weights.layers):
             hidden.add_(self._attention(index, layer, self._norm(hidden, layer.attention_norm), cos, sin, rows, groups))
             hidden.add_(self._mlp(index, layer, self._norm(hidden, layer.mlp_norm), groups))
+        kept = [
+            at for index, span in zip(order, rows, strict=True) for at in range(span.end - spans[index].keep, span.end)
+        ]
+        if len(kept) < len(ids):
+            hidden = hidden[torch.tensor(kept, device=self._device)]
+        hidden = self._norm(hidden, self._weights.norm)
         logits: list[Logits] = [HiddenLogits(hidden[:0], self._weights.head)] * len(spans)
+        at = 0
         for index, span in zip(order, rows, strict=True):
             span.kv.length = span.stop
-            keep = spans[index].keep
-            if keep:
-                kept = self._norm(hidden[span.end - keep : span.end], self._weights.norm)
-                logits[index] = HiddenLogits(kept, self._weights.head)
+            logits[index] = HiddenLogits(hidden[at : at + spans[index].keep], self._weights.head)
+            at += spans[index].keep
         return logits
+
+    def last(self, logits: Sequence[Logits]) -> Tensor:
+        last = [rows.hidden[-1:] for rows in logits if isinstance(rows, HiddenLogits)]
+        assert len(last) == len(logits)
+        return self._weights.head(torch.cat(last))
 
     def _lay_out(self, spans: Sequence[Span]) -> tuple[list[_Rows], list[_Group]]:
         rows: list[_Rows] = []

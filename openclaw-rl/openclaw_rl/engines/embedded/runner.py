@@ -70,6 +70,10 @@ class Runner(Protocol):
         """Aligned with `spans`."""
         ...
 
+    def last(self, logits: Sequence[Logits]) -> Tensor:
+        """[N, V]: the logits after the last token of each, computed together."""
+        ...
+
     def load_adapter(self, name: str, folder: Path) -> Adapter:
         """Raises EngineRefused when the folder holds no adapter of this base. Called from any thread."""
         ...

@@ -167,7 +167,7 @@ class Scheduler:
             ids = job.output[-1:] if job.is_prefilled else job.tokens[begin : begin + count]
             spans.append(Span(job.sequence.kv, ids, job.adapter, self._kept(job, begin, len(ids))))
         logits = self._runner.run(spans)
-        ready: list[tuple[Job, torch.Tensor]] = []
+        ready: list[tuple[Job, Logits]] = []
         for (job, _), span, rows in zip(work, spans, logits, strict=True):
             assert job.sequence is not None
             job.sequence.tokens.extend(span.ids)
@@ -177,10 +177,11 @@ class Scheduler:
                 if job.max_new_tokens == 0:
                     self._finish(job, FinishReason(type="length", length=0))
                 else:
-                    ready.append((job, rows.rows(len(rows) - 1, len(rows))))
+                    ready.append((job, rows))
         if ready:
             jobs = [job for job, _ in ready]
-            for job, sampled in zip(jobs, sampler.sample(torch.cat([row for _, row in ready]), jobs), strict=True):
+            last = self._runner.last([rows for _, rows in ready])
+            for job, sampled in zip(jobs, sampler.sample(last, jobs), strict=True):
                 self._append(job, sampled)
 
     def _admit(self) -> None:

@@ -82,6 +82,9 @@ class TransformersRunner:
         kv.length += len(span.ids)
         return KeptLogits(output.logits[0, -span.keep :] if span.keep else output.logits[0, :0])
 
+    def last(self, logits: Sequence[Logits]) -> Tensor:
+        return torch.cat([rows.rows(len(rows) - 1, len(rows)) for rows in logits])
+
     def _activate(self, adapter: Adapter | None) -> None:
         if not self._adapters:
             return
