@@ -116,7 +116,7 @@ class LlamaRunner:
             at for index, span in zip(order, rows, strict=True) for at in range(span.end - spans[index].keep, span.end)
         ]
         if len(kept) < len(ids):
-            hidden = hidden[torch.tensor(kept, device=self._device)]
+            hidden = hidden[torch.tensor(kept, dtype=torch.long, device=self._device)]
         hidden = self._norm(hidden, self._weights.norm)
         logits: list[Logits] = [HiddenLogits(hidden[:0], self._weights.head)] * len(spans)
         at = 0

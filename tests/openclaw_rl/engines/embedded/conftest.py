@@ -1,7 +1,6 @@
 """Tiny random models and adapters of several architectures, and a scheduler that a test drives by hand."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -163,13 +162,12 @@ def start_engine() -> StartEngine:
         scheduler = Scheduler(
             runner, max_running=chosen.max_running, prefill_chunk=chosen.prefill_chunk, cache_tokens=chosen.cache_tokens
         )
-        loop = asyncio.get_running_loop()
-        thread = threading.Thread(target=scheduler.run, args=(loop,))
-        thread.start()
-        try:
-            yield Engine(runner, scheduler, Limits(runner.vocab_size, runner.context_length, frozenset({2}), None))
-        finally:
-            scheduler.stop()
-            await asyncio.to_thread(thread.join)
+        # A crash of the thread cancels the test, as it ends the process.
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(scheduler.run, asyncio.get_running_loop()))
+            try:
+                yield Engine(runner, scheduler, Limits(runner.vocab_size, runner.context_length, frozenset({2}), None))
+            finally:
+                scheduler.stop()
 
     return start

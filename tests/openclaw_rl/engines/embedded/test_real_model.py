@@ -89,8 +89,7 @@ def test_what_the_model_states(resolved):
 
 
 async def test_log_probs_are_those_of_a_plain_forward(resolved, prompts, adapter, log_probs, start_engine):
-    """Greedy and at 0.7, base and adapter: alone, then all of them in one batch, then as second turns from the cache.
-    """
+    """Greedy and at 0.7, base and adapter: alone, as second turns from the cache, then all in one batch."""
     worst = {"alone": 0.0, "batched": 0.0, "cached": 0.0}
 
     def difference(job: Any, with_adapter: bool) -> float:
