@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openclaw_rl.engines.embedded.attention import Rows, StepAttention
 from openclaw_rl.engines.embedded.block_kv import BlockKV
 from openclaw_rl.engines.embedded.linear import Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
@@ -34,22 +35,6 @@ class HiddenLogits:
 
     def rows(self, begin: int, end: int) -> Tensor:
         return self.head(self.hidden[begin:end])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Where a span lies among the step's tokens, and what its attention sees."""
-
-    begin: int
-    end: int
-    kv: BlockKV
-    start: int
-    """Tokens before it in its sequence."""
-    mask: Tensor | None  # [end - begin, start + end - begin]
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.end - self.begin
 
 
 _Group = tuple[int, int, list[LayerPairs]]
@@ -106,11 +91,14 @@ class LlamaRunner:
         order = sorted(range(len(spans)), key=lambda index: id(spans[index].adapter))
         rows, groups = self._lay_out([spans[index] for index in order])
         ids = [token for index in order for token in spans[index].ids]
-        positions = [at for span in rows for at in range(span.start, span.stop)]
+        positions = [at for span in rows for at in range(span.kv.length, span.kv.length + span.count)]
+        attention = StepAttention(rows, kv_heads=self._shape.kv_heads)
         hidden = F.embedding(torch.tensor(ids, device=self._device), self._weights.embedding)  # [N, hidden]
         cos, sin = self._rope(positions)
         for index, layer in enumerate(self._weights.layers):
-            hidden.add_(self._attention(index, layer, self._norm(hidden, layer.attention_norm), cos, sin, rows, groups))
+            hidden.add_(
+                self._attention(index, layer, self._norm(hidden, layer.attention_norm), cos, sin, attention, groups)
+            )
             hidden.add_(self._mlp(index, layer, self._norm(hidden, layer.mlp_norm), groups))
         kept = [
             at for index, span in zip(order, rows, strict=True) for at in range(span.end - spans[index].keep, span.end)
@@ -121,7 +109,7 @@ class LlamaRunner:
         logits: list[Logits] = [HiddenLogits(hidden[:0], self._weights.head)] * len(spans)
         at = 0
         for index, span in zip(order, rows, strict=True):
-            span.kv.length = span.stop
+            span.kv.length += span.count
             logits[index] = HiddenLogits(hidden[at : at + spans[index].keep], self._weights.head)
             at += spans[index].keep
         return logits
@@ -131,8 +119,8 @@ class LlamaRunner:
         assert len(last) == len(logits)
         return self._weights.head(torch.cat(last))
 
-    def _lay_out(self, spans: Sequence[Span]) -> tuple[list[_Rows], list[_Group]]:
-        rows: list[_Rows] = []
+    def _lay_out(self, spans: Sequence[Span]) -> tuple[list[Rows], list[_Group]]:
+        rows: list[Rows] = []
         groups: list[_Group] = []
         at = 0
         last: Adapter | None = None
@@ -140,7 +128,7 @@ class LlamaRunner:
             kv, count = span.kv, len(span.ids)
             assert isinstance(kv, BlockKV)
             kv.reserve(kv.length + count)
-            rows.append(_Rows(at, at + count, kv, kv.length, self._mask(kv.length, count)))
+            rows.append(Rows(at, at + count, kv))
             if span.adapter is not None:
                 pairs = span.adapter.weights
                 assert isinstance(pairs, list)
@@ -149,13 +137,6 @@ class LlamaRunner:
             last = span.adapter
             at += count
         return rows, groups
-
-    def _mask(self, start: int, count: int) -> Tensor | None:
-        """Causal, for several tokens after a prefix; one token sees everything, a whole prompt is plainly causal."""
-        if count == 1 or start == 0:
-            return None
-        ones = torch.full((count, start + count), float("-inf"), device=self._device)
-        return ones.triu_(start + 1)
 
     def _rope(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, head_dim]; the first half of sin negated, so that rotating is x cos + roll(x) sin."""
@@ -181,7 +162,7 @@ class LlamaRunner:
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        rows: Sequence[_Rows],
+        attention: StepAttention,
         groups: Sequence[_Group],
     ) -> Tensor:
         shape = self._shape
@@ -193,31 +174,7 @@ class LlamaRunner:
         qk = torch.cat((q, k), 1)  # [N, heads + kv_heads, head_dim]: rotated together
         qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
         q, k = qk[:, : shape.heads], qk[:, shape.heads :]
-        seen = [self._attend(index, span, q, k, v) for span in rows]
-        return self._linear(index, layer, "o_proj", seen[0] if len(seen) == 1 else torch.cat(seen), groups)
-
-    def _attend(self, index: int, span: _Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one span over its sequence, itself included: [rows, heads * head_dim]."""
-        shape = self._shape
-        keys, values = span.kv.keys[index], span.kv.values[index]
-        if span.end - span.begin == 1:
-            keys.select(1, span.start).copy_(k[span.begin])
-            values.select(1, span.start).copy_(v[span.begin])
-            # The query heads that share a kv head stand as its rows: no head is repeated.
-            query = q[span.begin].view(1, shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
-            seen = F.scaled_dot_product_attention(query, keys[None, :, : span.stop], values[None, :, : span.stop])
-            return seen.reshape(1, -1)
-        keys[:, span.start : span.stop] = k[span.begin : span.end].transpose(0, 1)
-        values[:, span.start : span.stop] = v[span.begin : span.end].transpose(0, 1)
-        seen = F.scaled_dot_product_attention(
-            q[span.begin : span.end].transpose(0, 1)[None],
-            keys[None, :, : span.stop],
-            values[None, :, : span.stop],
-            attn_mask=span.mask,
-            is_causal=span.mask is None,
-            enable_gqa=shape.heads != shape.kv_heads,
-        )
-        return seen[0].transpose(0, 1).reshape(span.end - span.begin, -1)
+        return self._linear(index, layer, "o_proj", attention(index, q, k, v), groups)
 
     def _mlp(self, index: int, layer: Layer, x: Tensor, groups: Sequence[_Group]) -> Tensor:
         gate = self._linear(index, layer, "gate_proj", x, groups)
