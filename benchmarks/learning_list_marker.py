@@ -2,6 +2,7 @@
 
     python benchmarks/learning_list_marker.py                 two CPU cores: an estimated 10 minutes
     python benchmarks/learning_list_marker.py --preset gpu    one GPU: new replies for every update, more of each
+                                       … --preset gpu-stale   one GPU, 5 minutes: more of each, replies of the base
 
 Real replies of the policy at temperature 0.7 are judged by a rule (a list marker at the start of a line: -1, else +1),
 and trained on with the product's own method, loss and optimizer (`LoraLearner.step`). Arms, each from the same base:
@@ -124,6 +125,8 @@ class Preset:
 PRESETS = {
     "cpu": Preset(updates=4, batch=16, reply_tokens=40, relevance_prompts=12),
     "gpu": Preset(updates=12, batch=32, reply_tokens=64, relevance_prompts=40, fresh=True),
+    # More of the same as `cpu`, on other seeds: up to 7 versions stale at the end, and minutes in place of half an hour.
+    "gpu-stale": Preset(updates=8, batch=32, reply_tokens=40, relevance_prompts=24, seeds=(3, 4, 5)),
     "smoke": Preset(updates=1, batch=4, reply_tokens=8, relevance_prompts=3, seeds=(0,)),
 }
 
@@ -367,7 +370,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     preset, started = PRESETS[args.preset], time.perf_counter()
-    device = args.device or ("cuda" if args.preset == "gpu" else "cpu")
+    device = args.device or ("cuda" if args.preset.startswith("gpu") else "cpu")
     if args.threads:
         torch.set_num_threads(args.threads)
     settings = TrainerSettings(device=device, learning_rate=args.learning_rate, micro_batch_tokens=1024)

@@ -174,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--versions", type=int, default=10)
-    parser.add_argument("--scale", type=float, default=0.05, help="of the synthetic adapters' B matrices")
+    parser.add_argument("--scale", type=float, default=0.3, help="of the synthetic adapters' B matrices")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

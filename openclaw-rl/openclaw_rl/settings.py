@@ -202,7 +202,7 @@ class TrainerSettings(Branch):
     """Truncated importance weight between trainer and engine."""
     tis_mask: float = Field(default=8.0, gt=1)
     """Tokens whose weight is outside [1/x, x] are masked and counted."""
-    micro_batch_tokens: int = Field(default=2048, ge=64)
+    micro_batch_tokens: int = Field(default=1024, ge=64)
     """Token budget of one forward pass."""
     max_tokens: int = Field(default=8192, ge=64)
     """Prompt and response of one sample; longer ones are dropped as `too_long`."""

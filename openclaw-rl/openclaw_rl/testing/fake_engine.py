@@ -71,6 +71,7 @@ class FakeEngine:
         self._running: dict[int, _Running] = {}
         self._users: Counter[str | None] = Counter()
         self._changed = asyncio.Condition()
+        self._changing = asyncio.Lock()
         self._released = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
@@ -170,20 +171,23 @@ class FakeEngine:
         )
 
     async def load_adapter(self, name: str, folder: Path) -> None:
+        """Waits for an unload that waits, as SGLang does."""
         self._check_up()
-        if name in self.adapters:
-            raise EngineRefused(f"adapter {name} is already loaded", status=400)
-        if not await asyncio.to_thread(folder.is_dir):
-            raise EngineRefused(f"no such folder: {folder}", status=400)
-        self.adapters[name] = await asyncio.to_thread(adapter_seed, folder)
+        async with self._changing:
+            if name in self.adapters:
+                raise EngineRefused(f"adapter {name} is already loaded", status=400)
+            if not await asyncio.to_thread(folder.is_dir):
+                raise EngineRefused(f"no such folder: {folder}", status=400)
+            self.adapters[name] = await asyncio.to_thread(adapter_seed, folder)
 
     async def unload_adapter(self, name: str) -> None:
         self._check_up()
-        if name not in self.adapters:
-            raise EngineRefused(f"adapter {name} is not loaded", status=400)
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._users[name])
-        self.adapters.pop(name, None)
+        async with self._changing:
+            if name not in self.adapters:
+                raise EngineRefused(f"adapter {name} is not loaded", status=400)
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._users[name])
+            self.adapters.pop(name, None)
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         self._check_up()

@@ -1,0 +1,264 @@
+"""Kill, audit, restart, until there were enough; then let everything come to rest and look at it whole.
+
+Server and trainer are killed by loops of their own, so that either may be gone while the other dies, and now and then
+both at once. Meanwhile people chat and an operator rolls back, pins and pauses.
+"""
+
+import asyncio
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kill import points
+from kill.audit import DEAD, audit, open_read_only
+from kill.chats import Chats
+from kill.fork_server import ForkServer, Process
+from kill.pairing import mispaired
+from kill.points import Fate
+from kill.replay import replay
+from kill.roles import ADMIN_KEY, Place
+from openclaw_rl.testing import ToyPolicy
+
+PATIENCE_S = (0.5, 3.0)
+"""A process that has not met its fate within a time drawn from here is killed wherever it is."""
+BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 90.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    kills: dict[str, int] = field(default_factory=dict)
+    """By `server <point> <works>` and `trainer <point> <works>`; `moment`: at no transition."""
+    both: int = 0
+    """Of which so many took both processes at once."""
+    audits: int = 0
+    findings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Campaign:
+    def __init__(self, place: Place, forks: ForkServer, policy: ToyPolicy, *, seed: int, kills: int) -> None:
+        self._place, self._forks, self._policy, self._seed, self._wanted = place, forks, policy, seed, kills
+        self._chats = Chats(place.url, seed)
+        self._audited = 0
+        self._auditing = asyncio.Lock()
+        self._enough = asyncio.Event()
+        self._running: dict[str, Process] = {}
+        self._births = 0
+        self.outcome = Outcome()
+
+    async def run(self) -> Outcome:
+        started = time.monotonic()
+        await self._forks.connect()
+        try:
+            engine = await self._forks.spawn("engine", self._log("engine"))
+            async with asyncio.TaskGroup() as group:
+                chats = group.create_task(self._chats.run())
+                operator = group.create_task(self._operate())
+                await asyncio.gather(
+                    self._kill("server", points.server_fate), self._kill("trainer", points.trainer_fate)
+                )
+                operator.cancel()
+                self.outcome.facts["killing_s"] = round(time.monotonic() - started, 1)
+                if not self.outcome.findings:
+                    await self._come_to_rest(chats)
+                self._chats.stop.set()
+                chats.cancel()
+            if engine.exited.done():
+                self.outcome.findings.append("the stub engine ended")
+        finally:
+            await self._forks.close()
+        if not self.outcome.findings:
+            await asyncio.to_thread(self._look_at_it_whole)
+        self.outcome.seconds = round(time.monotonic() - started, 1)
+        return self.outcome
+
+    # Killing
+
+    async def _kill(self, role: str, draw: Callable[[random.Random], Fate]) -> None:
+        chance = random.Random(f"{self._seed}-{role}")
+        while not self._enough.is_set():
+            fate, patience_s = draw(chance), chance.uniform(*PATIENCE_S)
+            process, report = await self._start(role, fate)
+            try:
+                async with asyncio.timeout(patience_s):
+                    status = await asyncio.shield(process.exited)
+            except TimeoutError:
+                self._forks.signal(process, signal.SIGKILL)
+                status = await process.exited
+            if status != -signal.SIGKILL:
+                self._find(f"the {role} ended by itself, exit {status}:\n{self._tail(role)}")
+                return
+            where = report.read_text() or "moment"
+            self.outcome.kills[f"{role} {where}"] = self.outcome.kills.get(f"{role} {where}", 0) + 1
+            if chance.random() < BOTH_SHARE:
+                self._kill_too("trainer" if role == "server" else "server")
+            await self._audit(f"{role} killed at {where}")
+            if sum(self.outcome.kills.values()) >= self._wanted:
+                self._enough.set()
+
+    def _kill_too(self, role: str) -> None:
+        """The other one's own loop counts it."""
+        other = self._running[role]
+        if not other.exited.done():
+            self._forks.signal(other, signal.SIGKILL)
+            self.outcome.both += 1
+
+    async def _start(self, role: str, fate: Fate | None) -> tuple[Process, Path]:
+        self._births += 1
+        report = self._place.data_dir.parent / "reports" / f"{self._births}-{role}"
+        report.touch()
+        drawn = None if fate is None else asdict(fate)
+        process = await self._forks.spawn(role, self._log(role), fate=drawn, report=str(report))
+        self._running[role] = process
+        return process, report
+
+    async def _audit(self, when: str) -> None:
+        async with self._auditing:
+            seen = self._chats.seen[self._audited :]
+            self._audited += len(seen)
+            self.outcome.audits += 1
+            is_deep = self.outcome.audits % DEEP_EVERY == 0
+            findings = await asyncio.to_thread(audit, self._place.ledger, seen, is_deep=is_deep)
+        for finding in [*findings, *self._chats.faults]:
+            self._find(f"{when}: {finding}")
+        self._chats.faults.clear()
+
+    def _find(self, finding: str) -> None:
+        self.outcome.findings.append(finding)
+        self._enough.set()
+
+    # The operator
+
+    async def _operate(self) -> None:
+        """Now and then a person does what people do; the server may be away."""
+        chance = random.Random(f"{self._seed}-operator")
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with httpx.AsyncClient(base_url=self._place.url, headers=headers, timeout=10, trust_env=False) as client:
+            while True:
+                await asyncio.sleep(chance.uniform(0.5, 3))
+                path, body = chance.choice(
+                    (
+                        ("rollback", {"requeue": True}),
+                        ("rollback", {"requeue": False}),
+                        ("pin", None),
+                        ("pin", {"weight_version": None}),
+                        ("pin", {"weight_version": None}),
+                        ("learning", {"on": False}),
+                        ("learning", {"on": True}),
+                        ("learning", {"on": True}),
+                        ("train", {}),
+                    )
+                )
+                try:
+                    if body is None:
+                        status = (await client.get("/v1/admin/status")).json()
+                        body = {"weight_version": status["serving"]}
+                    answer = await client.post(f"/v1/admin/{path}", json=body)
+                except (httpx.TransportError, KeyError, ValueError):
+                    continue
+                if answer.status_code >= 500 and answer.status_code != 503:
+                    self._find(f"the operator's {path} {body} was answered {answer.status_code}: {answer.text[:500]}")
+
+    # Rest
+
+    async def _come_to_rest(self, chats: "asyncio.Task[None]") -> None:
+        """No more kills: whatever was begun is finished, and the processes leave when asked to."""
+        server, _ = await self._start("server", None)
+        trainer, _ = await self._start("trainer", None)
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        unrest = "the server did not come up"
+        try:
+            async with asyncio.timeout(REST_S):
+                async with httpx.AsyncClient(base_url=self._place.url, headers=headers, trust_env=False) as client:
+                    self._chats.stop.set()
+                    while unrest:
+                        await asyncio.sleep(0.2)
+                        if server.exited.done() or trainer.exited.done():
+                            self._find(f"a process ended by itself:\n{self._tail('server')}\n{self._tail('trainer')}")
+                            return
+                        try:
+                            await client.post("/v1/admin/pin", json={"weight_version": None})
+                            # Three versions refused in a row have paused it; that is how it should be, and the end.
+                            await client.post("/v1/admin/learning", json={"on": True})
+                        except httpx.TransportError:
+                            continue
+                        await chats
+                        unrest = await asyncio.to_thread(self._unrest)
+        except TimeoutError:
+            self._find(f"it did not come to rest: {unrest}")
+        for role, process in (("trainer", trainer), ("server", server)):
+            self._forks.signal(process, signal.SIGTERM)
+            async with asyncio.timeout(30):
+                status = await process.exited
+            if status != 0:
+                self._find(f"asked to stop, the {role} ended with {status}:\n{self._tail(role)}")
+
+    def _unrest(self) -> str:
+        """What still moves, by the file; "" when nothing does."""
+        with closing(open_read_only(self._place.ledger)) as db:
+            moving = dict(
+                db.execute(
+                    "SELECT state, count(*) FROM turn WHERE state IN ('paired', 'judged', 'sampled', 'leased') GROUP BY 1"
+                ).fetchall()
+            )
+            moving |= dict(
+                db.execute(
+                    "SELECT state, count(*) FROM version WHERE state IN ('candidate', 'gated', 'loading') GROUP BY 1"
+                ).fetchall()
+            )
+            (running,) = db.execute("SELECT count(*) FROM request WHERE outcome = 'running'").fetchone()
+            return ", ".join(f"{n} {what}" for what, n in (moving | ({"running": running} if running else {})).items())
+
+    def _look_at_it_whole(self) -> None:
+        """Everything again, over all that was seen, and what only holds at rest."""
+        find, ledger, seen = self.outcome.findings, self._place.ledger, self._chats.seen
+        find += audit(ledger, seen, is_deep=True)
+        find += mispaired(ledger, seen)
+        replayed = replay(ledger, self._policy)
+        find += replayed.findings
+        with closing(open_read_only(ledger)) as db:
+            find += self._at_rest(db)
+            self.outcome.facts |= {
+                "acknowledged": len(seen),
+                "cut": dict(self._chats.cut),
+                "replayed_versions": replayed.versions,
+                "fresh_moments": replayed.fresh,
+                "replayed_replies": replayed.replies,
+                "turns": dict(db.execute("SELECT name, n FROM counter WHERE n").fetchall()),
+                "versions": dict(db.execute("SELECT state, count(*) FROM version GROUP BY 1").fetchall()),
+                "leases": dict(db.execute("SELECT state, count(*) FROM lease GROUP BY 1").fetchall()),
+            }
+
+    def _at_rest(self, db: sqlite3.Connection) -> list[str]:
+        found = []
+        dead = ", ".join(f"'{state}'" for state in DEAD)
+        (serving,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
+        (newest,) = db.execute(f"SELECT max(weight_version) FROM version WHERE state NOT IN ({dead})").fetchone()
+        if serving != newest:
+            found.append(f"version {serving} serves, and version {newest} is the newest that passed the gate")
+        states = {state for (state,) in db.execute("SELECT DISTINCT state FROM turn")}
+        if left := states - {"served", "trained", "dropped"}:
+            found.append(f"at rest there are turns {left}")
+        (sides,) = db.execute("SELECT count(*) FROM side WHERE status = 200").fetchone()
+        if sides < self._chats.sides:
+            found.append(f"{self._chats.sides} background requests were answered, {sides} counted")
+        named = {Path(folder).name for (folder,) in db.execute("SELECT folder FROM version WHERE folder IS NOT NULL")}
+        if unnamed := {entry.name for entry in (self._place.data_dir / "versions").iterdir()} - named:
+            found.append(f"no version names the folders {sorted(unnamed)}")
+        return found
+
+    def _log(self, role: str) -> Path:
+        return self._place.data_dir.parent / f"{role}.log"
+
+    def _tail(self, role: str) -> str:
+        log = self._log(role)
+        return log.read_text(errors="replace")[-3000:] if log.exists() else ""

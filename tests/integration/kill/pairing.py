@@ -1,0 +1,54 @@
+"""Whether each reply that people saw ended as it must: served by the version its header named, answered by what its
+user said next, and judged as that says.
+
+The stub engine says the same to the same prompt, so a request that was sent again after a kill may have left a twin of
+the reply the client saw, and either of them may be the one that is paired.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from kill.audit import open_read_only, text_of
+from kill.chats import Seen
+from openclaw_rl.ledger.codec import unpack_ids
+
+_TWINS = """
+SELECT twin.id, turn.reason, turn.state, next_state.messages, verdict.value
+FROM request AS mine JOIN reply AS seen USING (id)
+    JOIN request AS twin ON twin.messages = mine.messages AND twin.user = mine.user
+        AND twin.session_id IS mine.session_id
+    JOIN reply ON reply.id = twin.id AND reply.message = seen.message
+    JOIN turn ON turn.id = twin.id LEFT JOIN next_state ON next_state.id = twin.id
+    LEFT JOIN verdict ON verdict.id = twin.id
+WHERE mine.id = (SELECT id FROM turn WHERE turn_id = ?)
+"""
+
+
+def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
+    with closing(open_read_only(ledger)) as db:
+        return list(_check(db, seen))
+
+
+def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
+    for reply in seen:
+        (version,) = db.execute("SELECT oldest_version FROM turn WHERE turn_id = ?", (reply.turn_id,)).fetchone()
+        if version != reply.weight_version:
+            yield f"{reply.turn_id}: the header said version {reply.weight_version}, the ledger says {version}"
+        if reply.said_next is None:
+            continue
+        twins = db.execute(_TWINS, (reply.turn_id,)).fetchall()
+        paired = [twin for twin in twins if twin["messages"] is not None]
+        answers = {_last(db, twin["messages"]) for twin in paired}
+        if answers != {reply.said_next}:
+            yield f"{reply.turn_id} ({len(twins)} twins) was answered {reply.said_next!r}, the ledger says {answers}"
+        for twin in paired:
+            if twin["value"] not in (None, reply.verdict) or (twin["value"] is None and twin["reason"] is None):
+                yield f"{reply.turn_id}: {reply.said_next!r} was judged {twin['value']}, and the turn is {twin['state']}"
+
+
+def _last(db: sqlite3.Connection, messages: bytes) -> str:
+    ids = unpack_ids(messages)
+    (data,) = db.execute("SELECT data FROM piece WHERE id = ?", (ids[-1],)).fetchone()
+    return text_of(data)

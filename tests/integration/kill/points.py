@@ -1,0 +1,199 @@
+"""Where a process may be killed: the transitions of the ledger and of a checkpoint, as hooks around the real code.
+
+A process gets one `Fate`: at its n-th transition that fits, it writes which one it was and sends itself SIGKILL.
+"""
+
+import functools
+import os
+import random
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl import publisher as publisher_module
+from openclaw_rl import version_folders
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.ledger import open as ledger_open
+from openclaw_rl.ledger import writer as ledger_writer
+from openclaw_rl.trainers import checkpoint
+from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.loop import TrainerLoop
+
+assert publisher_module  # imported before the fork, like all the server needs
+
+GROUP_POINTS = ("taken", "mid_group", "before_commit", "committed", "answered")
+"""Of one group of the writer: taken from the queue; some jobs done; all done, not committed; committed, not answered;
+answered, and nobody has acted on it yet."""
+SERVER_WORKS = (
+    *("begin", "finish", "pair", "abandon", "drop", "count_side", "record_verdict", "record_sample"),
+    *("lease", "renew", "release", "commit", "set_version_state", "reject", "rollback"),
+)
+"""What jobs of the ledger's writer do, by the ledger's method that handed them in."""
+START_POINTS = ("migrate", "_claim", "abandon_interrupted", "expire")
+ENGINE_POINTS = ("adapter_loaded", "switched", "adapter_unloaded")
+TRAINER_VERBS = ("tip", "lease", "renew", "release", "commit")
+TRAINER_STEPS = ("stepped", "writing", "fsync", "renamed", "written", "remembered", "forgetting", "forgotten")
+FOLDER_POINTS = ("discarding", "discarded")
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """Die at the n-th transition of this point (any when None), of a group with this work in it (any when None)."""
+
+    n: int
+    point: str | None = None
+    work: str | None = None
+
+
+class Death:
+    """Counts transitions; called at each of them, from whichever thread is there."""
+
+    def __init__(self, fate: Fate | None, report: Path) -> None:
+        self._fate, self._left = fate, 0 if fate is None else fate.n
+        self._report = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def __call__(self, point: str, *works: str) -> None:
+        if self.is_due(point, *works):
+            self.die(point, *works)
+
+    def is_due(self, point: str, *works: str) -> bool:
+        fate = self._fate
+        if fate is None or fate.point not in (None, point) or not (fate.work is None or fate.work in works):
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def die(self, point: str, *works: str) -> None:
+        os.write(self._report, f"{point} {'+'.join(sorted(set(works)))}".strip().encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, owner: Any, name: str, point: str) -> None:
+        """A transition before and one after a function."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            self(point, "before")
+            value = real(*args, **kwargs)
+            self(point, "after")
+            return value
+
+        setattr(owner, name, hooked)
+
+    def after(self, owner: Any, name: str, point: str) -> None:
+        """A transition after an async function."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        async def hooked(*args: Any, **kwargs: Any) -> Any:
+            value = await real(*args, **kwargs)
+            self(point)
+            return value
+
+        setattr(owner, name, hooked)
+
+
+def hook_server(death: Death) -> None:
+    """Every group of the ledger's writer, every step of its opening, every change of the engine's adapters."""
+    writer = ledger_writer.Writer
+    commit, attempt, settle = writer._commit, ledger_writer._attempt, writer._settle
+    left: list[str] = []  # works of the group at hand that are not done; the writer's thread alone has it
+
+    def hooked_commit(self: Any, db: Any, group: Any) -> Any:
+        works = [_work(job) for job in group]
+        left[:] = works
+        death("taken", *works)
+        outcomes = commit(self, db, group)
+        death("committed", *works)
+        return outcomes
+
+    def hooked_attempt(db: Any, job: Any) -> Any:
+        outcome = attempt(db, job)
+        work = left.pop(0)
+        death("mid_group" if left else "before_commit", work)
+        return outcome
+
+    def hooked_settle(self: Any, group: Any, outcomes: Any) -> None:
+        settle(self, group, outcomes)
+        death("answered", *map(_work, group))
+
+    writer._commit, ledger_writer._attempt, writer._settle = hooked_commit, hooked_attempt, hooked_settle
+    death.around(writer, "_checkpoint", "checkpoint")
+    for name in ("migrate", "_claim"):
+        death.around(ledger_open, name, name)
+    death.around(ledger_open.serving, "abandon_interrupted", "abandon_interrupted")
+    death.around(ledger_open.leases, "expire", "expire")
+    death.around(version_folders.checkpoint, "discard", "discard")
+    death.after(HttpEngine, "load_adapter", "adapter_loaded")
+    death.after(HttpEngine, "unload_adapter", "adapter_unloaded")
+    death.around(ServingVersions, "switch", "switched")
+
+
+def _work(job: Any) -> str:
+    """The ledger's method that handed the job in: `Ledger.begin.<locals>.<lambda>` → `begin`."""
+    return str(job.work.__qualname__).split(".")[1]
+
+
+def hook_trainer(death: Death) -> None:
+    """Every call of the trainer API, and every step from the lease to the commit. (The learner calls `death` too.)"""
+    post, fsync, write = TrainerClient._post, checkpoint._fsync, checkpoint.write
+
+    def hooked_post(self: Any, verb: str, *args: Any, **kwargs: Any) -> bytes:
+        death("asked", verb)
+        if death.is_due("in_flight", verb):
+            delay_s = random.uniform(0, 0.01)
+            threading.Timer(delay_s, death.die, ("in_flight", verb)).start()
+        answer = post(self, verb, *args, **kwargs)
+        death("got_answer", verb)
+        return answer
+
+    def hooked_fsync(path: Path) -> None:
+        death("renamed" if path.name == "versions" else "fsync")
+        fsync(path)
+
+    def hooked_write(*args: Any) -> Path:
+        folder = write(*args)
+        death("written")
+        return folder
+
+    TrainerClient._post, checkpoint._fsync, checkpoint.write = hooked_post, hooked_fsync, hooked_write
+    death.around(TrainerLoop, "_remember", "remember")
+    death.around(TrainerLoop, "_forget", "forget")
+    death.around(checkpoint, "discard", "discard")
+    death.around(checkpoint, "prune", "prune")
+
+
+def server_fate(chance: random.Random) -> Fate:
+    """Half of them anywhere; the rest aimed, so that rare transitions are met too."""
+    kind = chance.random()
+    if kind < 0.4:
+        return Fate(chance.randint(1, 80))
+    if kind < 0.8:
+        return Fate(chance.randint(1, 3), chance.choice(GROUP_POINTS), chance.choice(SERVER_WORKS))
+    if kind < 0.9:
+        return Fate(chance.randint(1, 2), chance.choice(("adapter_loaded", "switched", "adapter_unloaded")))
+    return Fate(
+        chance.randint(1, 2),
+        chance.choice(("migrate", "_claim", "abandon_interrupted", "expire", "discard", "checkpoint")),
+    )
+
+
+def trainer_fate(chance: random.Random) -> Fate:
+    kind = chance.random()
+    if kind < 0.25:
+        return Fate(chance.randint(1, 30))
+    if kind < 0.55:
+        return Fate(
+            chance.randint(1, 2),
+            chance.choice(("asked", "in_flight", "got_answer")),
+            chance.choice(("lease", "release", "commit", "commit", "renew", "tip")),
+        )
+    if kind < 0.7:
+        return Fate(chance.randint(1, 8), "fsync")
+    return Fate(
+        chance.randint(1, 2),
+        chance.choice(("stepped", "writing", "renamed", "written", "remember", "forget", "discard", "prune")),
+    )

@@ -1,0 +1,85 @@
+"""What every version and every reply must be, computed again from the ledger's rows alone.
+
+The weights of each version follow from those of its parent and from its samples, so their hash proves that just these
+samples were trained, each once, and that the optimizer went on where it had stopped. The log-probs of each reply follow
+from its tokens and from the hash of the version that sampled them, so they prove which weights served it.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kill.audit import open_read_only
+from kill.toy import ToyLearner, seed_of
+from openclaw_rl.ledger import rows
+from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.testing.toy_policy import BASE_SEED
+from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
+
+
+@dataclass(slots=True)
+class Replayed:
+    findings: list[str]
+    versions: int
+    fresh: int
+    """Versions that went on with fresh moments, since those of their parent had been pruned."""
+    replies: int
+
+
+def replay(ledger: Path, policy: ToyPolicy) -> Replayed:
+    with closing(open_read_only(ledger)) as db:
+        done = Replayed([], 0, 0, 0)
+        done.findings += _weights(db, ledger.parent, policy, done)
+        done.findings += _log_probs(db, policy, done)
+        return done
+
+
+def _weights(db: sqlite3.Connection, data_dir: Path, policy: ToyPolicy, done: Replayed) -> Iterator[str]:
+    learner = ToyLearner(policy)
+    held: dict[int, tuple[bytes | None, dict[str, torch.Tensor] | None]] = {0: (None, None)}
+    folders = dict(db.execute("SELECT weight_version, folder FROM version").fetchall())
+    versions = db.execute(
+        "SELECT weight_version, version.parent, sha256, fence FROM version JOIN lease USING (lease_id) ORDER BY weight_version"
+    )
+    for number, parent, sha256, fence in versions.fetchall():
+        done.versions += 1
+        turns = db.execute(
+            "SELECT turn FROM lease_sample WHERE fence = ? AND outcome = 'trained' ORDER BY turn", (fence,)
+        )
+        samples = [sample for (turn,) in turns.fetchall() if (sample := rows.read_sample(db, turn)) is not None]
+        weights, moments = held[parent]
+        for tried in (moments, None):
+            learner.hold(weights, tried)
+            learner.step(samples, lambda: None)
+            if hashlib.sha256(learner.weights()).hexdigest() == sha256:
+                break
+        else:
+            yield f"version {number}: {len(samples)} samples on version {parent} do not give its weights"
+            return
+        held[number] = (learner.weights(), learner.moments())
+        if tried is None and moments is not None:
+            done.fresh += 1
+            if (data_dir / folders[parent] / OPTIMIZER_FILE).exists():
+                yield f"version {number} forgot the moments of version {parent}, which are there"
+
+
+def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Iterator[str]:
+    hashes = db.execute("SELECT weight_version, sha256 FROM version").fetchall()
+    seeds = {number: BASE_SEED if sha256 is None else seed_of(sha256) for number, sha256 in hashes}
+    for (row,) in db.execute("SELECT id FROM turn ORDER BY id").fetchall():
+        done.replies += 1
+        request, turn = rows.read_request(db, row), rows.read_turn(db, row)
+        ids, position = (*request.prompt_ids, *turn.response_ids), len(request.prompt_ids)
+        start = position
+        for run in turn.versions:
+            for _ in range(run.length):
+                expected = policy.log_prob(ids, position, seeds[run.weight_version])
+                if not abs(turn.rollout_log_probs[position - start] - expected) < 1e-5:
+                    yield f"{turn.turn_id}: token {position - start} was not sampled by version {run.weight_version}"
+                    break
+                position += 1
