@@ -125,7 +125,8 @@ class Preset:
 PRESETS = {
     "cpu": Preset(updates=4, batch=16, reply_tokens=40, relevance_prompts=12),
     "gpu": Preset(updates=12, batch=32, reply_tokens=64, relevance_prompts=40, fresh=True),
-    # More of the same as `cpu`, on other seeds: up to 7 versions stale at the end, and minutes in place of half an hour.
+    # More of the same as `cpu`, on other seeds: up to 7 versions stale at the end, and minutes in place of half an
+    # hour.
     "gpu-stale": Preset(updates=8, batch=32, reply_tokens=40, relevance_prompts=24, seeds=(3, 4, 5)),
     "smoke": Preset(updates=1, batch=4, reply_tokens=8, relevance_prompts=3, seeds=(0,)),
 }

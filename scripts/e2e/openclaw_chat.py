@@ -89,7 +89,6 @@ def judge(report: dict[str, Any]) -> int:
         "the client sends back what was recorded": all(
             last_reply(after["request"]["messages"]) == text for after, text in zip(turns[1:], texts, strict=False)
         ),
-        ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,
         "the reply after it carries its version": versions[-1] == report["status"]["serving"] and versions[0] == 0,

@@ -207,7 +207,8 @@ class Campaign:
         with closing(open_read_only(self._place.ledger)) as db:
             moving = dict(
                 db.execute(
-                    "SELECT state, count(*) FROM turn WHERE state IN ('paired', 'judged', 'sampled', 'leased') GROUP BY 1"
+                    "SELECT state, count(*) FROM turn"
+                    " WHERE state IN ('paired', 'judged', 'sampled', 'leased') GROUP BY 1"
                 ).fetchall()
             )
             moving |= dict(

@@ -1,6 +1,7 @@
 """People who chat while everything is killed around them.
 
-Each holds one conversation after the other: a question, then corrections and thanks. A request that fails is sent again,
+Each holds one conversation after the other: a question, then corrections and thanks. A request that fails is sent
+again,
 as clients do, until it is answered. What a person saw finish is written down: the ledger owes it.
 """
 

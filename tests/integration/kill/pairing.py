@@ -45,7 +45,7 @@ def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
             yield f"{reply.turn_id} ({len(twins)} twins) was answered {reply.said_next!r}, the ledger says {answers}"
         for twin in paired:
             if twin["value"] not in (None, reply.verdict) or (twin["value"] is None and twin["reason"] is None):
-                yield f"{reply.turn_id}: {reply.said_next!r} was judged {twin['value']}, and the turn is {twin['state']}"
+                yield f"{reply.turn_id}: {reply.said_next!r} was judged {twin['value']}, the turn is {twin['state']}"
 
 
 def _last(db: sqlite3.Connection, messages: bytes) -> str:

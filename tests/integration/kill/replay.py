@@ -44,7 +44,8 @@ def _weights(db: sqlite3.Connection, data_dir: Path, policy: ToyPolicy, done: Re
     held: dict[int, tuple[bytes | None, dict[str, torch.Tensor] | None]] = {0: (None, None)}
     folders = dict(db.execute("SELECT weight_version, folder FROM version").fetchall())
     versions = db.execute(
-        "SELECT weight_version, version.parent, sha256, fence FROM version JOIN lease USING (lease_id) ORDER BY weight_version"
+        "SELECT weight_version, version.parent, sha256, fence FROM version JOIN lease USING (lease_id)"
+        " ORDER BY weight_version"
     )
     for number, parent, sha256, fence in versions.fetchall():
         done.versions += 1

@@ -2,7 +2,8 @@
 
 The learner is one tensor under AdamW. A sample's gradient is a vector of small integers, a hash of all the trainer got
 of it; a batch's gradient is their sum, exact in float32 in any order. So the weights of a version are a function of its
-parent's weights and moments and of the set of its samples: trained twice, left out, or resumed without its moments, they
+parent's weights and moments and of the set of its samples: trained twice, left out, or resumed without its moments,
+they
 come out different.
 """
 
