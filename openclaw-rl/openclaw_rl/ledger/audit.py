@@ -90,7 +90,8 @@ def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
         sentence.format(found) for sentence, query in _NEVER.items() for (found,) in db.execute(query + " LIMIT 20")
     ]
     findings += [*_counters(db), *_stories(db), *_trained_twice(db)]
-    # A file whose first start was killed has its tables and belongs to nobody yet: it has no version, and may have none.
+    # A file whose first start was killed has its tables and belongs to nobody yet: it has no version, and may have
+    # none.
     if meta.get_text(db, "identity") is not None or db.execute("SELECT 1 FROM version").fetchone():
         findings += _versions(db)
     if is_deep:

@@ -115,7 +115,8 @@ class Ledger:
         return await self._reader.read(lambda db: serving.open_turns(db, limit))
 
     async def pair(self, turn_id: str, next_state: NextState, *, by_request_id: str) -> None:
-        """SERVED → PAIRED. A turn that was dropped stays so; its next state is kept for the record. Without an fsync, as
+        """SERVED → PAIRED. A turn that was dropped stays so; its next state is kept for the record. Without an fsync,
+        as
         `begin`: a power cut leaves the turn open."""
         await self._writer.write(
             lambda db: serving.pair(db, turn_id, next_state, by_request_id, at=self._clock()),

@@ -80,7 +80,8 @@ class Writer:
 
     async def write(self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True) -> T:
         """Run `work` in a transaction; returns once it is on disk (committed, without the fsync, when not `is_synced`:
-        a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the thread has not come to
+        a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the
+        thread has not come to
         by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
         if self.is_closed or not self._thread.is_alive():
             raise LedgerUnavailable("the ledger is closed")

@@ -1,1 +1,3 @@
-"""Methods: how a judged turn becomes a sample, credit per token, and a loss. Found by entry point, never a second server."""
+"""Methods: how a judged turn becomes a sample, credit per token, and a loss. Found by entry point, never a second
+server.
+"""
