@@ -128,8 +128,8 @@ def main() -> int:
             seen = sum(len(chat.finished) for chat in chats)
             status = server.status()
             say(
-                f"kill {number:2} {target:7} whole again after {time.monotonic() - started:5.1f} s, {seen} replies finished, "
-                f"{sum(chat.cut for chat in chats)} cut, version {status['serving']} serves, "
+                f"kill {number:2} {target:7} whole again after {time.monotonic() - started:5.1f} s, "
+                f"{seen} replies finished, {sum(chat.cut for chat in chats)} cut, version {status['serving']} serves, "
                 f"{status['counts']['trained']} trained, findings {found}"
             )
         stop.set()
@@ -141,7 +141,8 @@ def main() -> int:
         ]
         total += len(wrong) + len(findings(server, chats))
         say(
-            f"{options.kills} kills, {len(texts)} acknowledged replies, {len(wrong)} differ from the ledger, findings {total}"
+            f"{options.kills} kills, {len(texts)} acknowledged replies, {len(wrong)} differ from the ledger, "
+            f"findings {total}"
         )
     if options.log:
         options.log.write_text("\n".join(lines) + "\n")
