@@ -16,9 +16,9 @@ from torch import Tensor
 
 from openclaw_rl.engines.embedded.attention import Rows, StepAttention
 from openclaw_rl.engines.embedded.block_kv import BlockKV
-from openclaw_rl.engines.embedded.linear import Linear
+from openclaw_rl.engines.embedded.linear import FusedLinear, Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
-from openclaw_rl.engines.embedded.llama_weights import PROJECTIONS, Layer, read_weights
+from openclaw_rl.engines.embedded.llama_weights import DOWN, GATE_UP, OUT, QKV, Layer, read_weights
 from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
 from openclaw_rl.engines.embedded.threads import ThreadChooser
@@ -54,9 +54,7 @@ class LlamaRunner:
         self._weights = read_weights(folder, shape, device)
         frequencies, self._rope_factor = rope_frequencies(folder, shape)
         self._frequencies = frequencies.to(device)
-        self._weight_bytes = sum(
-            linear.weight.nbytes for layer in self._weights.layers for linear in layer.projections.values()
-        )
+        self._weight_bytes = 4 * sum(size.numel() for layer in self._weights.layers for size in layer.shapes.values())
         self.vocab_size = self._shape.vocab_size
         self.context_length = context_length
 
@@ -147,13 +145,17 @@ class LlamaRunner:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._shape.eps)
 
-    def _linear(self, index: int, layer: Layer, name: str, x: Tensor, groups: Sequence[_Group]) -> Tensor:
-        y = layer.projections[name](x)
+    def _project(
+        self, index: int, names: Sequence[str], fused: FusedLinear, x: Tensor, groups: Sequence[_Group]
+    ) -> Sequence[Tensor]:
+        """The base's projections of x, and each adapter's part for its rows."""
+        projected = fused(x)
         for begin, end, pairs in groups:
-            pair = pairs[index].get(name)
-            if pair is not None:
-                pair.add_to(y[begin:end], x[begin:end])
-        return y
+            for name, y in zip(names, projected, strict=True):
+                pair = pairs[index].get(name)
+                if pair is not None:
+                    pair.add_to(y[begin:end], x[begin:end])
+        return projected
 
     def _attention(
         self,
@@ -166,27 +168,24 @@ class LlamaRunner:
         groups: Sequence[_Group],
     ) -> Tensor:
         shape = self._shape
-        q = self._linear(index, layer, "q_proj", x, groups).view(-1, shape.heads, shape.head_dim)
-        k = self._linear(index, layer, "k_proj", x, groups).view(-1, shape.kv_heads, shape.head_dim)
-        v = self._linear(index, layer, "v_proj", x, groups).view(-1, shape.kv_heads, shape.head_dim)
+        q, k, v = (
+            y.view(x.shape[0], -1, shape.head_dim) for y in self._project(index, QKV, layer.qkv, x, groups)
+        )  # [N, heads or kv_heads, head_dim]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         qk = torch.cat((q, k), 1)  # [N, heads + kv_heads, head_dim]: rotated together
         qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
         q, k = qk[:, : shape.heads], qk[:, shape.heads :]
-        return self._linear(index, layer, "o_proj", attention(index, q, k, v), groups)
+        return self._project(index, OUT, layer.out, attention(index, q, k, v), groups)[0]
 
     def _mlp(self, index: int, layer: Layer, x: Tensor, groups: Sequence[_Group]) -> Tensor:
-        gate = self._linear(index, layer, "gate_proj", x, groups)
-        up = self._linear(index, layer, "up_proj", x, groups)
-        return self._linear(index, layer, "down_proj", F.silu(gate, inplace=True).mul_(up), groups)
+        gate, up = self._project(index, GATE_UP, layer.gate_up, x, groups)
+        return self._project(index, DOWN, layer.down, F.silu(gate).mul_(up), groups)[0]
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, folder: Path) -> Adapter:
-        shapes = [
-            {name: layer.projections[name].weight.shape for name in PROJECTIONS} for layer in self._weights.layers
-        ]
+        shapes = [layer.shapes for layer in self._weights.layers]
         return Adapter(name, read_adapter(folder, shapes, self._device))
 
     def drop_adapter(self, adapter: Adapter) -> None:

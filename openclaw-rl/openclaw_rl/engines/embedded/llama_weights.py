@@ -8,12 +8,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from openclaw_rl.engines.embedded.linear import Linear
+from openclaw_rl.engines.embedded.linear import FusedLinear, Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape
 from openclaw_rl.errors import EngineRefused
 
-ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-PROJECTIONS = ATTENTION + MLP
+QKV, OUT, GATE_UP, DOWN = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)
+PROJECTIONS = QKV + OUT + GATE_UP + DOWN
 _PACK_BELOW = 1 << 30
 """Bytes of a model up to which its weights may be held twice (`linear`)."""
 
@@ -24,7 +24,16 @@ class Layer:
     mlp_norm: Tensor
     q_norm: Tensor | None
     k_norm: Tensor | None
-    projections: dict[str, Linear]
+    qkv: FusedLinear
+    out: FusedLinear
+    gate_up: FusedLinear
+    down: FusedLinear
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of every projection, by name."""
+        layers = [linear for fused in (self.qkv, self.out, self.gate_up, self.down) for linear in fused.layers]
+        return {name: linear.weight.shape for name, linear in zip(PROJECTIONS, layers, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,16 +68,20 @@ def _assemble(tensors: Mapping[str, Tensor], shape: Shape) -> Weights:
     def layer(index: int) -> Layer:
         prefix = f"model.layers.{index}."
 
-        def linear(name: str) -> Linear:
-            path = f"{prefix}{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
-            return Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias"), may_pack=may_pack)
+        def fused(block: str, *names: str) -> FusedLinear:
+            paths = [f"{prefix}{block}.{name}" for name in names]
+            layers = [Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias")) for path in paths]
+            return FusedLinear(layers, may_pack=may_pack)
 
         return Layer(
             attention_norm=tensors[f"{prefix}input_layernorm.weight"],
             mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
             q_norm=tensors.get(f"{prefix}self_attn.q_norm.weight"),
             k_norm=tensors.get(f"{prefix}self_attn.k_norm.weight"),
-            projections={name: linear(name) for name in PROJECTIONS},
+            qkv=fused("self_attn", *QKV),
+            out=fused("self_attn", *OUT),
+            gate_up=fused("mlp", *GATE_UP),
+            down=fused("mlp", *DOWN),
         )
 
     embedding = tensors["model.embed_tokens.weight"]
