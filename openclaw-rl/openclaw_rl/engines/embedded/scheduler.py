@@ -10,10 +10,8 @@ otherwise.
 """
 
 import asyncio
-import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -23,6 +21,7 @@ import torch
 from openclaw_rl.engines.dialect import FinishReason
 from openclaw_rl.engines.embedded import sampler
 from openclaw_rl.engines.embedded.job import Job
+from openclaw_rl.engines.embedded.mailbox import Mailbox
 from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, common_prefix
 from openclaw_rl.engines.embedded.runner import Adapter, Logits, Runner, Span
 from openclaw_rl.engines.embedded.stopping import finish_after
@@ -45,8 +44,7 @@ class Scheduler:
         self._runner = runner
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
         self._cache = PrefixCache(runner, budget=cache_tokens, spare=prefill_chunk)
-        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """Bounded by the number of HTTP requests in flight: each posts one call at a time."""
+        self._mailbox = Mailbox()
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._arrivals = 0
@@ -58,27 +56,16 @@ class Scheduler:
     # -- called from the event loop ------------------------------------------------------------------------------------
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the model thread between two steps."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
-        self._mailbox.put(run)
-        return await asyncio.wrap_future(future)
+        """Run `function` on the model thread between two steps. Raises EngineGone when the thread has ended."""
+        return await self._mailbox.call(function)
 
     def post(self, function: Callable[[], None]) -> None:
         """Like `call`, without an answer."""
-        self._mailbox.put(function)
+        self._mailbox.post(function)
 
     def stop(self) -> None:
         self._stop.set()
-        self._mailbox.put(lambda: None)
+        self._mailbox.post(lambda: None)
 
     # -- run by the model thread, through `call` or `post` -------------------------------------------------------------
 
@@ -135,26 +122,21 @@ class Scheduler:
     @torch.inference_mode()
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Until `stop`. An exception here is a bug, or memory has run out: it climbs to the process."""
-        while not self._stop.is_set():
-            self._read_mail()
-            if self._is_active:
-                self._step()
-            if self._touched:
-                loop.call_soon_threadsafe(_wake, list(self._touched.values()))
-                self._touched = {}
+        try:
+            while not self._stop.is_set():
+                # Wait for mail when there is nothing else to do.
+                self._mailbox.read(wait=not (self._is_active or self._touched))
+                if self._is_active:
+                    self._step()
+                if self._touched:
+                    loop.call_soon_threadsafe(_wake, list(self._touched.values()))
+                    self._touched = {}
+        finally:
+            self._mailbox.close()
 
     @property
     def _is_active(self) -> bool:
         return self.is_busy and not self._is_paused
-
-    def _read_mail(self) -> None:
-        """Run what was posted; wait for mail when there is nothing else to do."""
-        try:
-            self._mailbox.get(block=not (self._is_active or self._touched))()
-            while True:
-                self._mailbox.get_nowait()()
-        except queue.Empty:
-            return
 
     def _step(self) -> None:
         self._admit()

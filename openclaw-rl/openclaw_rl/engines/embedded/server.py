@@ -5,6 +5,7 @@ aborted.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from openclaw_rl.engines.embedded.memory import give_back
 from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, check, make_job, progress, reply
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import EngineGone, EngineRefused
 
 
 class Service:
@@ -66,7 +67,8 @@ class Service:
     async def _end(self, job: Job) -> None:
         """The answer is out, or nobody waits for it any more."""
         if job.finish is None:
-            await self._scheduler.call(lambda: self._scheduler.abort(job, "the client went away"))
+            with contextlib.suppress(EngineGone):  # the process is ending: there is nothing to abort
+                await self._scheduler.call(lambda: self._scheduler.abort(job, "the client went away"))
         if job.adapter is not None:
             self._adapters.release(job.adapter)
 
