@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import structlog
 import torch
 
 from openclaw_rl.engines.dialect import FinishReason
@@ -26,8 +25,6 @@ from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, common_prefix
 from openclaw_rl.engines.embedded.runner import Adapter, Logits, Runner, Span
 from openclaw_rl.engines.embedded.stopping import finish_after
 from openclaw_rl.errors import EngineRefused
-
-events = structlog.get_logger()
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
