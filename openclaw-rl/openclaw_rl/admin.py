@@ -116,9 +116,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     async def pin(body: Pin) -> JSONResponse:
         if body.weight_version is not None:
             await known_version(deps.ledger, body.weight_version)
-            await deps.publisher.serve_version(body.weight_version)
-        await deps.ledger.set_pin(body.weight_version)
-        deps.publisher.wake()
+        await deps.publisher.pin(body.weight_version)
         return JSONResponse({"pinned": body.weight_version, "serving": deps.serving.current})
 
     @guarded.post("/v1/admin/learning")

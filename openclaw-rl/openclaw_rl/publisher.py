@@ -76,6 +76,7 @@ class Publisher:
                 await self._reconcile()
                 while await self._publish_next():
                     pass
+                await self._serve_tip()
                 await self._retire_idle()
             except (EngineError, LedgerError, TimeoutError) as error:
                 log.warning("publish_delayed", error=repr(error), retry_s=RETRY_S)
@@ -87,17 +88,16 @@ class Publisher:
             except TimeoutError:
                 pass
 
-    async def serve_version(self, weight_version: int) -> None:
-        """Serve this version now (a pin). Raises LedgerError when it never passed the gate, EngineError; then the old
-        one still serves.
+    async def pin(self, weight_version: int | None) -> None:
+        """Serve this version from now on and publish nothing; None: go on publishing. Raises LedgerError when it never
+        passed the gate, EngineError; then nothing has changed.
         """
-        async with self._turn:
-            version = await self._ledger.version(weight_version)
-            await self._load(version)
-            if version.state is VersionState.SUPERSEDED:  # gated, but passed over
-                await self._ledger.set_version_state(weight_version, VersionState.LOADING)
-            await self._ledger.set_version_state(weight_version, VersionState.SERVING)
-            self._switch(weight_version)
+        if weight_version is None:
+            await self._ledger.set_pin(None)
+        else:
+            async with self._turn:
+                await self._serve_again(await self._ledger.version(weight_version))
+                await self._ledger.set_pin(weight_version)
         self.wake()
 
     async def follow(self) -> None:
@@ -126,17 +126,36 @@ class Publisher:
         """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing
         waits.
         """
-        if await self._ledger.pinned() is not None:
-            return False
-        unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
-        waiting = [version for version in await self._ledger.versions() if version.state in unfinished]
-        if not waiting or len(self._loaded) >= self._settings.max_versions:
-            # Every slot has running replies: the newest candidate waits and supersedes the older ones meanwhile.
-            return False
         async with self._turn:
+            if await self._ledger.pinned() is not None:
+                return False
+            unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
+            waiting = [version for version in await self._ledger.versions() if version.state in unfinished]
+            if not waiting or len(self._loaded) >= self._settings.max_versions:
+                # Every slot has running replies: the newest candidate waits and supersedes the older ones meanwhile.
+                return False
             number = min(candidate.weight_version for candidate in waiting)
             await self._publish(await self._ledger.version(number), newer_waits=len(waiting) > 1)
         return True
+
+    async def _serve_tip(self) -> None:
+        """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
+        where it was passed over for a newer one that was then refused, or held back by a pin.
+        """
+        async with self._turn:
+            if await self._ledger.pinned() is not None:
+                return
+            tip = await self._ledger.version((await self._ledger.tip()).weight_version)
+            has_room = tip.weight_version in self._loaded or len(self._loaded) < self._settings.max_versions
+            if tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED) and has_room:
+                await self._serve_again(tip)
+                log.info("serving", weight_version=tip.weight_version)
+
+    async def _serve_again(self, version: Version) -> None:
+        """Serve a version that passed the gate before. Raises LedgerError when it did not."""
+        await self._load(version)
+        await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
+        self._switch(version.weight_version)
 
     async def _publish(self, version: Version, *, newer_waits: bool) -> None:
         number = version.weight_version
@@ -276,11 +295,12 @@ class Publisher:
         """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
         load.
         """
-        for number in sorted(self._loaded - {self._serving.current}):
-            if self._serving.users(number) == 0:
-                async with self._turn:
-                    await self._unload(number)
-                log.info("adapter_unloaded", weight_version=number)
+        for number in sorted(self._loaded):
+            async with self._turn:  # looked at inside: a pin or a rollback may just have brought it back
+                if number == self._serving.current or self._serving.users(number):
+                    continue
+                await self._unload(number)
+            log.info("adapter_unloaded", weight_version=number)
 
     async def _prewarm(self, number: int) -> None:
         """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its

@@ -219,23 +219,61 @@ async def test_of_two_waiting_commits_the_newer_serves_and_the_older_is_supersed
 async def test_a_pin_holds_publishing_and_serves_its_version(world: World) -> None:
     first = await world.commit(sampled_by=0)
     await publish(world, first)
-    await world.publisher.serve_version(0)
-    await world.ledger.set_pin(0)
+    await world.publisher.pin(0)
     second = await world.commit(sampled_by=0)
     world.publisher.wake()
     await asyncio.sleep(0.1)
     assert world.serving.current == 0
     assert await world.state(second) is VersionState.CANDIDATE
-    await world.ledger.set_pin(None)
+    await world.publisher.pin(None)
     await publish(world, second)
+
+
+async def test_after_a_pin_the_newest_version_serves_again_without_a_new_commit(world: World) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    await world.publisher.pin(0)
+    assert (world.serving.current, await world.ledger.serving_version()) == (0, 0)
+    await world.publisher.pin(None)
+    await publish(world, first)
+
+
+async def test_a_version_passed_over_serves_when_the_newer_one_is_refused(world: World) -> None:
+    await world.ledger.set_pin(0)
+    first = await world.commit(sampled_by=0)
+    second = await world.commit(sampled_by=0, probe_error=1.0)
+    await world.publisher.pin(None)
+    await publish(world, first)
+    assert await world.state(second) is VersionState.REJECTED
+    assert list(world.engine.adapters) == ["policy-v1"]
+
+
+async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> None:
+    """An idle adapter is about to be unloaded when an operator pins its version."""
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    async with world.serving.use(first):  # a running reply keeps the first one loaded
+        second = await world.commit(sampled_by=first)
+        await publish(world, second)
+        swap = world.publisher._turn
+        await swap.acquire()
+    pinning = asyncio.create_task(world.publisher.pin(first))
+    await asyncio.sleep(0.02)  # it waits for the swap at hand
+    unloading = asyncio.create_task(world.publisher._retire_idle())
+    await asyncio.sleep(0.02)  # and this waits behind it
+    swap.release()
+    await asyncio.gather(pinning, unloading)
+    assert world.serving.current == first
+    assert list(world.engine.adapters) == ["policy-v1"]
 
 
 async def test_a_candidate_that_never_passed_the_gate_cannot_be_pinned_into_service(world: World) -> None:
     await world.ledger.set_pin(0)
     number = await world.commit(sampled_by=0)
     with pytest.raises(LedgerError):
-        await world.publisher.serve_version(number)
+        await world.publisher.pin(number)
     assert world.serving.current == 0
+    assert await world.ledger.pinned() == 0
 
 
 async def test_a_rollback_is_followed_and_survives_an_engine_that_was_down(world: World) -> None:
