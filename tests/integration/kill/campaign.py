@@ -5,6 +5,7 @@ both at once. Meanwhile people chat and an operator rolls back, pins and pauses.
 """
 
 import asyncio
+import json
 import random
 import signal
 import sqlite3
@@ -27,15 +28,16 @@ from kill.replay import replay
 from kill.roles import ADMIN_KEY, Place
 from openclaw_rl.testing import ToyPolicy
 
-PATIENCE_S = (0.5, 3.0)
+PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0)}
 """A process that has not met its fate within a time drawn from here is killed wherever it is."""
 BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 90.0
+MOMENT, SEEN_FILE = "moment", "seen.json"
 
 
 @dataclass(slots=True)
 class Outcome:
     kills: dict[str, int] = field(default_factory=dict)
-    """By `server <point> <works>` and `trainer <point> <works>`; `moment`: at no transition."""
+    """By `server <point> <works>` and `trainer <point> <works>`; `moment`: at no transition of ours."""
     both: int = 0
     """Of which so many took both processes at once."""
     audits: int = 0
@@ -86,7 +88,7 @@ class Campaign:
     async def _kill(self, role: str, draw: Callable[[random.Random], Fate]) -> None:
         chance = random.Random(f"{self._seed}-{role}")
         while not self._enough.is_set():
-            fate, patience_s = draw(chance), chance.uniform(*PATIENCE_S)
+            fate, patience_s = draw(chance), chance.uniform(*PATIENCE_S[role])
             process, report = await self._start(role, fate)
             try:
                 async with asyncio.timeout(patience_s):
@@ -97,7 +99,7 @@ class Campaign:
             if status != -signal.SIGKILL:
                 self._find(f"the {role} ended by itself, exit {status}:\n{self._tail(role)}")
                 return
-            where = report.read_text() or "moment"
+            where = report.read_text() or MOMENT
             self.outcome.kills[f"{role} {where}"] = self.outcome.kills.get(f"{role} {where}", 0) + 1
             if chance.random() < BOTH_SHARE:
                 self._kill_too("trainer" if role == "server" else "server")
@@ -144,7 +146,7 @@ class Campaign:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with httpx.AsyncClient(base_url=self._place.url, headers=headers, timeout=10, trust_env=False) as client:
             while True:
-                await asyncio.sleep(chance.uniform(0.5, 3))
+                await asyncio.sleep(chance.uniform(1, 5))
                 path, body = chance.choice(
                     (
                         ("rollback", {"requeue": True}),
@@ -222,6 +224,7 @@ class Campaign:
     def _look_at_it_whole(self) -> None:
         """Everything again, over all that was seen, and what only holds at rest."""
         find, ledger, seen = self.outcome.findings, self._place.ledger, self._chats.seen
+        (self._place.data_dir.parent / SEEN_FILE).write_text(json.dumps([asdict(reply) for reply in seen]))
         find += audit(ledger, seen, is_deep=True)
         find += mispaired(ledger, seen)
         replayed = replay(ledger, self._policy)

@@ -85,7 +85,7 @@ class Chats:
         said, verdict = f"Tell me one thing about topic {topic} in a short line.", None
         messages: list[dict[str, str]] = []
         last: Seen | None = None
-        for _ in range(TURNS):
+        for turn in range(TURNS):
             messages.append({"role": "user", "content": said})
             seen = await self._until_answered(client, messages, session_id, chance)
             if seen is None:
@@ -98,7 +98,7 @@ class Chats:
             last = seen
             messages.append({"role": "assistant", "content": seen.text})
             template, verdict = chance.choice(ANSWERS)
-            said = template.format(chance.randrange(1000))
+            said = template.format(1000 * turn + chance.randrange(1000))  # nobody says the same twice in a row
 
     async def _until_answered(
         self, client: httpx.AsyncClient, messages: list[dict[str, str]], session_id: str | None, chance: random.Random

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl import publisher as publisher_module
 from openclaw_rl import version_folders
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
@@ -22,21 +21,16 @@ from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop
 
-assert publisher_module  # imported before the fork, like all the server needs
-
 GROUP_POINTS = ("taken", "mid_group", "before_commit", "committed", "answered")
 """Of one group of the writer: taken from the queue; some jobs done; all done, not committed; committed, not answered;
 answered, and nobody has acted on it yet."""
-SERVER_WORKS = (
-    *("begin", "finish", "pair", "abandon", "drop", "count_side", "record_verdict", "record_sample"),
-    *("lease", "renew", "release", "commit", "set_version_state", "reject", "rollback"),
-)
+_OFTEN = ("begin", "finish", "pair", "record_verdict", "record_sample", "lease", "commit", "set_version_state")
+_RARELY = ("abandon", "drop", "count_side", "renew", "release", "reject", "rollback", "set_pin", "set_learning")
 """What jobs of the ledger's writer do, by the ledger's method that handed them in."""
-START_POINTS = ("migrate", "_claim", "abandon_interrupted", "expire")
-ENGINE_POINTS = ("adapter_loaded", "switched", "adapter_unloaded")
-TRAINER_VERBS = ("tip", "lease", "renew", "release", "commit")
-TRAINER_STEPS = ("stepped", "writing", "fsync", "renamed", "written", "remembered", "forgetting", "forgotten")
-FOLDER_POINTS = ("discarding", "discarded")
+_OPENING = ("migrate", "_claim", "abandon_interrupted", "expire")
+_ADAPTERS = ("adapter_loaded", "switched", "adapter_unloaded")
+_CALLS = ("asked", "in_flight", "got_answer")
+_STEPS = ("remember", "stepped", "writing", "fsync", "renamed", "written", "forget", "prune", "discard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,31 +163,22 @@ def hook_trainer(death: Death) -> None:
 def server_fate(chance: random.Random) -> Fate:
     """Half of them anywhere; the rest aimed, so that rare transitions are met too."""
     kind = chance.random()
-    if kind < 0.4:
+    if kind < 0.5:
         return Fate(chance.randint(1, 80))
     if kind < 0.8:
-        return Fate(chance.randint(1, 3), chance.choice(GROUP_POINTS), chance.choice(SERVER_WORKS))
+        works = _OFTEN if chance.random() < 0.8 else _RARELY
+        return Fate(chance.randint(1, 3), chance.choice(GROUP_POINTS), chance.choice(works))
     if kind < 0.9:
-        return Fate(chance.randint(1, 2), chance.choice(("adapter_loaded", "switched", "adapter_unloaded")))
-    return Fate(
-        chance.randint(1, 2),
-        chance.choice(("migrate", "_claim", "abandon_interrupted", "expire", "discard", "checkpoint")),
-    )
+        return Fate(1, chance.choice(_ADAPTERS))
+    return Fate(chance.randint(1, 2), chance.choice((*_OPENING, "discard", "checkpoint")))
 
 
 def trainer_fate(chance: random.Random) -> Fate:
+    """A third anywhere; the rest aimed at what only a trainer with a batch meets."""
     kind = chance.random()
-    if kind < 0.25:
-        return Fate(chance.randint(1, 30))
-    if kind < 0.55:
-        return Fate(
-            chance.randint(1, 2),
-            chance.choice(("asked", "in_flight", "got_answer")),
-            chance.choice(("lease", "release", "commit", "commit", "renew", "tip")),
-        )
-    if kind < 0.7:
-        return Fate(chance.randint(1, 8), "fsync")
-    return Fate(
-        chance.randint(1, 2),
-        chance.choice(("stepped", "writing", "renamed", "written", "remember", "forget", "discard", "prune")),
-    )
+    if kind < 0.3:
+        return Fate(chance.randint(1, 40))
+    if kind < 0.6:
+        verb = chance.choice(("commit", "commit", "commit", "lease", "lease", "tip", "release"))
+        return Fate(chance.randint(1, 2), chance.choice(_CALLS), verb)
+    return Fate(chance.randint(1, 3), chance.choice(_STEPS))

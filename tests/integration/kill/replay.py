@@ -15,11 +15,10 @@ from pathlib import Path
 import torch
 
 from kill.audit import open_read_only
-from kill.toy import ToyLearner, seed_of
+from kill.toy import KEEP_OPTIMIZERS, ToyLearner, seed_of
 from openclaw_rl.ledger import rows
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
-from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 
 
 @dataclass(slots=True)
@@ -27,22 +26,21 @@ class Replayed:
     findings: list[str]
     versions: int
     fresh: int
-    """Versions that went on with fresh moments, since those of their parent had been pruned."""
+    """Versions that went on with fresh moments: after a rollback to one so old that its moments had been pruned."""
     replies: int
 
 
 def replay(ledger: Path, policy: ToyPolicy) -> Replayed:
     with closing(open_read_only(ledger)) as db:
         done = Replayed([], 0, 0, 0)
-        done.findings += _weights(db, ledger.parent, policy, done)
+        done.findings += _weights(db, policy, done)
         done.findings += _log_probs(db, policy, done)
         return done
 
 
-def _weights(db: sqlite3.Connection, data_dir: Path, policy: ToyPolicy, done: Replayed) -> Iterator[str]:
+def _weights(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Iterator[str]:
     learner = ToyLearner(policy)
     held: dict[int, tuple[bytes | None, dict[str, torch.Tensor] | None]] = {0: (None, None)}
-    folders = dict(db.execute("SELECT weight_version, folder FROM version").fetchall())
     versions = db.execute(
         "SELECT weight_version, version.parent, sha256, fence FROM version JOIN lease USING (lease_id)"
         " ORDER BY weight_version"
@@ -65,8 +63,8 @@ def _weights(db: sqlite3.Connection, data_dir: Path, policy: ToyPolicy, done: Re
         held[number] = (learner.weights(), learner.moments())
         if tried is None and moments is not None:
             done.fresh += 1
-            if (data_dir / folders[parent] / OPTIMIZER_FILE).exists():
-                yield f"version {number} forgot the moments of version {parent}, which are there"
+            if number - parent < KEEP_OPTIMIZERS:
+                yield f"version {number} forgot the moments of version {parent}, which were there"
 
 
 def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Iterator[str]:

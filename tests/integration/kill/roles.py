@@ -1,7 +1,7 @@
 """What the forked processes do: the stub engine, the server as the app composes it, the trainer's loop."""
 
 import asyncio
-import os
+import importlib
 import signal
 import socket
 import threading
@@ -15,7 +15,7 @@ import uvicorn
 
 from kill.fork_server import Role
 from kill.points import Death, Fate, hook_server, hook_trainer
-from kill.toy import ToyLearner
+from kill.toy import KEEP_OPTIMIZERS, ToyLearner
 from openclaw_rl import app, log
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import Settings
@@ -24,7 +24,14 @@ from openclaw_rl.trainers import client as trainer_client
 from openclaw_rl.trainers import loop as trainer_loop
 
 ADMIN_KEY, TRAINER_TOKEN = "admin-key", "trainer-token"
-KEEP_OPTIMIZERS = 4
+_AT_FIRST_USE = (
+    "anyio._backends._asyncio",
+    "httpcore",
+    "openclaw_rl.methods.binary_rl",
+    "pydantic.v1",
+    "uvicorn.lifespan.off",
+)
+"""What servers and trainers import at first use, and here once for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,10 @@ class Place:
 def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, Role]:
     """By name, for the fork server. All are built before the fork; a role only runs."""
     settings, engine = place.settings(), stub_app(FakeEngine(policy=policy))
-    uvicorn.Config(engine, log_config=None).load()  # imports its protocols here, once
+    uvicorn.Config(engine, log_config=None).load()
+    ToyLearner(policy).warm_up()
+    for name in _AT_FIRST_USE:
+        importlib.import_module(name)
 
     def serve_engine(_: dict[str, Any]) -> None:
         listener = socket.create_server(("127.0.0.1", place.engine_port), backlog=1024)
@@ -92,7 +102,7 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
             client,
             ToyLearner(policy, death),
             place.data_dir,
-            name=f"toy:{os.getpid()}",
+            name="toy",
             stop=stop,
             keep_optimizers=KEEP_OPTIMIZERS,
             lease_wait_s=0.3,
