@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
@@ -203,6 +204,8 @@ def _guarded_by(token: str) -> type[APIRoute]:
                     return _error(503, "ledger_unavailable", str(error))
                 except LedgerError as error:
                     return _error(409, "refused", str(error))
+                except ClientDisconnect:  # it was killed while it asked; nobody reads this
+                    return Response(status_code=499)
 
             return guarded
 

@@ -37,7 +37,7 @@ class ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._running: dict[int, Process] = {}
-        self._born: asyncio.Queue[int] = asyncio.Queue()
+        self._born: asyncio.Queue[Process] = asyncio.Queue()
         self._lock = asyncio.Lock()
 
     @classmethod
@@ -58,8 +58,7 @@ class ForkServer:
     async def spawn(self, role: str, log: Path, **args: Any) -> Process:
         async with self._lock:
             self._say({"role": role, "log": str(log), "args": args})
-            pid = await self._born.get()
-        return self._running[pid]
+            return await self._born.get()
 
     def signal(self, process: Process, number: int) -> None:
         """Goes by the fork server, which knows whether the process is still its child."""
@@ -78,8 +77,8 @@ class ForkServer:
         while line := await reader.readline():
             message = json.loads(line)
             if "born" in message:
-                self._running[message["born"]] = Process(message["born"], loop.create_future())
-                self._born.put_nowait(message["born"])
+                process = self._running[message["born"]] = Process(message["born"], loop.create_future())
+                self._born.put_nowait(process)
             else:
                 self._running.pop(message["exited"]).exited.set_result(message["status"])
 
