@@ -1,10 +1,13 @@
 """Real processes are killed while real chats run: the server, the embedded engine and the LoRA trainer, in turn.
 
-    python scripts/e2e/kill_real.py FOLDER [--kills 15] [--seed 0] [--log benchmarks/results/kill_real.log]
+    python scripts/e2e/kill_real.py FOLDER [--kills 18] [--seed 0] [--log benchmarks/results/kill_real.log]
 
-SIGKILL at a random moment; the server is started again by this script, its children by the server. After each kill the
-ledger is audited from its file alone, and every reply that a client saw finish must be in it, word for word. A chat
-that was held while the engine was away must finish. Exit 1 when anything is found.
+SIGKILL at a random moment, every other time while a training step runs; the server is started again by this script,
+its children by the server. After each kill the ledger is audited from its file alone (for a killed server, before
+anything touches it again): every reply that a client saw finish is in it, word for word, nothing trained twice, the
+weights that serve are those of their row. While only the engine or the trainer was away no chat may have been cut: it
+was held, and finished. In the end the last samples are trained and the newest version serves.
+Exit 1 when anything is found.
 """
 
 import argparse
@@ -15,47 +18,74 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from openclaw_rl.ledger import audit as ledger_audit
-from openclaw_rl.ledger.open import connect
 from openclaw_rl.testing.running_server import RunningServer
 
+# The audit is the kill test's: the same eyes on stubs in CI and on the real processes here.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
+from kill.audit import audit
+
 ANSWERS = ("No, that is wrong. Shorter please.", "Thanks, that is perfect!")
+STEP_WAIT_S, REST_S = 90.0, 300.0
 
 
-class Chats(threading.Thread):
-    """One two-turn session after another; remembers every reply that it saw finish."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A reply whose finish a client saw."""
 
-    def __init__(self, server: RunningServer, number: int, stop: threading.Event) -> None:
-        super().__init__(daemon=True)
-        self._server, self._number, self._stop_asked = server, number, stop
-        self.finished: dict[str, str] = {}
-        self.cut = 0
+    turn_id: str
+    text: str
 
-    def run(self) -> None:
-        session = 0
-        while not self._stop_asked.is_set():
-            session += 1
-            name = f"chat-{self._number}-{session}"
-            messages = [{"role": "user", "content": f"Give me one tip, number {session}."}]
+
+@dataclass(slots=True)
+class Chats:
+    """People with two-turn sessions, one after the other, each in a thread."""
+
+    server: RunningServer
+    seen: list[Seen] = field(default_factory=list)
+    cuts: list[tuple[float, float, str]] = field(default_factory=list)
+    """Requests that did not finish: begun, ended, why."""
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, people: int) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self._chat, args=(person,), daemon=True) for person in range(people)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _chat(self, person: int) -> None:
+        number = 0
+        while not self.stop.is_set():
+            number += 1
+            session = f"chat-{person}-{number}"
+            messages = [{"role": "user", "content": f"Give me one tip, number {number}."}]
+            reply = self._until_answered(messages, session)
+            answer = {"role": "user", "content": ANSWERS[number % 2]}
+            self._until_answered([*messages, {"role": "assistant", "content": reply}, answer], session)
+
+    def _until_answered(self, messages: list[dict[str, str]], session: str) -> str:
+        while not self.stop.is_set():
+            begun = time.monotonic()
             try:
-                text = self._say(messages, name)
-                answer = {"role": "user", "content": ANSWERS[session % 2]}
-                self._say([*messages, {"role": "assistant", "content": text}, answer], name)
-            except (httpx.HTTPError, ConnectionError):
-                self.cut += 1
+                return self._ask(messages, session)
+            except (httpx.HTTPError, ConnectionError) as error:
+                self.cuts.append((begun, time.monotonic(), repr(error)))
                 time.sleep(0.5)
+        return ""
 
-    def _say(self, messages: list[dict[str, str]], session: str) -> str:
+    def _ask(self, messages: list[dict[str, str]], session: str) -> str:
         body = {"messages": messages, "stream": True, "max_tokens": 24}
         text, turn_id, is_finished = "", "", False
-        url = f"{self._server.url}/v1/chat/completions"
+        url = f"{self.server.url}/v1/chat/completions"
         with httpx.stream("POST", url, json=body, headers={"X-Session-Id": session}, timeout=300) as reply:
             if reply.status_code != 200:
-                raise ConnectionError(reply.status_code)
+                raise ConnectionError(f"{reply.status_code} {reply.read()[:200]!r}")
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line[6:])
@@ -64,89 +94,128 @@ class Chats(threading.Thread):
                     turn_id = event["id"]
                     for choice in event["choices"]:
                         text += choice["delta"].get("content") or ""
-                        is_finished |= choice["finish_reason"] is not None
+                        if choice["finish_reason"] is not None and not is_finished:
+                            is_finished = True
+                            self.seen.append(Seen(turn_id, text))  # from here on the ledger owes it
         if not is_finished:
-            raise ConnectionError("cut")
-        self.finished[turn_id] = text
+            raise ConnectionError("the stream ended without its finish")
         return text
 
 
-def findings(server: RunningServer, chats: list[Chats]) -> list[str]:
-    """What the ledger's file, and it alone, has against us."""
-    db = connect(server.data_dir / "ledger.sqlite3", read_only=True)
-    try:
-        found = ledger_audit.audit(db, is_deep=True)
-        known = {turn_id for (turn_id,) in db.execute("SELECT turn_id FROM turn")}
-    finally:
-        db.close()
-    seen = [turn_id for chat in chats for turn_id in list(chat.finished)]
-    return found + [f"{turn_id} was acknowledged and is not in the ledger" for turn_id in seen if turn_id not in known]
+class Campaign:
+    def __init__(self, server: RunningServer, chats: Chats, dice: random.Random, say: Callable[[str], None]) -> None:
+        self._server, self._chats, self._dice, self._say = server, chats, dice, say
+        self._outages: list[tuple[float, float]] = []
+        """When no server was there."""
+        self._judged = 0
+        self._started = time.monotonic()
+        self.findings: list[str] = []
 
+    def kill(self, number: int, target: str) -> None:
+        during = "idle"
+        if number % 2:
+            during = "in a step" if self._step_runs() else "no step came"
+        time.sleep(self._dice.uniform(1, 8))
+        killed = time.monotonic()
+        if target == "server":
+            self._server.kill()
+            found = self._audit()
+            self._server.start()
+            self._outages.append((killed, time.monotonic()))
+        else:
+            self._kill_child(target)
+            found = self._audit()
+        back_s = time.monotonic() - killed
+        found += self._cut_without_cause()
+        self.findings += found
+        status = self._server.status()
+        self._say(
+            f"{killed - self._started:6.1f} s: kill {number:2} {target:7} ({during:12}) whole again after"
+            f" {back_s:5.1f} s, {len(self._chats.seen):4} replies finished, {len(self._chats.cuts):3} requests cut,"
+            f" {status['counts']['trained']:3} trained, version {status['serving']} serves, findings {found}"
+        )
 
-def kill(server: RunningServer, target: str) -> None:
-    if target == "server":
-        server.kill()
-        server.start()
-        return
-    pid = next(child["pid"] for child in server.status()["children"] if child["name"] == target)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-    server.wait_for(
-        f"the {target} is back",
-        lambda now: (
-            not now["problems"]
-            and all(child["pid"] not in (None, pid) or child["name"] != target for child in now["children"])
-        ),
-        300,
-    )
+    def rest(self) -> None:
+        """The last samples are trained, and the newest version serves."""
+
+        def is_so(now: Any) -> bool:
+            moving = sum(now["counts"][state] for state in ("running", "paired", "judged", "sampled", "leased"))
+            if now["counts"]["sampled"]:
+                self._server.admin("POST", "/v1/admin/train", {})
+            return not moving and now["serving"] == now["tip"] and not now["problems"]
+
+        status = self._server.wait_for("everything came to rest", is_so, REST_S)
+        found = [*audit(self._server.data_dir / "ledger.sqlite3", self._chats.seen, is_deep=True)]
+        named = {Path(version["folder"]).name for version in status["versions"] if version["folder"]}
+        left = {folder.name for folder in (self._server.data_dir / "versions").iterdir()}
+        if len(status["versions"]) < 20 and left - named:
+            found.append(f"no version names the folders {sorted(left - named)}")
+        found += self._cut_without_cause()
+        self.findings += found
+        self._say(
+            f"at rest: {len(self._chats.seen)} acknowledged replies, version {status['serving']} serves and is the"
+            f" newest, {status['counts']}, findings {found}"
+        )
+
+    def _step_runs(self) -> bool:
+        try:
+            self._server.wait_for("a step runs", lambda now: now["counts"]["leased"] > 0, STEP_WAIT_S)
+        except TimeoutError:
+            return False
+        return True
+
+    def _kill_child(self, target: str) -> None:
+        pid = next(child["pid"] for child in self._server.status()["children"] if child["name"] == target)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+        def is_back(now: Any) -> bool:
+            (child,) = (child for child in now["children"] if child["name"] == target)
+            return not now["problems"] and child["pid"] not in (None, pid)
+
+        self._server.wait_for(f"the {target} is back", is_back, 300)
+
+    def _audit(self) -> list[str]:
+        return audit(self._server.data_dir / "ledger.sqlite3", list(self._chats.seen), is_deep=True)
+
+    def _cut_without_cause(self) -> list[str]:
+        """Requests that were cut though the server was there all the time."""
+        cuts: Sequence[tuple[float, float, str]] = self._chats.cuts[self._judged :]
+        self._judged += len(cuts)
+        return [
+            f"a chat was cut while the server was there: {why}"
+            for begun, ended, why in cuts
+            if not any(begun <= back and ended >= gone for gone, back in self._outages)
+        ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kills", type=int, default=15)
+    parser.add_argument("--kills", type=int, default=18)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
     options = parser.parse_args()
-    dice, stop, lines, total = random.Random(options.seed), threading.Event(), [], 0
+    lines: list[str] = []
 
     def say(line: str) -> None:
         print(line, flush=True)
         lines.append(line)
 
     with RunningServer(options.folder.absolute(), ["--batch-size", "2"]) as server:
-        chats = [Chats(server, number, stop) for number in range(3)]
-        for chat in chats:
-            chat.start()
+        chats = Chats(server)
+        people = chats.start(3)
+        campaign = Campaign(server, chats, random.Random(options.seed), say)
         for number in range(1, options.kills + 1):
-            time.sleep(dice.uniform(1, 8))
-            target = ("server", "engine", "trainer")[number % 3]
-            started = time.monotonic()
-            kill(server, target)
-            found = findings(server, chats)
-            total += len(found)
-            seen = sum(len(chat.finished) for chat in chats)
-            status = server.status()
-            say(
-                f"kill {number:2} {target:7} whole again after {time.monotonic() - started:5.1f} s, "
-                f"{seen} replies finished, {sum(chat.cut for chat in chats)} cut, version {status['serving']} serves, "
-                f"{status['counts']['trained']} trained, findings {found}"
-            )
-        stop.set()
-        for chat in chats:
-            chat.join(300)
-        texts = {turn_id: text for chat in chats for turn_id, text in chat.finished.items()}
-        wrong = [
-            i for i, text in texts.items() if server.admin("GET", f"/v1/turns/{i}")["turn"]["reply"]["content"] != text
-        ]
-        total += len(wrong) + len(findings(server, chats))
-        say(
-            f"{options.kills} kills, {len(texts)} acknowledged replies, {len(wrong)} differ from the ledger, "
-            f"findings {total}"
-        )
+            campaign.kill(number, ("server", "engine", "trainer")[number % 3])
+        chats.stop.set()
+        for person in people:
+            person.join(300)
+        campaign.rest()
+    say(f"{options.kills} kills, {len(chats.seen)} acknowledged replies, {len(campaign.findings)} findings")
     if options.log:
         options.log.write_text("\n".join(lines) + "\n")
-    return 1 if total else 0
+    return 1 if campaign.findings else 0
 
 
 if __name__ == "__main__":
