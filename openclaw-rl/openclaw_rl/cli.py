@@ -219,7 +219,7 @@ def export_adapter(
         _fail(f"version {number} is the base: it has no adapter")
     if folder.exists():
         _fail(f"{folder} exists already")
-    source = _root(config, data_dir).root / row["folder"]
+    source = DataDir.of(_target(config, data_dir).data_dir).root / row["folder"]
     folder.mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy2(source / name, folder / name)
@@ -269,19 +269,20 @@ def _settings(config: Path | None, overrides: dict[str, Any]) -> settings_module
         _fail(str(error))
 
 
-def _root(config: Path | None, data_dir: Path | None) -> DataDir:
-    overrides = {} if data_dir is None else {"data_dir": str(data_dir)}
-    return DataDir(_settings(config, overrides).data_dir.expanduser().absolute())
+def _target(config: Path | None, data_dir: Path | None) -> settings_module.Settings:
+    """The settings of the server that a command talks to."""
+    return _settings(config, {} if data_dir is None else {"data_dir": str(data_dir)})
 
 
 def _call(method: str, path: str, config: Path | None, data_dir: Path | None, **kwargs: Any) -> Any:
     """One request to the running server of this data directory."""
-    root = _root(config, data_dir)
+    settings = _target(config, data_dir)
+    root = DataDir.of(settings.data_dir)
     try:
         where = json.loads(root.server_file.read_text())["url"]
-        key = (root.keys / "admin.key").read_text().strip()
     except OSError:
         _fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
+    key = root.secret("admin.key", settings.server.admin_key)
     try:
         reply = httpx.request(method, where + path, headers={"Authorization": f"Bearer {key}"}, timeout=150.0, **kwargs)
     except httpx.HTTPError as error:

@@ -19,9 +19,14 @@ class DataDir:
     root: Path
 
     @classmethod
+    def of(cls, root: Path) -> "DataDir":
+        """The directory as it is; nothing is made."""
+        return cls(root.expanduser().absolute())
+
+    @classmethod
     def prepare(cls, root: Path) -> "DataDir":
         """Make the folders, readable by their owner only. Raises SettingsError when that cannot be done."""
-        data = cls(root.expanduser().absolute())
+        data = cls.of(root)
         try:
             for folder in (data.root, data.versions, data.keys, data.run, data.logs, data.cache):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,8 +20,15 @@ POLL_S, DOWN_AFTER = 1.0, 3
 
 
 class EngineKeeper:
-    def __init__(self, engine: Engine, serving: ServingVersions, restore: Callable[[], Awaitable[None]]) -> None:
-        self._engine, self._serving, self._restore = engine, serving, restore
+    def __init__(
+        self,
+        engine: Engine,
+        serving: ServingVersions,
+        restore: Callable[[], Awaitable[None]],
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
         self._exited = asyncio.Event()
 
     def child_exited(self) -> None:
@@ -34,22 +41,25 @@ class EngineKeeper:
         missed = 0
         while True:
             healthy = await self._engine.is_healthy()
-            missed = 0 if healthy else missed + 1
+            # One missed poll may be a whole restart of an engine that is not ours: its adapters are gone then.
+            if healthy and (missed or not self._serving.is_open) and await self._reopen():
+                missed = 0
+            elif not healthy:
+                missed += 1
             if self._serving.is_open and missed >= DOWN_AFTER:
                 log.warning("engine_down", missed_polls=missed)
                 self._serving.close_gate()
-            if healthy and not self._serving.is_open:
-                await self._reopen()
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
 
-    async def _reopen(self) -> None:
+    async def _reopen(self) -> bool:
         self._exited.clear()
         try:
             await self._restore()
         except (EngineError, LedgerError, TimeoutError) as error:
-            log.warning("engine_not_restored", error=str(error))
-            return
+            log.warning("engine_not_restored", error=repr(error))
+            return False
         if self._exited.is_set():  # it died again while its adapters were being loaded
-            return
+            return False
         self._serving.open_gate()
         log.info("engine_ready", weight_version=self._serving.current)
+        return True

@@ -60,12 +60,20 @@ class Publisher:
         self._wake.set()
 
     async def restore(self) -> None:
-        """Serve what the ledger says serves: at start, and after the engine came back empty."""
+        """Serve what the ledger says serves: at start, and after the engine was away and may have come back empty.
+        Versions that replies still use are loaded again as well, the others are let go.
+        """
         async with self._turn:
-            self._loaded.clear()
             version = await self._target()
+            self._loaded.discard(version.weight_version)
             await self._load(version)
             self._switch(version.weight_version)
+            for number in sorted(self._loaded - {version.weight_version}):
+                if self._serving.users(number):
+                    self._loaded.discard(number)
+                    await self._load(await self._ledger.version(number))
+                else:
+                    await self._unload(number)
         log.info("serving", weight_version=version.weight_version)
 
     async def run(self) -> None:
@@ -281,8 +289,11 @@ class Publisher:
         name = adapter_name(number)
         if name is None or number not in self._loaded:
             return
-        async with asyncio.timeout(self._settings.call_timeout_s):
-            await self._engine.unload_adapter(name)
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                await self._engine.unload_adapter(name)
+        except EngineRefused as error:  # an engine that was restarted does not know it
+            log.info("adapter_already_gone", weight_version=number, error=str(error))
         self._loaded.discard(number)
 
     def _switch(self, number: int) -> None:

@@ -312,3 +312,19 @@ async def test_a_restart_serves_what_the_ledger_says_and_finishes_what_was_begun
     await until(serves)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_restarted_engine_gets_back_what_replies_still_use(world: World) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    async with world.serving.use(first):
+        second = await world.commit(sampled_by=first)
+        await publish(world, second)
+        world.engine.go_down()
+        world.engine.come_up()
+        await world.publisher.restore()
+        assert set(world.engine.adapters) == {"policy-v1", "policy-v2"}
+    world.engine.go_down()
+    world.engine.come_up()
+    await world.publisher.restore()
+    assert set(world.engine.adapters) == {"policy-v2"}

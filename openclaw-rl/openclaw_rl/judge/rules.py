@@ -44,6 +44,8 @@ _READ_WORDS = 30
 """Of a user's message that are read: feedback comes first, what follows is the next task."""
 _TALK_WORDS = 3
 """A message of fewer words ("ok", "yes") is an answer, not a new request: it says nothing."""
+_PRAISE_WORDS = 6
+"""Praise of no more words holds no request: said twice in a row ("Thanks!"), it is praise twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def _by_text(text: str, request: str) -> Ruling:
     plain, words = " ".join(tokens[:_READ_WORDS]), len(_WORDS.findall(" ".join(tokens)))
     matches = ((rule, found) for rule in TEXT_RULES if (found := _matches(rule, plain, words)))
     rule, found = next(matches, (None, ""))
-    if (rule is None or rule.value > 0) and _repeats(text, request):
+    is_all_praise = rule is not None and rule.value > 0 and words <= _PRAISE_WORDS
+    if (rule is None or rule.value > 0) and not is_all_praise and _repeats(text, request):
         return Ruling(-1, "the request again")  # whatever praise the request itself may hold
     if rule is not None:
         return Ruling(rule.value, f"{rule.name}: {found}")

@@ -97,6 +97,11 @@ def test_praise_inside_a_repeated_request_is_no_praise(judged) -> None:
     assert rule_on(judged(request, "Bread is nice.", request)).value == -1
 
 
+@pytest.mark.parametrize("text", ["Thanks!", "Great, exactly what I wanted.", "thank you"])
+def test_the_same_praise_twice_is_praise_twice(judged, text: str) -> None:
+    assert rule_on(judged(text, "You are welcome.", text)).value == 1
+
+
 def test_openclaws_wrapping_says_nothing(judged) -> None:
     wrapped = (
         "[Fri 2026-11-27 22:18 UTC] thanks\n\nRuntime: agent=main | session=agent:main:a | sessionId=s | host=wrong"

@@ -1,0 +1,83 @@
+"""The keeper of the gate: shut while the engine is down, open when it serves, restored after any absence."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineGone
+from openclaw_rl.keeper import DOWN_AFTER, EngineKeeper
+from openclaw_rl.testing import FakeEngine
+
+
+class Watched:
+    """An engine whose polls are counted, and a restore that can fail."""
+
+    def __init__(self) -> None:
+        self.engine, self.serving = FakeEngine(), ServingVersions(5.0)
+        self.serving.switch(0, None)
+        self.restored, self.failures = 0, 0
+        self.keeper = EngineKeeper(self.engine, self.serving, self.restore, poll_s=0.001)
+
+    async def restore(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise EngineGone("it broke off")
+        self.restored += 1
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    watched = Watched()
+    task = asyncio.create_task(watched.keeper.run())
+    yield watched
+    assert not task.done(), task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+
+
+async def test_an_engine_that_is_down_shuts_the_gate_and_one_that_is_back_opens_it(watched: Watched) -> None:
+    watched.engine.go_down()
+    await until(lambda: not watched.serving.is_open)
+    assert watched.restored == 0
+    watched.engine.come_up()
+    await until(lambda: watched.serving.is_open)
+    assert watched.restored == 1
+
+
+async def test_a_restore_that_fails_is_tried_again_behind_a_shut_gate(watched: Watched) -> None:
+    watched.failures = 3
+    watched.keeper.child_exited()
+    await until(lambda: watched.restored == 1)
+    await until(lambda: watched.serving.is_open)
+    assert watched.failures == 0
+
+
+async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
+    """An engine that is not ours was restarted between two polls: its adapters are gone."""
+    watched = Watched()
+    polls = iter([True, False, True, True])
+    done = asyncio.Event()
+
+    async def is_healthy() -> bool:
+        healthy = next(polls, None)
+        if healthy is None:
+            done.set()
+        return healthy is not False
+
+    watched.engine.is_healthy = is_healthy  # type: ignore[method-assign]
+    assert DOWN_AFTER > 1
+    task = asyncio.create_task(watched.keeper.run())
+    async with asyncio.timeout(5):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert watched.restored == 1
+    assert watched.serving.is_open
