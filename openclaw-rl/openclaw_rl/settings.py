@@ -158,6 +158,32 @@ class MethodSettings(Branch):
     baseline: Literal["none", "ema"] = "none"
     """Binary RL: subtract a slow mean of the rewards of the same kind of turn, clamped to ±0.5."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
+    binary_weight: float = Field(default=1.0, ge=0)
+    """Combined: weight of the judge's reward."""
+    opd_weight: float = Field(default=1.0, ge=0)
+    """Combined: weight of the distillation term."""
+    demonstration_weight: float = Field(default=1.0, ge=0)
+    """Weight of the supervised loss on replies that users wrote themselves."""
+    hint_source: Literal["judge", "verbatim"] = "judge"
+    """Where hindsight hints come from: the judge reads the next state, or the user's own correction is the hint."""
+    hint_votes: int = Field(default=3, ge=1)
+    """Judge samples per turn; the majority says whether there is a hint, the largest teacher gain which."""
+    hint_max_tokens: int = Field(default=1024, ge=16)
+    """Of one judge answer, reasoning included."""
+    teacher: Literal["policy", "base", "ema"] = "policy"
+    """Whose log-probs, hint in the prompt, the student follows."""
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
+    """`teacher = "ema"`: share of the old teacher kept at each version."""
+    student_term: Literal["engine", "trainer"] = "engine"
+    """The gap's other side: the engine at the version that scored, or the trainer's own forward."""
+    opd_clip: float = Field(default=2.0, gt=0)
+    """Largest |advantage| of a token, in nats of gap."""
+    top_k: int = Field(default=0, ge=0, le=256)
+    """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
+    score_timeout_s: float = Field(default=120.0, gt=0)
+    """One scoring call of the teacher."""
+    score_workers: int = Field(default=4, ge=1)
+    """Turns scored at once; scoring yields to chats."""
 
 
 class TrainingSettings(Branch):

@@ -234,6 +234,28 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Feedback:
+    """What a user said of one reply outright, through `POST /v1/feedback`. It wins over the judge."""
+
+    feedback_id: str
+    """The caller's, else ours: the same id again is the same feedback."""
+    turn_id: str
+    at: float
+    value: float | None = None
+    """In [-1, 1]; a boolean is ±1. Its sign is the reward."""
+    comment: str | None = None
+    """A hint in the user's own words."""
+    demonstration: str | None = None
+    """The reply the user would have liked: a supervised target."""
+
+    def __post_init__(self) -> None:
+        if self.value is None and self.comment is None and self.demonstration is None:
+            raise ValueError("feedback says nothing: value, comment or demonstration is needed")
+        if self.value is not None and not -1 <= self.value <= 1:
+            raise ValueError(f"a feedback value is in [-1, 1], not {self.value}")
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedTurn:
     """All that a judge, a method or a person may want to know of one turn."""
 
@@ -241,6 +263,9 @@ class JudgedTurn:
     turn: Turn
     next_state: NextState
     verdict: Verdict | None = None
+    """None: the judge could not say. A verdict of 0 is kept: a method may still find a hint in the next state."""
+    feedback: tuple[Feedback, ...] = ()
+    """Oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +288,9 @@ class Sample:
     scored_version: int | None = None
     extra_json: str | None = None
     """A method's own fields (top-k tables, the hint's id), opaque to the core."""
+    is_demonstration: bool = False
+    """`response_ids` is a reply the user wrote as the right one: a supervised target. Nobody sampled it, so its rollout
+    log-probs are zeros that no loss may read."""
 
     def __post_init__(self) -> None:
         t = len(self.response_ids)

@@ -49,6 +49,7 @@ class SampleBody(_Body):
     student_log_probs: list[float] | None = None
     scored_version: int | None = None
     extra: dict[str, Any] | None = None
+    is_demonstration: bool = False
 
     @classmethod
     def of(cls, s: Sample) -> "SampleBody":
@@ -66,6 +67,7 @@ class SampleBody(_Body):
             student_log_probs=None if s.student_log_probs is None else list(s.student_log_probs),
             scored_version=s.scored_version,
             extra=None if s.extra_json is None else json.loads(s.extra_json),
+            is_demonstration=s.is_demonstration,
         )
 
     def noun(self) -> Sample:
@@ -83,6 +85,7 @@ class SampleBody(_Body):
             student_log_probs=None if self.student_log_probs is None else tuple(self.student_log_probs),
             scored_version=self.scored_version,
             extra_json=None if self.extra is None else json.dumps(self.extra, sort_keys=True),
+            is_demonstration=self.is_demonstration,
         )
 
 
