@@ -5,15 +5,20 @@
 point; it never touches the server.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.judge.llm import AskJudge
+from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.types import DropReason, JudgedTurn, Sample
+from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +34,28 @@ class Dropped:
     detail: str = ""
 
 
+Render = Callable[[Sequence[Message], str | None, str | None], Ids]
+"""(messages, tools_json, template_kwargs_json) → the prompt's ids, by the front end that serves. Blocks: call it in a
+thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringTools:
-    """What `score` may use: engines by role. A scoring call counts as a user of its adapter."""
+    """What `score` may use. Binary RL needs none of it."""
 
+    settings: MethodSettings = field(default_factory=MethodSettings)
     teacher: Engine | None = None
+    """The policy's engine. A scoring call is `async with serving.use(version)`, so that no adapter goes under it."""
+    serving: ServingVersions | None = None
+    render: Render | None = None
+    ask: AskJudge | None = None
+    """One judge sample."""
+    context_length: int = 0
+    """Of the engine: prompt and response together."""
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
+    """Taken for each scoring call: judging and scoring together leave the engine room for chats."""
+    meters: Meters = field(default_factory=Meters)
+    """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
 
 
 @dataclass(frozen=True, slots=True)
