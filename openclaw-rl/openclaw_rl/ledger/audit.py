@@ -28,9 +28,9 @@ _NEVER = {
     "turn {} is past pairing without a next state": """
         SELECT turn_id FROM turn LEFT JOIN next_state USING (id)
         WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL""",
-    "turn {} is past the judge without a verdict of ±1": """
-        SELECT turn_id FROM turn LEFT JOIN verdict USING (id)
-        WHERE state IN ('judged', 'sampled', 'leased', 'trained') AND coalesce(value, 0) = 0""",
+    "turn {} has a reward, and no verdict of ±1": """
+        SELECT turn_id FROM turn JOIN sample USING (id) LEFT JOIN verdict USING (id)
+        WHERE reward IS NOT NULL AND coalesce(value, 0) = 0""",
     "turn {} waits or trained without a sample": """
         SELECT turn_id FROM turn LEFT JOIN sample USING (id)
         WHERE state IN ('sampled', 'leased', 'trained') AND (sample.id IS NULL OR sampled_at IS NULL)""",

@@ -10,7 +10,7 @@ from openclaw_rl.ledger import pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.rows import read_judged
 from openclaw_rl.ledger.states import find_turn, move
-from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
+from openclaw_rl.types import JudgedTurn, Sample, TurnState, Verdict
 
 
 def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
@@ -22,18 +22,21 @@ def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collect
     return [read_judged(db, row) for row in wanted]
 
 
-def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict, *, at: float) -> None:
+def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict | None, *, at: float) -> None:
+    """What becomes of a 0, or of no verdict at all, is the method's to say: it may still find a hint."""
     row = find_turn(db, turn_id)
-    if verdict.value == 0:
-        (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
-        if state != TurnState.PAIRED:
-            raise LedgerError(f"turn {turn_id} is {state} and cannot be judged")
-        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NEUTRAL)
-    else:
-        move(db, row, TurnState.JUDGED, at=at)
+    (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+    if state != TurnState.PAIRED:
+        raise LedgerError(f"turn {turn_id} is {state} and cannot be judged")
+    move(db, row, TurnState.JUDGED, at=at, detail="no verdict" if verdict is None else f"{verdict.value:+d}")
+    if verdict is not None:
+        put_verdict(db, row, verdict)
+
+
+def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
     votes = orjson.dumps(verdict.votes).decode()
     db.execute(
-        "INSERT INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
+        "REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
     )
 
 

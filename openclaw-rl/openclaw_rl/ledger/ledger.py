@@ -141,8 +141,8 @@ class Ledger:
         """PAIRED turns, oldest first, less those somebody works on."""
         return await self._reader.read(lambda db: judging.in_state(db, TurnState.PAIRED, limit, skip))
 
-    async def record_verdict(self, turn_id: str, verdict: Verdict) -> None:
-        """PAIRED → JUDGED; a verdict of 0 is kept, and the turn ends NEUTRAL."""
+    async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None:
+        """PAIRED → JUDGED, whatever the verdict; None: the judge was asked, and could not say."""
         await self._writer.write(lambda db: judging.record_verdict(db, turn_id, verdict, at=self._clock()))
 
     async def to_score(self, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:

@@ -12,7 +12,7 @@ BROKEN = [
     ("DELETE FROM open_turn", "turn turn-5 is open, but its key is gone"),
     ("INSERT INTO open_turn VALUES (1, 0, '', '', '')", "turn turn-1 is over, but its key is still open"),
     ("DELETE FROM next_state WHERE id = 1", "turn turn-1 is past pairing without a next state"),
-    ("UPDATE verdict SET value = 0 WHERE id = 1", "turn turn-1 is past the judge without a verdict"),
+    ("UPDATE verdict SET value = 0 WHERE id = 1", "turn turn-1 has a reward, and no verdict of ±1"),
     ("DELETE FROM sample WHERE id = 1", "turn turn-1 waits or trained without a sample"),
     ("INSERT INTO event VALUES (1, 99, 0, 'paired', NULL)", "the story of turn turn-1 does not end in its state"),
     ("INSERT INTO event VALUES (1, 99, 0, 'judged', NULL)", "turn row 1 went from trained to judged"),

@@ -50,6 +50,7 @@ class ModelTurn:
     versions: set[int]
     state: str = "served"
     is_tool: bool = False
+    verdict: int | None = None
     sampled_at: float = 0.0
     trained_in: list[int] = field(default_factory=list)
     """Every version that ever trained on it, dead ones too."""
@@ -140,12 +141,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.do(self.ledger.pair(name, NextState((message,)), by_request_id="x"))
             self.turns[name].state, self.turns[name].is_tool = "paired", is_tool
 
-    @rule(value=st.sampled_from([1, -1, 1, 0]))
+    @rule(value=st.sampled_from([1, -1, 1, 0, None]))
     def judge_a_turn(self, value) -> None:
-        verdict = Verdict(value, (value,), "rules")
+        verdict = None if value is None else Verdict(value, (value,), "rules")
         if (name := self.some("paired")) is not None:
             self.do(self.ledger.record_verdict(name, verdict))
-            self.turns[name].state = "judged" if value else "dropped.neutral"
+            self.turns[name].state, self.turns[name].verdict = "judged", value
         if (other := self.some("served", "judged", "sampled", "leased", "trained")) is not None:
             self.refuse(self.ledger.record_verdict(other, verdict))
 
@@ -157,9 +158,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def sample(self, name: str) -> None:
         (judged,) = [judged for judged in self.do(self.ledger.to_score(1000)) if judged.turn.turn_id == name]
-        turn, is_tool = judged.turn, judged.next_state.is_tool
+        turn, is_tool, verdict = judged.turn, judged.next_state.is_tool, self.turns[name].verdict
+        assert (judged.verdict and judged.verdict.value) == verdict
         sample = Sample(
-            name, (1, 2), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, is_tool, 1.0
+            name,
+            (1, 2),
+            turn.response_ids,
+            turn.loss_mask,
+            turn.rollout_log_probs,
+            turn.versions,
+            0.7,
+            is_tool,
+            float(verdict) if verdict else None,
         )
         self.do(self.ledger.record_sample(sample))
         self.turns[name].state, self.turns[name].sampled_at = "sampled", self.now
@@ -179,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
             message = Message(role="tool" if is_tool else "user", content="n")
             self.do(self.ledger.pair(name, NextState((message,)), by_request_id="x"))
             self.do(self.ledger.record_verdict(name, Verdict(1, (1,), "rules")))
-            self.turns[name] = ModelTurn(set(runs), "judged", is_tool)
+            self.turns[name] = ModelTurn(set(runs), "judged", is_tool, 1)
             self.sample(name)
 
     @rule()

@@ -12,7 +12,7 @@ async def test_the_story_of_a_turn_is_told(ledger, driver, clock):
     assert [(event.state, event.detail) for event in record.events] == [
         ("served", ""),
         ("paired", ""),
-        ("judged", ""),
+        ("judged", "+1"),
         ("sampled", ""),
         ("leased", lease.lease_id),
         ("trained", "version 1"),

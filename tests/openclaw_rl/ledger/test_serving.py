@@ -91,12 +91,17 @@ async def test_illegal_changes_are_named_and_leave_no_trace(ledger, driver):
         await ledger.drop(turn_id, DropReason.BRANCH)
 
 
-async def test_a_verdict_of_zero_ends_the_turn_as_neutral(ledger, driver):
+@pytest.mark.parametrize("verdict", [Verdict(0, (0, 0, 1), "llm"), Verdict(-1, (-1,), "rules"), None])
+async def test_every_verdict_even_none_goes_on_to_the_method(ledger, driver, verdict):
     turn_id = await driver.paired()
-    await ledger.record_verdict(turn_id, Verdict(0, (0, 0, 1), "llm"))
-    assert await ledger.to_score(10) == []
-    with pytest.raises(LedgerError, match="is dropped"):
+    await ledger.record_verdict(turn_id, verdict)
+    (judged,) = await ledger.to_score(10)
+    assert judged.verdict == verdict
+    with pytest.raises(LedgerError, match="is judged"):
         await ledger.record_verdict(turn_id, Verdict(1, (1,), "llm"))
+    await ledger.drop(turn_id, DropReason.NEUTRAL)  # what binary_rl says of a 0
+    assert (await ledger.counts())["dropped.neutral"] == 1
+    assert await ledger.audit() == []
 
 
 async def test_open_turns_expire(ledger, driver):
