@@ -158,7 +158,7 @@ class Request:
     """Unix seconds."""
     messages: tuple[Message, ...]
     tools_json: str | None
-    """The tools as the client sent them, canonical JSON; None without tools."""
+    """The tools as the client sent them, their keys in its order: templates print them so. None without tools."""
     template_kwargs_json: str | None
     prompt_ids: Ids  # [P]
     sampling: SamplingParams
