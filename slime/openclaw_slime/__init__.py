@@ -1,1 +1,1 @@
-"""All that knows slime, Ray and Megatron: the trainer of the 8-GPU node. Not built yet."""
+"""All that knows slime, Ray and Megatron: the trainer of the node. So far the launch plan, its layout and argv."""

@@ -1,0 +1,75 @@
+"""Which GPUs of a node do what: Megatron trains on the first ones, SGLang serves the policy on the next, the PRM on the
+last.
+
+    8 GPUs:  actor 0–3 (TP 4)   rollout 4–5 (one engine, TP 2)   prm 6–7 (one engine, TP 2)
+
+A layout that cannot work is refused before anything starts, with the reason in the variables' own names.
+"""
+
+from dataclasses import dataclass
+
+from openclaw_rl.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    num_gpus: int = 8
+    actor_gpus: int = 4
+    rollout_gpus: int = 2
+    prm_gpus: int = 2
+    actor_tp: int = 4
+    """Tensor-parallel size of Megatron; what is left of the actor's GPUs is data parallel."""
+    context_parallel: int = 1
+    engine_tp: int = 2
+    """GPUs of one policy engine."""
+    prm_tp: int = 2
+    """GPUs of one PRM engine."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_gpus", "actor_gpus", "rollout_gpus", "actor_tp", "context_parallel", "engine_tp", "prm_tp"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name.upper()} is {getattr(self, name)}; at least 1 is needed")
+        if self.prm_gpus < 0:
+            raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; 0 leaves judging to the server's own settings")
+        used = self.actor_gpus + self.rollout_gpus + self.prm_gpus
+        if used > self.num_gpus:
+            raise SettingsError(
+                f"ACTOR_GPUS {self.actor_gpus} + ROLLOUT_GPUS {self.rollout_gpus} + PRM_GPUS {self.prm_gpus} = {used}, "
+                f"but NUM_GPUS is {self.num_gpus}"
+            )
+        parallel = self.actor_tp * self.context_parallel
+        if self.actor_gpus % parallel:
+            raise SettingsError(
+                f"ACTOR_GPUS {self.actor_gpus} is no multiple of TP × CP = {self.actor_tp} × {self.context_parallel}"
+            )
+        if self.rollout_gpus != self.engine_tp:
+            raise SettingsError(
+                f"ROLLOUT_GPUS {self.rollout_gpus} must be one engine of ENGINE_TP {self.engine_tp} GPUs: the proxy "
+                "drives one policy engine"
+            )
+        if self.prm_gpus % self.prm_tp:
+            raise SettingsError(f"PRM_GPUS {self.prm_gpus} is no multiple of PRM_TP {self.prm_tp}")
+
+    @property
+    def data_parallel(self) -> int:
+        return self.actor_gpus // (self.actor_tp * self.context_parallel)
+
+    def table(self) -> str:
+        """For people: one line a part."""
+        first = self.actor_gpus
+        rows = [
+            (
+                "actor",
+                0,
+                self.actor_gpus,
+                f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}",
+            )
+        ]
+        rows.append(("rollout", first, self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}"))
+        if self.prm_gpus:
+            engines = self.prm_gpus // self.prm_tp
+            rows.append(("prm", first + self.rollout_gpus, self.prm_gpus, f"SGLang, {engines} × TP {self.prm_tp}"))
+        return "\n".join(
+            f"  GPU {f'{start}–{start + n - 1}' if n > 1 else start!s:<5} {name:<8} {what}"
+            for name, start, n, what in rows
+        )

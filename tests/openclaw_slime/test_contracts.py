@@ -1,0 +1,111 @@
+"""What the plugin takes for granted of slime and Megatron-LM, read in their own sources.
+
+The checkouts are the user's: `SLIME_ROOT`, `MEGATRON_ROOT`, else `slime` and `Megatron-LM` beside this project.
+Without them these tests are skipped by name. Sources are parsed, not imported: no GPU, Ray or Megatron is needed.
+"""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.trainers.api import SampleBody
+from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
+from openclaw_slime.layout import Layout
+from openclaw_slime.model_shape import QWEN3_4B
+from openclaw_slime.samples import extras_of, train_data_of
+
+BESIDE = Path(__file__).parents[3]
+
+
+def checkout(variable: str, name: str, proof: str) -> Path:
+    root = Path(os.environ.get(variable, BESIDE / name))
+    if not (root / proof).is_file():
+        pytest.skip(f"no checkout of {name}: set {variable}")
+    return root
+
+
+@pytest.fixture
+def slime() -> Path:
+    return checkout("SLIME_ROOT", "slime", "slime/ray/rollout.py")
+
+
+@pytest.fixture
+def megatron() -> Path:
+    return checkout("MEGATRON_ROOT", "Megatron-LM", "megatron/training/arguments.py")
+
+
+def string_lists(source: Path, function: str) -> list[set[str]]:
+    """Every list or set of string literals inside a function."""
+    tree = ast.parse(source.read_text())
+    (body,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function)
+    return [
+        {e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)}
+        for node in ast.walk(body)
+        if isinstance(node, ast.List | ast.Set)
+    ]
+
+
+def flags_of(text: str) -> set[str]:
+    return set(re.findall(r"""["'](--[a-z0-9][a-z0-9-]*)["']""", text))
+
+
+@pytest.mark.parametrize("transformer_engine", [True, False])
+def test_every_argument_is_known(slime, megatron, transformer_engine):
+    options = NodeOptions(
+        "CK", save="S", kl_coef=0.1, layout=Layout(actor_tp=2), has_transformer_engine=transformer_engine
+    )
+    ours = {word for word in slime_arguments(options, QWEN3_4B, engine_config="e.yaml") if word.startswith("--")}
+    sources = [slime / "slime/utils/arguments.py", *(slime / "slime/backends").rglob("arguments.py")]
+    known = set().union(*(flags_of(path.read_text()) for path in sources))
+    text = "".join(
+        path.read_text()
+        for path in (megatron / "megatron").rglob("*.py")
+        if path.name.endswith(("arguments.py", "config.py"))
+    )
+    known |= flags_of(text)
+    # Megatron makes flags of its config dataclasses' fields; `--no-x` and `--disable-x` switch a field x off.
+    fields = set(re.findall(r"^    ([a-z][a-z0-9_]+): ", text, re.MULTILINE))
+    known |= {"--" + name.replace("_", "-") for name in fields}
+    unknown = {flag for flag in ours - known if not flag.startswith("--sglang-")}
+    assert not unknown
+
+
+def test_every_hook_has_its_flag(slime):
+    assert set(HOOKS) <= flags_of((slime / "slime/utils/arguments.py").read_text())
+
+
+def test_every_key_of_the_training_data_reaches_the_ranks(slime):
+    """slime hands on what its list names and drops the rest without a word."""
+    body = SampleBody(
+        sample_id="s",
+        prompt_ids=[1],
+        response_ids=[2],
+        loss_mask=[True],
+        rollout_log_probs=[-1.0],
+        versions=[(0, 1)],
+        temperature=1.0,
+    )
+    keys = set(train_data_of(extras_of([body], [[1.0]], 1)))
+    passed = set().union(*string_lists(slime / "slime/ray/rollout.py", "_split_train_data_by_dp"))
+    assert keys <= passed
+
+
+def test_the_loss_gets_what_the_advantages_hook_leaves(slime):
+    (wanted,) = (
+        keys
+        for keys in string_lists(slime / "slime/backends/megatron_utils/model.py", "train_one_step")
+        if "loss_masks" in keys
+    )
+    assert {"advantages", "returns", "values", "rollout_log_probs", "rollout_mask_sums", "ref_log_probs"} <= wanted
+
+
+def test_the_log_does_not_sum_our_texts(slime):
+    (ignored,) = (
+        keys
+        for keys in string_lists(slime / "slime/observability/train_metric_utils.py", "log_rollout_data")
+        if "tokens" in keys
+    )
+    assert "source_names" in ignored

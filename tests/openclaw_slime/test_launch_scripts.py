@@ -1,0 +1,60 @@
+"""The node's launch scripts, as a user calls them. The snapshots are what `--dry-run` prints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SNAPSHOTS = ROOT / "tests/data/slime_dry_run"
+SCRIPTS = {
+    "openclaw_rl": "openclaw-rl/run_qwen3_4b_openclaw_rl.sh",
+    "openclaw_opd": "openclaw-opd/run_qwen3_4b_openclaw_opd.sh",
+    "openclaw_combine": "openclaw-combine/run_qwen3_4b_openclaw_combine.sh",
+}
+
+
+def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, **variables}
+    return subprocess.run(
+        [ROOT / script, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_dry_run_prints_the_layout_and_every_argv(name):
+    done = launch(SCRIPTS[name], "--dry-run", HF_CKPT="CHECKPOINT")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (SNAPSHOTS / f"{name}.txt").read_text()
+
+
+def test_the_layout_follows_the_variables():
+    done = launch(SCRIPTS["openclaw_combine"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="2", ROLLOUT_GPUS="4", TP="1")
+    assert "GPU 0–1   actor    Megatron, TP 1, CP 1, DP 2" in done.stdout
+    assert "--rollout-num-gpus-per-engine 4" in done.stdout
+
+
+def test_a_wrong_layout_is_one_line_and_nothing_starts():
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="6")
+    assert done.returncode == 2
+    assert done.stderr == "error: ACTOR_GPUS 6 + ROLLOUT_GPUS 2 + PRM_GPUS 2 = 10, but NUM_GPUS is 8\n"
+    assert done.stdout == ""
+
+
+def test_the_checkpoint_is_needed():
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run")
+    assert done.returncode == 2
+    assert "HF_CKPT is needed" in done.stderr
+
+
+def test_no_secret_is_printed():
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", SGLANG_API_KEY="sk-very-secret")
+    assert "sk-very-secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS.values(), "slime/launch.sh"])
+def test_scripts_kill_nothing_and_name_no_place_of_their_own(script):
+    text = (ROOT / script).read_text()
+    assert not any(word in text for word in ("pkill", "killall", "kill -9", "set -x", "/home/", "/data"))

@@ -1,0 +1,38 @@
+import pytest
+
+from openclaw_rl.errors import SettingsError
+from openclaw_slime.layout import Layout
+
+
+def test_the_mission_layout_uses_every_gpu_once():
+    assert Layout().table().splitlines() == [
+        "  GPU 0–3   actor    Megatron, TP 4, CP 1, DP 1",
+        "  GPU 4–5   rollout  SGLang, one engine of TP 2",
+        "  GPU 6–7   prm      SGLang, 1 × TP 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"actor_gpus": 6}, "= 10, but NUM_GPUS is 8"),
+        ({"actor_gpus": 3, "actor_tp": 2}, "ACTOR_GPUS 3 is no multiple of TP"),
+        ({"rollout_gpus": 2, "engine_tp": 1}, "one policy engine"),
+        ({"prm_gpus": 1}, "PRM_GPUS 1 is no multiple of PRM_TP 2"),
+        ({"prm_gpus": -1}, "PRM_GPUS is -1"),
+        ({"actor_gpus": 0}, "ACTOR_GPUS is 0"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_in_the_variables_own_names(wrong, what):
+    with pytest.raises(SettingsError, match=what):
+        Layout(**wrong)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_what_tensor_parallelism_leaves_is_data_parallel(tp):
+    assert Layout(actor_tp=tp).data_parallel * tp == 4
+
+
+def test_another_split_of_the_node_stands():
+    layout = Layout(actor_gpus=2, rollout_gpus=4, prm_gpus=2, actor_tp=2, engine_tp=4)
+    assert "GPU 2–5   rollout" in layout.table()
