@@ -59,7 +59,7 @@ class NodeOptions:
 
 
 def slime_arguments(options: NodeOptions, config: Mapping[str, Any], *, engine_config: str | None = None) -> list[str]:
-    """argv of the driver. `config`: the checkpoint's config.json; `engine_config`: the file with `engine_yaml` in it."""
+    """argv of the driver. `config`: the checkpoint's config.json; `engine_config`: the file with `engine_yaml`."""
     groups: list[list[object]] = [
         _checkpoint(options),
         list(model_arguments(config)),
