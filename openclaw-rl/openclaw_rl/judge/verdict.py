@@ -20,14 +20,20 @@ def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
     """The vote in one answer; None when there is none. `is_cut`: the answer ended at its token limit."""
     if is_cut:
         return None  # what stands last is not what the judge would have said last
-    answer = _THOUGHT.sub("", answer)
-    if _OPENS.search(answer):
-        return None  # it never came out of its thoughts
-    boxes = _BOX.findall(_CLOSES.split(answer)[-1])  # some templates open the thought themselves
+    proper = answer_proper(answer)
+    boxes = _BOX.findall(proper) if proper is not None else ()
     value = _VALUE.fullmatch(boxes[-1]) if boxes else None
     if value is None:
         return None
     return int(value[2]) * (1 if value[1] in ("", "+") else -1)
+
+
+def answer_proper(answer: str) -> str | None:
+    """What stands behind the reasoning; None when the judge never came out of its thoughts."""
+    answer = _THOUGHT.sub("", answer)
+    if _OPENS.search(answer):
+        return None
+    return _CLOSES.split(answer)[-1]  # some templates open the thought themselves
 
 
 class Outcome(Enum):

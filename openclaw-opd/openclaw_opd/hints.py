@@ -1,0 +1,172 @@
+"""Where the hints of a turn come from: the user's own comment, the user's next message, or a judge.
+
+In this order: a comment that came through `/v1/feedback` is a hint as it stands, without a judge. With
+`hint_source = "verbatim"` the user's following message is the hint (arXiv:2603.12273), where the verdict is negative:
+thanks teach nothing, and tool results are no user's words (an error tells what the world did, not what to do; a judge
+may make a hint of it). Else `hint_votes` judge answers at once: their majority says whether there is a hint, stopping
+when it is decided, and the hints of those who said yes are the candidates.
+
+No hint may give the reply away: a teacher that reads the very words it is to score would praise them whatever they
+are. Nor may a judge's hint carry a long stretch of what came next: that is the answer, or the user's next request.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
+from openclaw_opd.terms import Absent
+from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.llm import AskJudge
+from openclaw_rl.judge.material import is_request
+from openclaw_rl.judge.verdict import Outcome, count
+from openclaw_rl.messages import Message
+from openclaw_rl.methods.base import ScoringTools
+from openclaw_rl.sessions.canonical import conversation
+from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.types import JudgedTurn
+
+VERBATIM_CHARS = 1000
+"""A correction is short; what is longer is the next task, or the answer itself."""
+REPLY_RUN, NEXT_STATE_RUN = 8, 20
+"""Consecutive words that a hint may not share with the reply; that a judge's hint may not share with what came next."""
+_RUN_CHARS = 24
+"""Letters of such a run at least: eight Chinese characters are a phrase."""
+
+_CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"^\s*>.*$", re.MULTILINE)
+_COMMAND = re.compile(r"/\w+")
+_WORDS = re.compile(r"[぀-ヿ一-鿿가-힣]|[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Candidates from one source, best first where the source has an order; or why there is none."""
+
+    hints: tuple[str, ...] = ()
+    source: str = ""
+    """`judge`, `verbatim` or `feedback`; empty where nobody was asked."""
+    absent: Absent | None = None
+    detail: str = ""
+
+
+async def find_hints(judged: JudgedTurn, tools: ScoringTools) -> Found:
+    comment = next((one_line(f.comment) for f in reversed(judged.feedback) if f.comment and f.comment.strip()), None)
+    if comment is not None:
+        return _checked([comment], "feedback", judged, VERBATIM_CHARS)
+    if tools.settings.hint_source == "verbatim":
+        return _verbatim(judged)
+    if not judged.next_state.messages:
+        return Found(absent=Absent.NO_HINT, detail="nothing was said next")
+    if tools.ask is None:
+        raise RuntimeError("hints from a judge need one to ask")
+    return await _judge_hints(judged, tools, tools.ask)
+
+
+def _verbatim(judged: JudgedTurn) -> Found:
+    if judged.verdict is None or judged.verdict.value >= 0:
+        return Found(absent=Absent.NO_HINT, detail="no correction")
+    said = correction(judged.next_state.messages)
+    if sum(map(str.isalnum, said)) < LEAST_CHARS:
+        return Found(absent=Absent.NO_HINT, detail="no words of a user")
+    if said.casefold() == _last_request(judged).casefold():
+        return Found(absent=Absent.NO_HINT, detail="the request again")
+    return _checked([said], "verbatim", judged, VERBATIM_CHARS)
+
+
+def correction(messages: Sequence[Message]) -> str:
+    """What users said in these messages, in one line: without the client's wrapping, commands, quotations and code."""
+    said = [strip_wrapping(message.text()) for message in conversation(messages) if is_request(message)]
+    said = [text for text in said if not _COMMAND.fullmatch(text)]
+    return one_line(" ".join(_QUOTED.sub(" ", _CODE.sub(" ", text)) for text in said))
+
+
+def _last_request(judged: JudgedTurn) -> str:
+    asked = [message for message in conversation(judged.request.messages) if is_request(message)]
+    return one_line(strip_wrapping(asked[-1].text())) if asked else ""
+
+
+async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: AskJudge) -> Found:
+    settings, meters = tools.settings, tools.meters
+    prompt = await asyncio.to_thread(hint_prompt, judged)
+    votes: list[HintVote] = []
+    errors: list[JudgeError] = []
+    outcome: int | Outcome = Outcome.OPEN
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_vote(prompt, ask, settings.hint_max_tokens)) for _ in range(settings.hint_votes)]
+        for done in asyncio.as_completed(tasks):
+            vote = await done
+            if isinstance(vote, JudgeError):
+                errors.append(vote)
+                vote = HintVote(None, problem="not_asked")
+            votes.append(vote)
+            if vote.problem:
+                meters.count(f"hint_answer_{vote.problem}")
+            cast = [None if vote.has_hint is None else 1 if vote.has_hint else -1 for vote in votes]
+            outcome = count(cast, outstanding=settings.hint_votes - len(votes), quorum=settings.hint_votes // 2 + 1)
+            if outcome is not Outcome.OPEN:
+                break
+        for task in tasks:
+            task.cancel()
+    if isinstance(outcome, Outcome):
+        if errors:
+            return Found(source="judge", absent=Absent.JUDGE_FAILED, detail=str(errors[0]))
+        problems = ", ".join(sorted({vote.problem for vote in votes if vote.problem}))
+        return Found(source="judge", absent=Absent.HINT_UNDECIDED, detail=problems or "as many for as against")
+    if outcome == -1:
+        return Found(source="judge", absent=Absent.NO_HINT, detail="the judge finds none")
+    candidates = list(dict.fromkeys(vote.hint for vote in votes if vote.hint is not None))
+    return _checked(candidates, "judge", judged, HINT_CHARS)
+
+
+async def _vote(prompt: Sequence[Message], ask: AskJudge, budget: int) -> HintVote | JudgeError:
+    try:
+        answer = await ask(prompt, max_new_tokens=budget)
+        if answer.is_cut:
+            answer = await ask(prompt, max_new_tokens=2 * budget)
+    except JudgeError as error:
+        return error
+    return parse_hint(answer.text, is_cut=answer.is_cut)
+
+
+def _checked(candidates: Sequence[str], source: str, judged: JudgedTurn, limit: int) -> Found:
+    """Less those that are too long or give something away."""
+    reply = _reply_words(judged)
+    after = [_words(message.text()) for message in judged.next_state.messages] if source == "judge" else []
+    hints, why = [], "too long"
+    for hint in candidates:
+        words = _words(hint)
+        if len(hint) > limit:
+            why = "too long"
+        elif _shares_run(words, reply, REPLY_RUN):
+            why = "quotes the reply"
+        elif any(_shares_run(words, text, NEXT_STATE_RUN) for text in after):
+            why = "retells what came next"
+        else:
+            hints.append(hint)
+    if hints:
+        return Found(tuple(hints), source)
+    return Found(absent=Absent.HINT_REJECTED, detail=why, source=source)
+
+
+def _reply_words(judged: JudgedTurn) -> list[str]:
+    reply = judged.turn.reply
+    calls = " ".join(str(call.function.arguments) for call in reply.tool_calls or ())
+    return _words(f"{reply.text()} {calls}")
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text.casefold())
+
+
+def _shares_run(words: Sequence[str], others: Sequence[str], length: int) -> bool:
+    """Whether `length` words or more in a row stand in both."""
+    runs = {tuple(others[k : k + length]) for k in range(len(others) - length + 1)}
+    return any(
+        tuple(words[k : k + length]) in runs and _spans(words, k, length) for k in range(len(words) - length + 1)
+    )
+
+
+def _spans(words: Sequence[str], start: int, length: int) -> bool:
+    return sum(map(len, words[start : start + length])) >= _RUN_CHARS

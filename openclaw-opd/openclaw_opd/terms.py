@@ -1,0 +1,69 @@
+"""The nouns of hindsight: the distillation term of a turn, or the counted reason why it has none."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from openclaw_rl.types import Ids, LogProbs
+
+
+class Absent(StrEnum):
+    """Why a turn has no distillation term."""
+
+    NO_HINT = "no_hint"
+    """The next state tells nothing that would have helped: the judge's majority, or no words to quote."""
+    HINT_UNDECIDED = "hint_undecided"
+    """The judge's answers hold no majority, or cannot be read."""
+    HINT_REJECTED = "hint_rejected"
+    """Every hint was too long, or gave the reply away."""
+    JUDGE_FAILED = "judge_failed"
+    """No judge could be asked. May work later."""
+    NO_USER_MESSAGE = "no_user_message"
+    """There is nothing to append a hint to."""
+    PROMPT_CHANGED = "prompt_changed"
+    """The messages no longer render to the prompt that was served (another template, a date in it)."""
+    HINT_OVERFLOWS = "hint_overflows"
+    """Prompt, hint and response exceed the context."""
+    TEACHER_FAILED = "teacher_failed"
+    """The engine gave no log-probs. May work later."""
+    NON_FINITE = "non_finite"
+    """A log-prob is NaN or infinite."""
+
+    @property
+    def may_work_later(self) -> bool:
+        """The cause is an outage. A turn of which nothing else can be made should be tried again: raise
+        TeacherError."""
+        return self in (Absent.JUDGE_FAILED, Absent.TEACHER_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """The term, or `absent` and why. T response tokens, K of the top-k."""
+
+    absent: Absent | None = None
+    detail: str = ""
+    hint: str | None = None
+    source: str | None = None
+    """`judge`, `verbatim` or `feedback`."""
+    gain: float | None = None
+    """By which the hint was chosen (`teacher.gain`)."""
+    teacher_log_probs: LogProbs | None = None  # [T], temperature 1, hint in the prompt
+    student_log_probs: LogProbs | None = None  # [T], the same engine and temperature; None: the trainer's own
+    scored_version: int | None = None
+    """The version whose adapter gave the student's term (and the teacher's, unless `method.teacher` says otherwise)."""
+    top_ids: tuple[Ids, ...] | None = None  # [T, K], the teacher's
+    top_log_probs: tuple[LogProbs, ...] | None = None  # [T, K], the teacher's
+
+    @property
+    def is_present(self) -> bool:
+        return self.absent is None
+
+    def extra_json(self) -> str:
+        """For `Sample.extra_json`: {"hint": {…}} and, with a top-k, {"top_k": {"ids": [T, K], "log_probs": [T, K]}}."""
+        hint: dict[str, object] = {"text": self.hint, "source": self.source, "gain": self.gain}
+        if self.absent is not None:
+            hint |= {"absent": self.absent.value, "detail": self.detail}
+        extra: dict[str, object] = {"hint": {key: value for key, value in hint.items() if value is not None}}
+        if self.top_ids is not None and self.top_log_probs is not None:
+            extra["top_k"] = {"ids": self.top_ids, "log_probs": self.top_log_probs}
+        return json.dumps(extra, sort_keys=True)
