@@ -8,6 +8,7 @@
     │   └── EngineGone       it did not answer at all: worth a retry, then a 503 with Retry-After
     ├── LedgerError          the ledger would not make a change: it is not legal, or names what is not there
     │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): worth a retry
+    │   ├── FeedbackReused   a feedback_id came again with other feedback
     │   ├── LedgerLocked     another server holds it
     │   └── LedgerMismatch   it belongs to another model, or to another schema
     ├── JudgeError           no verdict could be had (never the same as a verdict of 0)
@@ -60,6 +61,10 @@ class LedgerError(OpenClawRLError):
 
 class LedgerUnavailable(LedgerError):
     """The ledger cannot be read or written now; it recovers by itself."""
+
+
+class FeedbackReused(LedgerError):
+    """A `feedback_id` names one piece of feedback; this one says something else."""
 
 
 class LedgerLocked(LedgerError):

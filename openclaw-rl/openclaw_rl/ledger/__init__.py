@@ -1,6 +1,14 @@
 """The ledger: every turn in exactly one counted state, on disk, and the queue between serving, judging and training."""
 
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.records import Event, Identity, TurnRecord, TurnSummary
+from openclaw_rl.ledger.records import (
+    Effect,
+    Event,
+    FeedbackOutcome,
+    FeedbackTarget,
+    Identity,
+    TurnRecord,
+    TurnSummary,
+)
 
-__all__ = ["Event", "Identity", "Ledger", "TurnRecord", "TurnSummary"]
+__all__ = ["Effect", "Event", "FeedbackOutcome", "FeedbackTarget", "Identity", "Ledger", "TurnRecord", "TurnSummary"]

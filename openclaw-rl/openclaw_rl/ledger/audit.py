@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from openclaw_rl.ledger import meta, versions
-from openclaw_rl.ledger.states import DEAD, TURN_MOVES
+from openclaw_rl.ledger.states import DEAD, REVIVABLE, TURN_MOVES
 from openclaw_rl.types import TurnState
 
 _DEAD = ", ".join(f"'{state}'" for state in sorted(DEAD))
@@ -27,7 +27,23 @@ _NEVER = {
         SELECT coalesce(turn_id, id) FROM open_turn LEFT JOIN turn USING (id) WHERE state IS NOT 'served'""",
     "turn {} is past pairing without a next state": """
         SELECT turn_id FROM turn LEFT JOIN next_state USING (id)
-        WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL""",
+        WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL AND demonstration_of IS NULL
+            AND NOT EXISTS (SELECT 1 FROM feedback WHERE turn = turn.id)""",
+    "turn {} began as a sample, and is no demonstration": """
+        SELECT turn_id FROM turn JOIN event ON turn = turn.id
+        WHERE n = 0 AND event.state = 'sampled' AND demonstration_of IS NULL""",
+    "turn {} and its sample do not agree on who wrote it": """
+        SELECT turn_id FROM turn JOIN sample USING (id) WHERE is_demonstration <> (demonstration_of IS NOT NULL)""",
+    "turn {} came back from an end that is final": f"""
+        SELECT turn_id FROM turn JOIN (SELECT turn, state, lag(state) OVER story AS before, lag(detail) OVER story
+            AS why FROM event WINDOW story AS (PARTITION BY turn ORDER BY n)) AS step ON turn = turn.id
+        WHERE before = 'dropped' AND iif(instr(why, ':'), substr(why, 1, instr(why, ':') - 1), why) NOT IN
+            ({", ".join(f"'{reason}'" for reason in sorted(REVIVABLE))})""",
+    "the feedback {} belongs to somebody else's turn": """
+        SELECT feedback_id FROM feedback JOIN request ON request.id = turn WHERE feedback.user <> request.user""",
+    "turn {} waits, and feedback of it waits as if a trainer had it": """
+        SELECT turn_id FROM feedback JOIN turn ON turn.id = turn
+        WHERE effect = 'late' AND state NOT IN ('leased', 'trained', 'dropped')""",
     "turn {} has a reward, and no verdict of ±1": """
         SELECT turn_id FROM turn JOIN sample USING (id) LEFT JOIN verdict USING (id)
         WHERE reward IS NOT NULL AND coalesce(value, 0) = 0""",
@@ -111,9 +127,10 @@ def _counters(db: sqlite3.Connection) -> Iterator[str]:
     for query in (
         "SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn GROUP BY 1",
         "SELECT 'abandoned.' || reason, count(*) FROM request WHERE outcome = 'abandoned' GROUP BY 1",
-        "SELECT 'requests', count(*) FROM request",
+        "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL",
         "SELECT 'running', count(*) FROM request WHERE outcome = 'running'",
         "SELECT 'side.' || kind, count(*) FROM side GROUP BY 1",
+        "SELECT 'feedback.' || effect, count(*) FROM feedback GROUP BY 1",
     ):
         counted |= {name: n for name, n in db.execute(query) if n}
     for name in sorted(kept.keys() | counted.keys()):
@@ -128,7 +145,10 @@ def _stories(db: sqlite3.Connection) -> Iterator[str]:
         " GROUP BY before, state"
     )
     for before, state, turn in steps:
-        is_legal = state == TurnState.SERVED if before is None else TurnState(state) in TURN_MOVES[TurnState(before)]
+        if before is None:
+            is_legal = state in (TurnState.SERVED, TurnState.SAMPLED)
+        else:
+            is_legal = TurnState(state) in TURN_MOVES[TurnState(before)]
         if not is_legal:
             yield f"turn row {turn} went from {before or 'nothing'} to {state}"
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import orjson
 
 from openclaw_rl.errors import CommitRefused, LedgerError
-from openclaw_rl.ledger import leases, meta, versions
+from openclaw_rl.ledger import feedback, leases, meta, versions
 from openclaw_rl.ledger.codec import pack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
 from openclaw_rl.trainers.api import Commit
@@ -186,6 +186,8 @@ def _free_samples(db: sqlite3.Connection, version: int, reason: DropReason | Non
     for (turn,) in db.execute("SELECT id FROM turn WHERE trained_in = ?", (version,)).fetchall():
         to = TurnState.SAMPLED if reason is None else TurnState.DROPPED
         move(db, turn, to, at=at, reason=reason, detail=detail)
+        if reason is None:
+            feedback.catch_up(db, turn, at=at)
 
 
 def _cut(db: sqlite3.Connection, dead: list[int], new_tip: int, reason: str, *, at: float) -> None:

@@ -3,10 +3,8 @@
 import sqlite3
 from collections.abc import Collection
 
-import orjson
-
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import pieces
+from openclaw_rl.ledger import feedback, pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.rows import read_judged
 from openclaw_rl.ledger.states import find_turn, move
@@ -23,26 +21,24 @@ def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collect
 
 
 def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict | None, *, at: float) -> None:
-    """What becomes of a 0, or of no verdict at all, is the method's to say: it may still find a hint."""
+    """What becomes of a 0, or of no verdict at all, is the method's to say: it may still find a hint. A user who was
+    faster than the judge has the last word."""
     row = find_turn(db, turn_id)
+    if feedback.is_rated(db, row):
+        return
     (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
     if state != TurnState.PAIRED:
-        raise LedgerError(f"turn {turn_id} is {state} and cannot be judged")
+        raise LedgerError(f"turn {turn_id} is {state} and cannot become judged")
     move(db, row, TurnState.JUDGED, at=at, detail="no verdict" if verdict is None else f"{verdict.value:+d}")
     if verdict is not None:
-        put_verdict(db, row, verdict)
+        feedback.put_verdict(db, row, verdict)
 
 
-def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
-    votes = orjson.dumps(verdict.votes).decode()
-    db.execute(
-        "REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
-    )
-
-
-def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
+def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int | None, at: float) -> None:
     """Only what differs from the turn is stored again, as it would be stored: equal bytes are equal contents."""
     row = find_turn(db, sample.sample_id)
+    if feedback.has_news(db, row, seen_feedback):
+        return
     move(db, row, TurnState.SAMPLED, at=at)
     turn = db.execute(
         "SELECT prompt, ids, log_probs, mask, versions FROM request JOIN reply USING (id) WHERE id = ?", (row,)
@@ -57,13 +53,15 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, at: float) -> None:
     }
     teacher, student = sample.teacher_log_probs, sample.student_log_probs
     db.execute(
-        "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO sample (id, temperature, reward, scored_version, extra, is_demonstration, teacher_log_probs,"
+        " student_log_probs, prompt, ids, log_probs, mask, versions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row,
             sample.temperature,
             sample.reward,
             sample.scored_version,
             sample.extra_json,
+            sample.is_demonstration,
             None if teacher is None else pack_floats(teacher),
             None if student is None else pack_floats(student),
             *(None if blob == turn[column] else blob for column, blob in own.items()),

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Final
 
 from openclaw_rl.errors import CommitRefused
-from openclaw_rl.ledger import meta, versions
+from openclaw_rl.ledger import feedback, meta, versions
 from openclaw_rl.ledger.rows import read_sample, read_versions_of
 from openclaw_rl.ledger.states import move
 from openclaw_rl.settings import TrainingSettings
@@ -178,6 +178,7 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
         "SELECT turn FROM lease_sample WHERE fence = ? AND outcome = 'leased'", (fence,)
     ).fetchall():
         move(db, turn, TurnState.SAMPLED, at=at, detail=f"lease {state}")
+        feedback.catch_up(db, turn, at=at)
     db.execute("UPDATE lease_sample SET outcome = 'returned' WHERE fence = ? AND outcome = 'leased'", (fence,))
     db.execute("UPDATE lease SET state = ?, reason = ?, ended_at = ? WHERE fence = ?", (state, reason, at, fence))
 
@@ -191,6 +192,9 @@ def _oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiti
 
 
 def _unfit(db: sqlite3.Connection, row: int, tip: int, max_staleness: int) -> DropReason | None:
+    """A demonstration always fits: no version sampled it."""
+    if db.execute("SELECT is_demonstration FROM sample WHERE id = ?", (row,)).fetchone()[0]:
+        return None
     sampled_by = {run.weight_version for run in read_versions_of(db, row)}
     depths = [depth for version in sampled_by if (depth := versions.depth(db, version)) is not None]
     if len(depths) < len(sampled_by):

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
-from openclaw_rl.ledger import audit, chain, judging, leases, meta, open, reports, serving, versions
+from openclaw_rl.ledger import audit, chain, feedback, judging, leases, meta, open, reports, serving, versions
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.ledger.reader import Reader
-from openclaw_rl.ledger.records import Identity, TurnRecord, TurnSummary
+from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget, Identity, TurnRecord, TurnSummary
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers.api import Commit, Tip
 from openclaw_rl.types import (
     DropReason,
+    Feedback,
     Ids,
     JudgedTurn,
     Lease,
@@ -124,9 +125,14 @@ class Ledger:
             is_synced=False,
         )
 
-    async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None:
-        """From any state before LEASED."""
-        await self._chat(lambda db: serving.drop(db, turn_id, reason, detail, at=self._clock()))
+    async def drop(
+        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
+    ) -> None:
+        """From any state before LEASED. Not done when the user said more of the turn than the `seen_feedback` pieces
+        that the caller knew, nor for want of an answer when the user said something instead."""
+        await self._chat(
+            lambda db: serving.drop(db, turn_id, reason, detail, at=self._clock(), seen_feedback=seen_feedback)
+        )
 
     async def expire(self, older_than: float) -> list[str]:
         """SERVED turns that finished before → NO_NEXT_STATE; their ids."""
@@ -142,16 +148,40 @@ class Ledger:
         return await self._reader.read(lambda db: judging.in_state(db, TurnState.PAIRED, limit, skip))
 
     async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None:
-        """PAIRED → JUDGED, whatever the verdict; None: the judge was asked, and could not say."""
+        """PAIRED → JUDGED, whatever the verdict; None: the judge was asked, and could not say. Nothing when the user
+        rated the turn meanwhile."""
         await self._writer.write(lambda db: judging.record_verdict(db, turn_id, verdict, at=self._clock()))
 
     async def to_score(self, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
         """JUDGED turns, oldest first, less those somebody works on."""
         return await self._reader.read(lambda db: judging.in_state(db, TurnState.JUDGED, limit, skip))
 
-    async def record_sample(self, sample: Sample) -> None:
-        """JUDGED → SAMPLED: it waits for a trainer."""
-        await self._writer.write(lambda db: judging.record_sample(db, sample, at=self._clock()))
+    async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
+        """JUDGED → SAMPLED: it waits for a trainer. Not done when the user said more of the turn than the
+        `seen_feedback` pieces it was scored with: it stays JUDGED, to be scored again."""
+        await self._writer.write(
+            lambda db: judging.record_sample(db, sample, seen_feedback=seen_feedback, at=self._clock())
+        )
+
+    # Feedback
+
+    async def feedback_target(
+        self, *, user: str, turn_id: str | None = None, session_id: str | None = None
+    ) -> FeedbackTarget | None:
+        """The turn of that id, or the newest of that session: None when this user has none."""
+        return await self._reader.read(
+            lambda db: feedback.target(db, user=user, turn_id=turn_id, session_id=session_id)
+        )
+
+    async def record_feedback(self, said: Feedback, *, user: str, demonstration: Ids | None = None) -> FeedbackOutcome:
+        """What the user says of a turn; it wins over the judge. `demonstration`: the tokens of `said.demonstration` as
+        a reply, its end included; without them nothing is trained on it. The same feedback_id again changes nothing.
+        Raises FeedbackReused."""
+        return await self._writer.write(
+            lambda db: feedback.record(db, said, user=user, demonstration=demonstration, at=self._clock())
+        )
+
+    # Switches
 
     async def learning(self) -> bool:
         """Whether batches are handed out; kept over restarts."""

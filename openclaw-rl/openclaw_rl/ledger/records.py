@@ -1,8 +1,20 @@
 """What the ledger tells about itself and its turns."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from openclaw_rl.types import DropReason, JudgedTurn, NextState, Request, Sample, Turn, TurnState, Verdict, WeightKind
+from openclaw_rl.types import (
+    DropReason,
+    Feedback,
+    JudgedTurn,
+    NextState,
+    Request,
+    Sample,
+    Turn,
+    TurnState,
+    Verdict,
+    WeightKind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,39 @@ class Event:
     detail: str
 
 
+class Effect(StrEnum):
+    """What came of a piece of feedback."""
+
+    JUDGED = "judged"
+    """It is the turn's verdict, and the method scores the turn with it."""
+    RESCORED = "rescored"
+    """The turn had been scored: it is scored again, with what was said."""
+    LATE = "late"
+    """A trainer has the turn, or has trained on it. Should that come to nothing, the feedback takes effect then."""
+    RECORDED = "recorded"
+    """Kept; it changes nothing now. (A comment on a turn that has yet to be judged waits with it.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackOutcome:
+    feedback_id: str
+    turn_id: str
+    state: TurnState
+    """The turn's, after it."""
+    effect: Effect
+    demonstration_id: str | None = None
+    """The turn that the demonstration became."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackTarget:
+    """The turn that somebody wants to say something of."""
+
+    turn_id: str
+    prompt_tokens: int
+    reason: DropReason | None
+
+
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
     """All that is known of one turn: what was said, what became of it, and why."""
@@ -37,6 +82,8 @@ class TurnRecord:
     answered_by: str | None
     """The request that brought the next state."""
     verdict: Verdict | None
+    feedback: tuple[Feedback, ...]
+    """Oldest first."""
     sample: Sample | None
     lease_id: str | None
     """The lease that has it, or the last one that had it."""
@@ -45,7 +92,10 @@ class TurnRecord:
 
     @property
     def judged(self) -> JudgedTurn | None:
-        return None if self.next_state is None else JudgedTurn(self.request, self.turn, self.next_state, self.verdict)
+        """None while nobody has said anything of it."""
+        if self.next_state is None and not self.feedback:
+            return None
+        return JudgedTurn(self.request, self.turn, self.next_state or NextState(()), self.verdict, self.feedback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +114,7 @@ class TurnSummary:
     is_tool: bool
     verdict: int | None
     trained_in: int | None
+    feedback: float | None = None
+    """The newest value a user gave. Another sign than the verdict's: it came too late."""
+    demonstration_of: str | None = None
+    """The turn whose better reply this is; nobody sampled it."""

@@ -5,7 +5,14 @@ import sqlite3
 from openclaw_rl.ledger import meta, pieces
 from openclaw_rl.ledger.codec import unpack_ids
 from openclaw_rl.ledger.records import Event, TurnRecord, TurnSummary
-from openclaw_rl.ledger.rows import read_next_state, read_request, read_sample, read_turn, read_verdict
+from openclaw_rl.ledger.rows import (
+    read_feedback,
+    read_next_state,
+    read_request,
+    read_sample,
+    read_turn,
+    read_verdict,
+)
 from openclaw_rl.types import DropReason, Ids, TurnState
 
 _NOT_A_REPLY_OF_THE_POLICY = (
@@ -38,6 +45,7 @@ def turn(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         next_state=read_next_state(db, row),
         answered_by=None if answered is None else answered[0],
         verdict=read_verdict(db, row),
+        feedback=read_feedback(db, row),
         sample=read_sample(db, row),
         lease_id=None if lease is None else lease[0],
         trained_in=found["trained_in"],
@@ -54,7 +62,9 @@ def turns(
     where = " AND ".join(f"{column} = ?" for column in asked) or "1"
     rows = db.execute(
         "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
-        " response_tokens, oldest_version, is_tool, value, trained_in"
+        " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
+        " WHERE of.id = turn.demonstration_of) AS demonstration_of, (SELECT feedback.value FROM feedback"
+        " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1) AS feedback"
         " FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
         f" WHERE {where} ORDER BY turn.id DESC LIMIT ?",
         (*asked.values(), limit),
@@ -73,18 +83,20 @@ def turns(
             is_tool=bool(row["is_tool"]),
             verdict=row["value"],
             trained_in=row["trained_in"],
+            feedback=row["feedback"],
+            demonstration_of=row["demonstration_of"],
         )
         for row in rows
     ]
 
 
 def counts(db: sqlite3.Connection) -> dict[str, int]:
-    """Turns by state (always all states) and by drop reason, requests, side requests by kind. A few rows, whatever the
-    size."""
+    """Turns by state (always all states) and by drop reason, requests, side requests by kind, feedback by effect. A few
+    rows, whatever the size. A demonstration counts as a turn, not as a request."""
     counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
     answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
     answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
-    for group in ("dropped", "abandoned", "side"):
+    for group in ("dropped", "abandoned", "side", "feedback"):
         answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
     answer["rejections_in_a_row"] = meta.get_int(db, "rejections_in_a_row")
     return answer | dict(sorted(counted.items()))
@@ -97,6 +109,7 @@ def recent_replies(db: sqlite3.Connection, *, sampled_by: int | None, limit: int
     rows = db.execute(
         "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
         f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
+        " AND demonstration_of IS NULL"
         + ("" if sampled_by is None else " AND oldest_version = ?")
         + " ORDER BY turn.id DESC LIMIT ?",
         (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
@@ -107,7 +120,11 @@ def recent_replies(db: sqlite3.Connection, *, sampled_by: int | None, limit: int
 def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) -> list[Ids]:
     """The newest prompt of each of the `limit` most recently active sessions (among the last `look_at` requests),
     newest first."""
-    rows = db.execute("SELECT user, session_id, prompt FROM request ORDER BY id DESC LIMIT ?", (look_at,)).fetchall()
+    rows = db.execute(
+        "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
+        " ORDER BY id DESC LIMIT ?",
+        (look_at,),
+    ).fetchall()
     newest: dict[tuple[str, str | None], bytes] = {}
     for user, session_id, prompt in rows:
         newest.setdefault((user, session_id), prompt)

@@ -8,6 +8,7 @@ from openclaw_rl.ledger import pieces
 from openclaw_rl.ledger.codec import unpack_floats, unpack_ids, unpack_mask, unpack_runs
 from openclaw_rl.types import (
     DropReason,
+    Feedback,
     JudgedTurn,
     NextState,
     Request,
@@ -82,14 +83,27 @@ def read_verdict(db: sqlite3.Connection, row: int) -> Verdict | None:
     return Verdict(value=value, votes=tuple(orjson.loads(votes)), source=source, rationale=rationale)
 
 
+def read_feedback(db: sqlite3.Connection, row: int) -> tuple[Feedback, ...]:
+    """Oldest first."""
+    found = db.execute(
+        "SELECT feedback_id, turn_id, at, value, comment, demonstration FROM feedback JOIN turn ON turn.id = turn"
+        " WHERE turn = ? ORDER BY feedback.id",
+        (row,),
+    )
+    return tuple(Feedback(*fields) for fields in found)
+
+
 def read_judged(db: sqlite3.Connection, row: int) -> JudgedTurn:
-    next_state = read_next_state(db, row)
-    assert next_state is not None, "only paired turns are asked for"
-    return JudgedTurn(read_request(db, row), read_turn(db, row), next_state, read_verdict(db, row))
+    """A turn that feedback judged may have an empty next state: nothing has followed it yet."""
+    next_state = read_next_state(db, row) or NextState(())
+    return JudgedTurn(
+        read_request(db, row), read_turn(db, row), next_state, read_verdict(db, row), read_feedback(db, row)
+    )
 
 
 _SAMPLE = """
 SELECT turn_id, is_tool, temperature, reward, scored_version, extra, teacher_log_probs, student_log_probs,
+    is_demonstration,
     coalesce(sample.prompt, request.prompt) AS prompt, coalesce(sample.ids, reply.ids) AS ids,
     coalesce(sample.log_probs, reply.log_probs) AS log_probs, coalesce(sample.mask, reply.mask) AS mask,
     coalesce(sample.versions, reply.versions) AS versions
@@ -117,6 +131,7 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
         student_log_probs=None if student is None else unpack_floats(student),
         scored_version=found["scored_version"],
         extra_json=found["extra"],
+        is_demonstration=bool(found["is_demonstration"]),
     )
 
 

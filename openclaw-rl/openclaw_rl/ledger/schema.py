@@ -11,6 +11,8 @@ user_version` counts the entries a file has had. How the tables are cut:
   grows to.
 * `event` is the story of every turn. `counter` is kept by triggers inside the same transaction, so that counts cost
   nothing.
+* `feedback` is what users said of replies, and what came of it. A demonstration is a turn of its own
+  (`demonstration_of`), so that it is leased, trained and counted like any other.
 * `lease_sample` never forgets who trained what: the proof of "at most once in any ancestry" is read from it.
 """
 
@@ -143,7 +145,36 @@ CREATE TRIGGER side_counted AFTER INSERT ON side BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1,)
+_V2 = """
+CREATE TABLE feedback (
+    id INTEGER PRIMARY KEY,
+    turn INTEGER NOT NULL REFERENCES turn,
+    user TEXT NOT NULL, feedback_id TEXT NOT NULL, at REAL NOT NULL,
+    value REAL CHECK (value BETWEEN -1 AND 1), comment TEXT, demonstration TEXT,
+    effect TEXT NOT NULL CHECK (effect IN ('judged', 'rescored', 'late', 'recorded')),
+    UNIQUE (user, feedback_id)
+);
+CREATE INDEX feedback_turn ON feedback (turn);
+CREATE TRIGGER feedback_counted AFTER INSERT ON feedback BEGIN
+    INSERT INTO counter VALUES ('feedback.' || NEW.effect, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER feedback_recounted AFTER UPDATE OF effect ON feedback BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'feedback.' || OLD.effect;
+    INSERT INTO counter VALUES ('feedback.' || NEW.effect, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+
+ALTER TABLE turn ADD COLUMN demonstration_of INTEGER REFERENCES turn;
+CREATE INDEX turn_demonstration ON turn (demonstration_of) WHERE demonstration_of IS NOT NULL;
+ALTER TABLE sample ADD COLUMN is_demonstration INTEGER NOT NULL DEFAULT 0;
+-- A demonstration brings a request row that nobody asked: it is not counted.
+DROP TRIGGER request_counted;
+CREATE TRIGGER request_counted AFTER INSERT ON request WHEN NEW.outcome = 'running' BEGIN
+    INSERT INTO counter VALUES ('requests', 1) ON CONFLICT DO UPDATE SET n = n + 1;
+    INSERT INTO counter VALUES ('running', 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2)
 """Entry i takes a file from `user_version` i to i + 1."""
 
 

@@ -8,7 +8,7 @@ import sqlite3
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import pieces
+from openclaw_rl.ledger import feedback, pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.states import find_turn, move, tell
 from openclaw_rl.types import (
@@ -22,6 +22,8 @@ from openclaw_rl.types import (
     TurnKey,
     TurnState,
 )
+
+_UNANSWERED = (DropReason.NO_NEXT_STATE, DropReason.SUPERSEDED, DropReason.BRANCH)
 
 
 def begin(db: sqlite3.Connection, request: Request) -> None:
@@ -120,22 +122,36 @@ def open_turns(db: sqlite3.Connection, limit: int) -> list[OpenTurn]:
 
 
 def pair(db: sqlite3.Connection, turn_id: str, next_state: NextState, by_request_id: str, *, at: float) -> None:
-    """A turn dropped before stays dropped; its next state is kept all the same."""
+    """A turn dropped before stays dropped, and one that its user rated goes its way; the next state is kept all the
+    same."""
     row = find_turn(db, turn_id)
     (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
-    if state != TurnState.DROPPED:
+    if db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
+        raise LedgerError(f"turn {turn_id} is paired already")
+    if state == TurnState.SERVED:
         move(db, row, TurnState.PAIRED, at=at)
         db.execute("UPDATE turn SET is_tool = ? WHERE id = ?", (next_state.is_tool, row))
-    elif db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
-        raise LedgerError(f"turn {turn_id} is paired already")
     reactions = orjson.dumps(next_state.reactions).decode() if next_state.reactions else None
     messages = pack_ids(pieces.put_messages(db, next_state.messages))
     db.execute("INSERT INTO next_state VALUES (?, ?, ?, ?)", (row, by_request_id, messages, reactions))
 
 
-def drop(db: sqlite3.Connection, turn_id: str, reason: DropReason, detail: str, *, at: float) -> None:
+def drop(
+    db: sqlite3.Connection,
+    turn_id: str,
+    reason: DropReason,
+    detail: str,
+    *,
+    at: float,
+    seen_feedback: int | None = None,
+) -> None:
+    """What ends a turn for want of an answer ends none that its user said something of."""
     row = find_turn(db, turn_id)
+    if feedback.has_news(db, row, seen_feedback):
+        return
     (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+    if reason in _UNANSWERED and _is_spoken_of(db, row, TurnState(state), at=at):
+        return
     if state in (TurnState.LEASED, TurnState.TRAINED):  # these end through their lease or their version alone
         raise LedgerError(f"turn {turn_id} is {state} and cannot be dropped ({reason})")
     move(db, row, TurnState.DROPPED, at=at, reason=reason, detail=detail)
@@ -148,8 +164,18 @@ def expire(db: sqlite3.Connection, older_than: float, *, at: float, limit: int =
         (older_than, limit),
     ).fetchall()
     for row, _ in rows:
-        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE)
+        if not _is_spoken_of(db, row, TurnState.SERVED, at=at):
+            move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE)
     return [turn_id for _, turn_id in rows]
+
+
+def _is_spoken_of(db: sqlite3.Connection, row: int, state: TurnState, *, at: float) -> bool:
+    """True when the user rated or commented the turn. If it still waited for an answer, it is judged by that now."""
+    if not (feedback.is_rated(db, row) or feedback.has_comment(db, row)):
+        return False
+    if state is TurnState.SERVED:
+        move(db, row, TurnState.JUDGED, at=at, detail="no next state, but feedback")
+    return True
 
 
 def _end_request(db: sqlite3.Connection, request_id: str, outcome: str, reason: DropReason | None, detail: str) -> int:

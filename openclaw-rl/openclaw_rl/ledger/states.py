@@ -4,8 +4,9 @@
        ╰─────────┴──────────┴──────────┴─────────┴──────────┴──▶ dropped(reason)
 
 `leased → sampled`: the lease ended without a version. `trained → sampled | dropped`: its version was rejected, rolled
-back or lost. Every change goes through `move`, inside the caller's transaction; an illegal one is a `LedgerError` that
-names it.
+back or lost. A user's feedback judges a turn that is `served`, has a `sampled` one scored again, and brings back one
+that was `dropped` for a reason in `REVIVABLE`: each becomes `judged`. Every change goes through `move`, inside the
+caller's transaction; an illegal one is a `LedgerError` that names it.
 """
 
 import sqlite3
@@ -16,14 +17,26 @@ from openclaw_rl.types import DropReason, TurnState, VersionState
 _T, _V = TurnState, VersionState
 
 TURN_MOVES: dict[TurnState, frozenset[TurnState]] = {
-    _T.SERVED: frozenset({_T.PAIRED, _T.DROPPED}),
+    _T.SERVED: frozenset({_T.PAIRED, _T.JUDGED, _T.DROPPED}),
     _T.PAIRED: frozenset({_T.JUDGED, _T.DROPPED}),
     _T.JUDGED: frozenset({_T.SAMPLED, _T.DROPPED}),
-    _T.SAMPLED: frozenset({_T.LEASED, _T.DROPPED}),
+    _T.SAMPLED: frozenset({_T.LEASED, _T.JUDGED, _T.DROPPED}),
     _T.LEASED: frozenset({_T.SAMPLED, _T.TRAINED, _T.DROPPED}),
     _T.TRAINED: frozenset({_T.SAMPLED, _T.DROPPED}),
-    _T.DROPPED: frozenset(),
+    _T.DROPPED: frozenset({_T.JUDGED}),
 }
+
+REVIVABLE = frozenset(
+    {
+        DropReason.NO_NEXT_STATE,
+        DropReason.SUPERSEDED,
+        DropReason.BRANCH,
+        DropReason.NEUTRAL,
+        DropReason.UNJUDGED,
+        DropReason.METHOD,
+    }
+)
+"""Nothing was wrong with the tokens: nobody had said anything of them that could be learned from. Feedback does."""
 
 DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
 """Versions that no tip has among its ancestors."""
@@ -77,9 +90,9 @@ def move(
     trained_in: int | None = None,
 ) -> TurnState:
     """Change a turn's state and write the event; returns the state it left."""
-    turn_id, state = db.execute("SELECT turn_id, state FROM turn WHERE id = ?", (turn,)).fetchone()
+    turn_id, state, why = db.execute("SELECT turn_id, state, reason FROM turn WHERE id = ?", (turn,)).fetchone()
     before = TurnState(state)
-    if to not in TURN_MOVES[before]:
+    if to not in TURN_MOVES[before] or (before is TurnState.DROPPED and why not in REVIVABLE):
         raise LedgerError(f"turn {turn_id} is {before} and cannot become {to}" + (f" ({reason})" if reason else ""))
     db.execute(
         "UPDATE turn SET state = ?, reason = ?, trained_in = ? WHERE id = ?",

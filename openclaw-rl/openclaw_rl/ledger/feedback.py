@@ -1,0 +1,161 @@
+"""What users say of replies outright, and what it does to a turn.
+
+The user wins over the judge: a value is the turn's verdict from then on. What it does depends on where the turn stands:
+
+    served, paired          judged by it                    (a comment alone waits: a next state may yet say more)
+    judged                  the verdict is replaced
+    sampled                 scored again, when the sign is another or there is a comment (which is a hint)
+    leased, trained         late: kept; if the turn ever waits again, it takes effect then
+    dropped                 judged, when nothing but a word was missing (`states.REVIVABLE`); else only kept
+
+`has_news` tells a writer whether something was said since it read the turn. So a verdict, a score or an end that was
+under way when the user spoke is not written: the turn is scored again, with all that is known.
+"""
+
+import sqlite3
+
+import orjson
+
+from openclaw_rl.errors import FeedbackReused, LedgerError
+from openclaw_rl.ledger import demonstrations
+from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget
+from openclaw_rl.ledger.rows import read_verdict
+from openclaw_rl.ledger.states import REVIVABLE, move
+from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict
+
+_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY)
+"""Whose owner said that nothing is to be learned from it: no demonstration either."""
+
+
+def target(db: sqlite3.Connection, *, user: str, turn_id: str | None, session_id: str | None) -> FeedbackTarget | None:
+    """This user's turn of that id, or the newest of that session."""
+    found = db.execute(
+        "SELECT turn_id, prompt_tokens, turn.reason FROM turn JOIN request USING (id)"
+        " WHERE user = ? AND demonstration_of IS NULL AND "
+        + ("session_id = ? ORDER BY turn.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
+        (user, session_id if turn_id is None else turn_id),
+    ).fetchone()
+    if found is None:
+        return None
+    reason = None if found["reason"] is None else DropReason(found["reason"])
+    return FeedbackTarget(found["turn_id"], found["prompt_tokens"], reason)
+
+
+def record(
+    db: sqlite3.Connection, feedback: Feedback, *, user: str, demonstration: Ids | None, at: float
+) -> FeedbackOutcome:
+    """The same id again is the same feedback: it answers again and does nothing. Raises FeedbackReused when it says
+    something else."""
+    found = db.execute(
+        "SELECT turn.id, turn.reason FROM turn JOIN request USING (id)"
+        " WHERE turn_id = ? AND user = ? AND demonstration_of IS NULL",
+        (feedback.turn_id, user),
+    ).fetchone()
+    if found is None:
+        raise LedgerError(f"no turn {feedback.turn_id}")
+    row, reason = found
+    known = db.execute(
+        "SELECT turn, value, comment, demonstration, effect FROM feedback WHERE user = ? AND feedback_id = ?",
+        (user, feedback.feedback_id),
+    ).fetchone()
+    if known is not None:
+        if tuple(known)[:4] != (row, feedback.value, feedback.comment, feedback.demonstration):
+            raise FeedbackReused(f"feedback_id {feedback.feedback_id!r} was used for other feedback")
+        return _outcome(db, row, feedback, Effect(known["effect"]))
+    if demonstration is not None and feedback.demonstration is not None and reason not in _NEVER_TRAINED:
+        demonstrations.add(db, row, feedback.demonstration, demonstration, at=at)
+    effect = _take_effect(db, row, feedback.value, feedback.comment is not None, at=at)
+    db.execute(
+        "INSERT INTO feedback (turn, user, feedback_id, at, value, comment, demonstration, effect)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row,
+            user,
+            feedback.feedback_id,
+            feedback.at,
+            feedback.value,
+            feedback.comment,
+            feedback.demonstration,
+            str(effect),
+        ),
+    )
+    return _outcome(db, row, feedback, effect)
+
+
+def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
+    """A turn waits again: what was said of it while a trainer had it takes effect now."""
+    late = db.execute("SELECT value, comment FROM feedback WHERE turn = ? AND effect = 'late' ORDER BY id", (row,))
+    said = late.fetchall()
+    if not said:
+        return
+    values = [value for value, _ in said if value is not None]
+    effect = _take_effect(
+        db, row, values[-1] if values else None, any(comment is not None for _, comment in said), at=at
+    )
+    db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
+
+
+def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
+    """Whether more was said of a turn than the `seen` pieces of feedback that its reader knew (None: it does not
+    ask)."""
+    if seen is None:
+        return False
+    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
+    return bool(said != seen)
+
+
+def is_rated(db: sqlite3.Connection, row: int) -> bool:
+    """Whether its user gave it a value."""
+    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND value IS NOT NULL", (row,)).fetchone())
+
+
+def has_comment(db: sqlite3.Connection, row: int) -> bool:
+    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND comment IS NOT NULL", (row,)).fetchone())
+
+
+def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
+    """The turn's verdict from now on."""
+    votes = orjson.dumps(verdict.votes).decode()
+    db.execute(
+        "REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
+    )
+
+
+def _take_effect(db: sqlite3.Connection, row: int, value: float | None, has_comment: bool, *, at: float) -> Effect:
+    if value is None and not has_comment:
+        return Effect.RECORDED
+    state, reason = db.execute("SELECT state, reason FROM turn WHERE id = ?", (row,)).fetchone()
+    if state in (TurnState.LEASED, TurnState.TRAINED):
+        return Effect.LATE
+    if state == TurnState.DROPPED and reason not in REVIVABLE:
+        return Effect.RECORDED
+    before = read_verdict(db, row)
+    sign = None if value is None else (value > 0) - (value < 0)
+    if sign is not None:
+        put_verdict(db, row, Verdict(sign, (), "feedback", f"the user's {value:g}"))
+    if state == TurnState.JUDGED:
+        return Effect.RECORDED if sign is None else Effect.JUDGED
+    if state == TurnState.SAMPLED and not has_comment and before is not None and before.value == sign:
+        return Effect.RECORDED
+    if sign is None and state in (TurnState.SERVED, TurnState.PAIRED):
+        return Effect.RECORDED
+    db.execute("DELETE FROM sample WHERE id = ?", (row,))  # scored before: what was said may change it
+    move(db, row, TurnState.JUDGED, at=at, detail="feedback" + ("" if sign is None else f" {sign:+d}"))
+    db.execute("UPDATE feedback SET effect = 'rescored' WHERE turn = ? AND effect = 'late'", (row,))
+    return Effect.RESCORED if state == TurnState.SAMPLED or sign is None else Effect.JUDGED
+
+
+def _outcome(db: sqlite3.Connection, row: int, feedback: Feedback, effect: Effect) -> FeedbackOutcome:
+    (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+    demonstration = None
+    if feedback.demonstration is not None:
+        demonstration = db.execute(
+            "SELECT turn_id FROM turn JOIN request USING (id) WHERE demonstration_of = ? ORDER BY id DESC", (row,)
+        ).fetchone()
+    return FeedbackOutcome(
+        feedback_id=feedback.feedback_id,
+        turn_id=feedback.turn_id,
+        state=TurnState(state),
+        effect=effect,
+        demonstration_id=None if demonstration is None else demonstration[0],
+    )
