@@ -55,9 +55,14 @@ class RolloutLedger(Protocol):
 
     async def to_score(self, limit: int, *, skip: Collection[str]) -> list[JudgedTurn]: ...
 
-    async def record_sample(self, sample: Sample) -> None: ...
+    async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
+        """Not done when the user said more meanwhile than the `seen_feedback` pieces the turn came with; nor is
+        `drop`. The turn is taken up again, with all that was said."""
+        ...
 
-    async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
+    async def drop(
+        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
+    ) -> None: ...
 
 
 async def judge_turns(
@@ -78,7 +83,7 @@ async def judge_turns(
             verdict = await judge.verdict(turn)
         except Undecided as error:
             _log.warning("judge.undecided", turn_id=turn_id, error=str(error))
-            return partial(ledger.drop, turn_id, DropReason.UNJUDGED, str(error))
+            return partial(ledger.drop, turn_id, DropReason.UNJUDGED, str(error), seen_feedback=len(turn.feedback))
         except JudgeError as error:
             raise _Failed(DropReason.UNJUDGED, str(error)) from error
         return partial(ledger.record_verdict, turn_id, verdict)
@@ -111,8 +116,8 @@ async def score_turns(
             _log.error("score.misaligned", turn_id=turn_id, error=str(error))
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
-            return partial(ledger.drop, turn_id, made.reason, made.detail)
-        return partial(ledger.record_sample, made)
+            return partial(ledger.drop, turn_id, made.reason, made.detail, seen_feedback=len(turn.feedback))
+        return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
 
     stage = _Stage("score", ledger, workers, retries, pace)
     await stage.run(ledger.to_score, work, wake=wake, done=sampled)
@@ -194,13 +199,14 @@ class _Stage:
                 if done is not None:
                     done.set()
             except _Failed as failure:
-                await self._fail(turn_id, failure)
+                await self._fail(turn, failure)
         finally:
             self._busy.discard(turn_id)
             wake.set()
 
-    async def _fail(self, turn_id: str, failure: _Failed) -> None:
+    async def _fail(self, turn: JudgedTurn, failure: _Failed) -> None:
         """Let the turn rest, or end it."""
+        turn_id, seen = turn.turn.turn_id, len(turn.feedback)
         failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
         rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
         self._rests_until[turn_id] = time.monotonic() + rest_s
@@ -211,7 +217,7 @@ class _Stage:
             return
         _log.error(f"{self._name}.given_up", turn_id=turn_id, failures=failures, error=failure.detail)
         try:
-            await self._write(partial(self._ledger.drop, turn_id, failure.reason, failure.detail))
+            await self._write(partial(self._ledger.drop, turn_id, failure.reason, failure.detail, seen_feedback=seen))
         except _Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
             _log.error(f"{self._name}.not_dropped", turn_id=turn_id, error=refused.detail)
         else:

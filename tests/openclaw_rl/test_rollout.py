@@ -92,10 +92,12 @@ class MemoryLedger:
     async def record_verdict(self, turn_id: str, verdict: Verdict) -> None:
         await self._end(turn_id, verdict.value)
 
-    async def record_sample(self, sample: Sample) -> None:
+    async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
         await self._end(sample.sample_id, sample.reward)
 
-    async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None:
+    async def drop(
+        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
+    ) -> None:
         await self._end(turn_id, f"{reason}: {detail}")
 
     def add(self, *names: str) -> "MemoryLedger":
