@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineError, LedgerError
 
 log = structlog.get_logger()
@@ -42,11 +42,11 @@ class EngineKeeper:
         while True:
             healthy = await self._engine.is_healthy()
             # One missed poll may be a whole restart of an engine that is not ours: its adapters are gone then.
-            if healthy and (missed or not self._serving.is_open) and await self._reopen():
+            if healthy and (missed or self._serving.is_closed_for(Closed.ENGINE)) and await self._reopen():
                 missed = 0
             elif not healthy:
                 missed += 1
-            if self._serving.is_open and missed >= DOWN_AFTER:
+            if missed >= DOWN_AFTER and not self._serving.is_closed_for(Closed.ENGINE):
                 log.warning("engine_down", missed_polls=missed)
                 self._serving.close_gate()
             await asyncio.sleep(self._poll_s)

@@ -7,11 +7,21 @@ event loop. Which versions are loaded, and when, is the publisher's business.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from openclaw_rl.errors import RequestError
+
+
+class Closed(Enum):
+    """Why the gate is shut; it is open when nobody shuts it."""
+
+    ENGINE = auto()
+    """The engine is down."""
+    SWAP = auto()
+    """The engine's own weights are being replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +43,15 @@ class ServingVersions:
         self._hold_s = hold_s
         self._current: int | None = None
         self._lora_paths: dict[int, str | None] = {}
-        self._gate_closed = False
+        self._closed: set[Closed] = set()
         self._open = asyncio.Event()
         """Set while the gate is open *and* there is a version to serve."""
         self._users: Counter[int] = Counter()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self._unbroken = 0
+        self._parked = 0
+        self._changed = asyncio.Event()
+        """Set whenever a use ends or parks."""
 
     def switch(self, weight_version: int, lora_path: str | None) -> None:
         """New requests get this version from now on."""
@@ -55,29 +69,64 @@ class ServingVersions:
     def is_open(self) -> bool:
         return self._open.is_set()
 
-    def close_gate(self) -> None:
-        """New and cut requests wait: the engine is down, or its weights are being replaced."""
-        self._gate_closed = True
+    def is_closed_for(self, why: Closed) -> bool:
+        return why in self._closed
+
+    def close_gate(self, why: Closed = Closed.ENGINE) -> None:
+        """New and cut requests wait until everyone who shut the gate has opened it again."""
+        self._closed.add(why)
         self._update_gate()
 
-    def open_gate(self) -> None:
-        self._gate_closed = False
+    def open_gate(self, why: Closed = Closed.ENGINE) -> None:
+        self._closed.discard(why)
         self._update_gate()
 
     @asynccontextmanager
-    async def use(self, weight_version: int | None = None) -> AsyncIterator[VersionUse]:
+    async def use(self, weight_version: int | None = None, *, is_unbroken: bool = False) -> AsyncIterator[VersionUse]:
         """Hold a version: the current one, or the one named (a scoring call, a reply that resumes).
 
+        is_unbroken: it should not be cut and resumed (a grammar, a seed): a swap gives it time to finish.
         Waits while the gate is closed. Raises RequestError (503, `engine_unavailable`) after `hold_s`.
         """
         await self.wait_open()
         version = self.current if weight_version is None else weight_version
         lora_path = self._lora_paths.get(version, adapter_name(version))
         self._users[version] += 1
+        self._unbroken += is_unbroken
         try:
             yield VersionUse(version, lora_path, f"v{version}")
         finally:
+            self._unbroken -= is_unbroken
             self._leave(version)
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """A use that asks nothing of the engine now: a cut reply at the gate."""
+        self._parked += 1
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._parked -= 1
+
+    @property
+    def calls(self) -> int:
+        """Uses that may have something running on the engine."""
+        return self._users.total() - self._parked
+
+    @property
+    def unbroken(self) -> int:
+        """Uses that would not survive a cut whole."""
+        return self._unbroken
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return when a use ended or parked, or after the timeout."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
 
     async def wait_open(self) -> None:
         """Return once the gate is open. Raises RequestError (503, `engine_unavailable`) after `hold_s`."""
@@ -119,6 +168,7 @@ class ServingVersions:
 
     def _leave(self, version: int) -> None:
         self._users[version] -= 1
+        self._changed.set()
         if self._users[version]:
             return
         del self._users[version]
@@ -127,7 +177,7 @@ class ServingVersions:
                 free.set_result(None)
 
     def _update_gate(self) -> None:
-        if self._current is not None and not self._gate_closed:
+        if self._current is not None and not self._closed:
             self._open.set()
         else:
             self._open.clear()

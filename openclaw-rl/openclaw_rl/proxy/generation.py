@@ -124,9 +124,10 @@ class Generation:
                 raise RequestError("the engine is not available; try again", status=503, code="engine_unavailable")
             sampled.resumed += 1
             sampled.is_joined |= bool(sampled.ids)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._serving.wait_open()
+            with self._serving.parked():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await self._serving.wait_open()
             if self._use is not None and not self._serving.still_serves(self._use):
                 await self._take_version()
 
@@ -146,7 +147,7 @@ class Generation:
             ignore_eos=self._extras.ignore_eos,
             sampling_seed=s.seed,
             skip_special_tokens=False,
-            json_schema=self._extras.json_schema,
+            json_schema=None if done else self._extras.json_schema,  # a grammar cannot start in the middle
         )
         if self._extras.logit_bias:
             sampling = sampling.model_copy(update={"logit_bias": self._extras.logit_bias})
@@ -208,9 +209,16 @@ class Generation:
         """Hold the current version, then let go of the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
         try:
-            self._use = await self._stack.enter_async_context(self._serving.use())
+            self._use = await self._stack.enter_async_context(self._serving.use(is_unbroken=self._is_unbroken))
         finally:
             await former.aclose()
+
+    @property
+    def _is_unbroken(self) -> bool:
+        """Whether the engine keeps state for it that a resumed call would not have."""
+        s = self._sampling
+        penalties = (s.frequency_penalty, s.presence_penalty, s.repetition_penalty - 1)
+        return s.seed is not None or any(penalties) or self._extras.json_schema is not None
 
     async def _leave_lost_version(self) -> bool:
         """A resumed call was refused: the restarted engine may not have the old adapter. False: that was not it."""
