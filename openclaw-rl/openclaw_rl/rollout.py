@@ -5,8 +5,8 @@ those that rest after a failure, everything else is read again. An event wakes a
 finds what no event told.
 
 What fails is one turn, not the server: a judge that cannot be asked is asked again with growing pauses, then the turn
-ends `unjudged`; a ledger that cannot write makes its worker wait, with the verdict in hand. Any other exception is a
-bug, and climbs to the app.
+goes on without a verdict, and the method decides what to make of it; a ledger that cannot write makes its worker wait,
+with the verdict in hand. Any other exception is a bug, and climbs to the app.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ import structlog
 
 from openclaw_rl.errors import AlignmentError, JudgeError, LedgerError, LedgerUnavailable, TeacherError
 from openclaw_rl.judge.judge import Judge, Undecided
+from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, Verdict
@@ -51,7 +52,7 @@ class RolloutLedger(Protocol):
 
     async def to_judge(self, limit: int, *, skip: Collection[str]) -> list[JudgedTurn]: ...
 
-    async def record_verdict(self, turn_id: str, verdict: Verdict) -> None: ...
+    async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None: ...
 
     async def to_score(self, limit: int, *, skip: Collection[str]) -> list[JudgedTurn]: ...
 
@@ -72,20 +73,24 @@ async def judge_turns(
     wake: asyncio.Event,
     *,
     judged: asyncio.Event | None = None,
+    meters: Meters | None = None,
     pace: Pace = USUAL_PACE,
 ) -> None:
     """Give paired turns their verdicts, `settings.workers` at once, until cancelled. `wake` is set when a turn was
-    paired; `judged` is set here."""
+    paired; `judged` is set here; `meters` learn whether the judge answers."""
+    health = meters or Meters()
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
+        verdict: Verdict | None = None
         try:
             verdict = await judge.verdict(turn)
         except Undecided as error:
             _log.warning("judge.undecided", turn_id=turn_id, error=str(error))
-            return partial(ledger.drop, turn_id, DropReason.UNJUDGED, str(error), seen_feedback=len(turn.feedback))
         except JudgeError as error:
-            raise _Failed(DropReason.UNJUDGED, str(error)) from error
+            health.failed("judge", str(error))
+            raise _Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
+        health.worked("judge")
         return partial(ledger.record_verdict, turn_id, verdict)
 
     stage = _Stage("judge", ledger, settings.workers, settings.retries, pace)
@@ -108,15 +113,17 @@ async def score_turns(
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
+        drop = partial(ledger.drop, turn_id, seen_feedback=len(turn.feedback))
         try:
             made = await method.score(turn, tools)
         except TeacherError as error:
-            raise _Failed(DropReason.METHOD, f"teacher: {error}") from error
+            detail = f"teacher: {error}"
+            raise _Failed(detail, partial(drop, DropReason.METHOD, detail)) from error
         except AlignmentError as error:  # it would come back at every start, and stop the server each time
             _log.error("score.misaligned", turn_id=turn_id, error=str(error))
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
-            return partial(ledger.drop, turn_id, made.reason, made.detail, seen_feedback=len(turn.feedback))
+            return partial(drop, made.reason, made.detail)
         return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
 
     stage = _Stage("score", ledger, workers, retries, pace)
@@ -124,11 +131,11 @@ async def score_turns(
 
 
 class _Failed(Exception):
-    """It may work later; after the last try the turn ends for this reason."""
+    """It may work later; after the last try `give_up` says what becomes of the turn."""
 
-    def __init__(self, reason: DropReason, detail: str) -> None:
+    def __init__(self, detail: str, give_up: Write | None = None) -> None:
         super().__init__(detail)
-        self.reason, self.detail = reason, detail
+        self.detail, self.give_up = detail, give_up
 
 
 class _Stage:
@@ -199,13 +206,14 @@ class _Stage:
                 if done is not None:
                     done.set()
             except _Failed as failure:
-                await self._fail(turn, failure)
+                if await self._fail(turn, failure) and done is not None:
+                    done.set()
         finally:
             self._busy.discard(turn_id)
             wake.set()
 
-    async def _fail(self, turn: JudgedTurn, failure: _Failed) -> None:
-        """Let the turn rest, or end it."""
+    async def _fail(self, turn: JudgedTurn, failure: _Failed) -> bool:
+        """Let the turn rest, or give it up; whether it has left this stage."""
         turn_id, seen = turn.turn.turn_id, len(turn.feedback)
         failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
         rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
@@ -214,14 +222,16 @@ class _Stage:
             _log.warning(
                 f"{self._name}.failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail
             )
-            return
+            return False
         _log.error(f"{self._name}.given_up", turn_id=turn_id, failures=failures, error=failure.detail)
+        drop = partial(self._ledger.drop, turn_id, DropReason.UNJUDGED, failure.detail, seen_feedback=seen)
         try:
-            await self._write(partial(self._ledger.drop, turn_id, failure.reason, failure.detail, seen_feedback=seen))
+            await self._write(failure.give_up or drop)
         except _Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
-            _log.error(f"{self._name}.not_dropped", turn_id=turn_id, error=refused.detail)
-        else:
-            self._forget(turn_id)
+            _log.error(f"{self._name}.not_given_up", turn_id=turn_id, error=refused.detail)
+            return False
+        self._forget(turn_id)
+        return True
 
     async def _write(self, write: Write) -> None:
         """Write, and wait while the ledger cannot. Raises _Failed when it will not: the turn may have moved on."""
@@ -232,7 +242,7 @@ class _Stage:
             except LedgerUnavailable as error:
                 _log.error(f"{self._name}.ledger_unavailable", error=str(error), pause_s=pause_s)
             except LedgerError as error:
-                raise _Failed(DropReason.UNJUDGED, f"not recorded: {error}") from error
+                raise _Failed(f"not recorded: {error}") from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
 

@@ -10,6 +10,7 @@ import pytest
 from openclaw_rl.errors import AlignmentError, JudgeError, LedgerError, LedgerUnavailable, TeacherError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.rollout import Pace, judge_turns, score_turns
 from openclaw_rl.settings import JudgeSettings
@@ -89,8 +90,8 @@ class MemoryLedger:
         self.ended[turn_id] = what
         self.changed.set()
 
-    async def record_verdict(self, turn_id: str, verdict: Verdict) -> None:
-        await self._end(turn_id, verdict.value)
+    async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None:
+        await self._end(turn_id, "no verdict" if verdict is None else verdict.value)
 
     async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
         await self._end(sample.sample_id, sample.reward)
@@ -144,10 +145,10 @@ class ScriptedJudge:
 
 
 @asynccontextmanager
-async def judging(ledger, judge, *, wake=None, judged=None, pace=FAST) -> AsyncIterator[None]:
+async def judging(ledger, judge, *, wake=None, judged=None, meters=None, pace=FAST) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(
-            judge_turns(ledger, judge, SETTINGS, wake or asyncio.Event(), judged=judged, pace=pace)
+            judge_turns(ledger, judge, SETTINGS, wake or asyncio.Event(), judged=judged, meters=meters, pace=pace)
         )
         yield
         worker.cancel()
@@ -190,14 +191,27 @@ async def test_after_the_last_retry_it_is_unjudged_and_never_zero() -> None:
     judge = ScriptedJudge({"a": [JudgeError("down")] * 9})
     ledger = MemoryLedger().add("a", "b")
     async with judging(ledger, judge):
-        assert await ledger.until(2) == {"b": 1, "a": "unjudged: down"}
+        assert await ledger.until(2) == {"b": 1, "a": "no verdict"}
     assert judge.seen.count("a") == 1 + SETTINGS.retries
+
+
+async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> None:
+    judge, judged, meters = ScriptedJudge({"a": [JudgeError("down")] * 3}), asyncio.Event(), Meters()
+    ledger = MemoryLedger().add("a")
+    async with judging(ledger, judge, judged=judged, meters=meters):
+        await ledger.until(1)
+        assert meters.problems() == ["judge: failed 3 times in a row, last: down"]
+        async with asyncio.timeout(20):
+            await judged.wait()
+        ledger.add("b")
+        await ledger.until(2)
+    assert meters.problems() == []
 
 
 async def test_undecided_is_not_asked_again() -> None:
     judge, ledger = ScriptedJudge({"a": [Undecided("a tie, twice")]}), MemoryLedger().add("a")
     async with judging(ledger, judge):
-        assert await ledger.until(1) == {"a": "unjudged: a tie, twice"}
+        assert await ledger.until(1) == {"a": "no verdict"}
     assert judge.seen == ["a"]
 
 
