@@ -141,6 +141,22 @@ class FrontEnd:
             stop=stop,
         )
 
+    def reply_ids(self, text: str) -> Ids:
+        """The tokens of a reply that says `text`, its end token included: what the model would have had to sample.
+
+        Read off a conversation in which such a reply stands; where the template writes past replies otherwise than it
+        lets new ones begin (an open think block), the text alone is tokenised.
+        """
+        user, reply = Message(role="user", content="a"), Message(role="assistant", content=text)
+        prompt, whole = self.render([user]), self.render([user, reply, user]).ids
+        begin = len(prompt.ids)
+        end = next((i for i in range(begin, len(whole)) if whole[i] in self.end_ids), None)
+        if whole[:begin] == prompt.ids and end is not None:
+            return whole[begin : end + 1]
+        thought = f"{self._format.think_end}\n\n" if prompt.reasoning_open else ""
+        body = self._pieces.encode(thought + str(self._pieces.protect(text, is_reply=True)))
+        return (*body, self._tokenizer.eos_token_id)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Plain text of ids, control tokens left out."""
         detokenizer = self._table.detokenizer()

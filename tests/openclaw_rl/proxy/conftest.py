@@ -111,6 +111,16 @@ def qwen(qwen_folder: Path) -> FrontEnd:
 
 
 @pytest.fixture(scope="session")
+def open_thinker(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
+    """Its prompts end inside a think block, and its past replies have none."""
+    template = tmp_path_factory.mktemp("thinker") / "template.jinja"
+    template.write_text(TEMPLATE.replace("elif open_thinking is defined and open_thinking", "else"))
+    return FrontEnd(
+        ModelSettings(reasoning_parser="qwen3", tool_call_parser="qwen25", chat_template=str(template)), qwen_folder
+    )
+
+
+@pytest.fixture(scope="session")
 def smollm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model's tokenizer, out of its GGUF file, without its weights."""
     from transformers import AutoTokenizer

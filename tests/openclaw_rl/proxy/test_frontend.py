@@ -122,3 +122,23 @@ def test_the_proxy_loads_without_torch(qwen_folder: Path) -> None:
     )
     child = subprocess.run([sys.executable, "-P", "-c", code, str(qwen_folder)], check=False)
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["Sleep early.", "Two\nlines, 漢字 🙂", " leading", "no <|im_end|> from a client", "0"]
+)
+def test_the_tokens_of_a_written_reply_stand_where_a_sampled_one_would(
+    qwen: FrontEnd, smollm: FrontEnd, text: str
+) -> None:
+    for frontend in (qwen, smollm):
+        reply = frontend.reply_ids(text)
+        assert [token in frontend.end_ids for token in reply] == [False] * (len(reply) - 1) + [True]
+        history = [user("How?"), Message(role="assistant", content=text), user("And?")]
+        prompt, whole = frontend.render([user("How?")]).ids, frontend.render(history).ids
+        assert whole[: len(prompt) + len(reply)] == prompt + reply
+
+
+def test_an_open_think_block_is_closed_before_a_written_reply(open_thinker: FrontEnd) -> None:
+    *body, end = open_thinker.reply_ids("Sleep early.")
+    assert end in open_thinker.end_ids
+    assert "".join(map(open_thinker.token_text, body)) == "</think>\n\nSleep early."
