@@ -36,6 +36,7 @@ from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
+from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.judge.ask import AskEngine, AskUrl
 from openclaw_rl.judge.judge import Judge
 from openclaw_rl.judge.llm import LlmJudge
@@ -43,6 +44,7 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router
@@ -171,6 +173,18 @@ class _Server:
                     model_name=model_name,
                     method=method.name,
                     started_at=started_at,
+                )
+            )
+        )
+
+        app.include_router(
+            build_feedback_router(
+                FeedbackDeps(
+                    ledger=ledger,
+                    keys=Keys(settings.server.api_keys),
+                    frontend=frontend,
+                    on_judged=judged.set,
+                    on_sampled=lease_wait.samples_came,
                 )
             )
         )
