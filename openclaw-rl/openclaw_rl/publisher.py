@@ -1,16 +1,16 @@
 """The publisher: commits become served versions. *gate → load → self-test → prewarm → switch → drain → unload.*
 
 It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the
-version that serves
-serving. Requests never wait for it: an adapter is loaded beside the old one, new requests take the new name, running
-ones finish.
+version that serves serving. Requests never wait for an adapter: it is loaded beside the old one, new requests take the
+new name, running ones finish. Full weights replace the engine's own (`full_weights`), and are tested once they serve:
+what fails then is swapped back.
 """
 
 import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -18,10 +18,11 @@ import structlog
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.errors import EngineError, EngineRefused, LedgerError
+from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Probe, Report
-from openclaw_rl.types import Ids, Version, VersionState
+from openclaw_rl.types import Ids, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -41,8 +42,16 @@ class GateResult:
 
 class Publisher:
     def __init__(
-        self, ledger: Ledger, engine: Engine, serving: ServingVersions, settings: PublisherSettings, data_dir: Path
+        self,
+        ledger: Ledger,
+        engine: Engine,
+        serving: ServingVersions,
+        settings: PublisherSettings,
+        data_dir: Path,
+        *,
+        base_folder: Path | None = None,
     ) -> None:
+        """base_folder: the base's weights, for a run of full weights that goes back to version 0."""
         self._ledger, self._engine, self._serving, self._settings, self._data_dir = (
             ledger,
             engine,
@@ -50,6 +59,10 @@ class Publisher:
             settings,
             data_dir,
         )
+        self._full = FullWeightSwap(
+            engine, serving, drain_s=settings.unbroken_drain_s, call_timeout_s=settings.call_timeout_s
+        )
+        self._base_folder = base_folder
         self._loaded: set[int] = set()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
@@ -65,6 +78,9 @@ class Publisher:
         """
         async with self._turn:
             version = await self._target()
+            if version.kind is WeightKind.FULL:
+                await self._restore_full(version)
+                return
             self._loaded.discard(version.weight_version)
             await self._load(version)
             self._switch(version.weight_version)
@@ -126,8 +142,7 @@ class Publisher:
         async with self._turn:
             version = await self._target()
             if version.weight_version != self._serving.current:
-                await self._load(version)
-                self._switch(version.weight_version)
+                await self._serve(version)
                 log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
@@ -163,7 +178,7 @@ class Publisher:
         """Serve a version that passed the gate before. Raises LedgerError when it did not."""
         await self._load(version)
         await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
-        self._switch(version.weight_version)
+        await self._serve(version)
 
     async def _publish(self, version: Version, *, newer_waits: bool) -> None:
         number = version.weight_version
@@ -176,7 +191,9 @@ class Publisher:
         if version.state is VersionState.CANDIDATE:
             report = Report.model_validate(json.loads(version.report_json))
             result = await self._gate(version, report)
-            refusal = result.refusal or await self._self_test(number, report.probes)
+            refusal = result.refusal
+            if refusal is None and version.kind is WeightKind.LORA:
+                refusal = await self._self_test(number, report.probes)
             self.last_gate = result
             bound.info("gate", step_kl=result.step_kl, base_kl=result.base_kl, refusal=refusal)
             if refusal:
@@ -190,8 +207,12 @@ class Publisher:
             return
         if version.state is not VersionState.LOADING:
             await self._ledger.set_version_state(number, VersionState.LOADING)
-        await self._prewarm(number)
-        self._switch(number)
+        if version.kind is WeightKind.FULL and (refusal := await self._try_full(version)) is not None:
+            await self._reject(number, refusal)
+            return
+        if version.kind is WeightKind.LORA:
+            await self._prewarm(number)
+            self._switch(number)
         await self._ledger.set_version_state(number, VersionState.SERVING)
         bound.info("published")
 
@@ -215,8 +236,11 @@ class Publisher:
         steps, ancestor = 0, version
         while ancestor.weight_version != serving and ancestor.parent is not None:
             steps, ancestor = steps + 1, versions[ancestor.parent]
-        step_kl = await self._kl(serving, version.weight_version)
-        base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
+        if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
+            step_kl, base_kl, steps = _probed_kl(report.probes), None, 1
+        else:
+            step_kl = await self._kl(serving, version.weight_version)
+            base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
         refusal = None
         # The serving version stands for the parent when versions between were superseded: each of their steps has its
         # own allowance.
@@ -265,15 +289,53 @@ class Publisher:
     async def _score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> tuple[float, ...]:
         async with asyncio.timeout(self._settings.call_timeout_s):
             score = await self._engine.score(
-                prompt_ids, response_ids, lora_path=adapter_name(number), extra_key=f"v{number}"
+                prompt_ids, response_ids, lora_path=self._serving.lora_path(number), extra_key=f"v{number}"
             )
         return score.log_probs
+
+    # -- the engine's own weights --------------------------------------------------------------------------------------
+
+    async def _serve(self, version: Version) -> None:
+        """Make new requests take this version."""
+        if version.kind is WeightKind.FULL:
+            times = await self._full.swap(version.weight_version, self._weights_of(version))
+            log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
+        else:
+            await self._load(version)
+            self._switch(version.weight_version)
+
+    async def _try_full(self, version: Version) -> str | None:
+        """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not."""
+        before = await self._ledger.version(self._serving.current)
+        await self._serve(version)
+        report = Report.model_validate(json.loads(version.report_json))
+        refusal = await self._self_test(version.weight_version, report.probes)
+        if refusal is not None:
+            await self._serve(before)
+        return refusal
+
+    async def _restore_full(self, version: Version) -> None:
+        """An engine that started again holds the base; one that was only away may still hold what it should."""
+        number, info = version.weight_version, await self._engine.model_info()
+        holds = info.weight_version or "default"
+        if holds == str(number) or (number == 0 and holds == "default"):
+            self._serving.switch(number, None)
+        else:
+            await self._serve(version)
+        log.info("serving", weight_version=number)
+
+    def _weights_of(self, version: Version) -> Path:
+        if version.folder is not None:
+            return self._data_dir / version.folder
+        if self._base_folder is None:
+            raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
+        return self._base_folder
 
     # -- the engine's adapters -----------------------------------------------------------------------------------------
 
     async def _load(self, version: Version) -> None:
         number, name = version.weight_version, adapter_name(version.weight_version)
-        if name is None or number in self._loaded:
+        if name is None or number in self._loaded or version.kind is WeightKind.FULL:
             return
         if version.folder is None:
             raise EngineRefused(f"version {number} has no folder", status=400)
@@ -320,6 +382,12 @@ class Publisher:
         for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._score(number, prompt_ids[:-1], prompt_ids[-1:])
+
+
+def _probed_kl(probes: Sequence[Probe]) -> float | None:
+    """KL(parent || new) by the trainer's own figures on its probes; None without any."""
+    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
+    return math.fsum(terms) / len(terms) if terms else None
 
 
 def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:

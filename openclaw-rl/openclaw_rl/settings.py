@@ -171,7 +171,8 @@ class MethodSettings(Branch):
     hint_max_tokens: int = Field(default=1024, ge=16)
     """Of one judge answer, reasoning included."""
     teacher: Literal["policy", "base", "ema"] = "policy"
-    """Whose log-probs, hint in the prompt, the student follows."""
+    """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
+    mean of the policy's (not built yet)."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """`teacher = "ema"`: share of the old teacher kept at each version."""
     student_term: Literal["engine", "trainer"] = "engine"
@@ -185,10 +186,18 @@ class MethodSettings(Branch):
     score_workers: int = Field(default=4, ge=1)
     """Turns scored at once; scoring yields to chats."""
 
+    @model_validator(mode="after")
+    def _built(self) -> Self:
+        if self.teacher == "ema":
+            raise ValueError('teacher "ema" is not built yet: use "policy" or "base"')
+        return self
+
 
 class TrainingSettings(Branch):
     enabled: bool = True
     """False: record and judge, never train."""
+    weights: Literal["lora", "full"] = "lora"
+    """What a version is: an adapter beside a frozen base, or the model's own weights. A ledger keeps to one of them."""
     batch_size: int = Field(default=16, ge=1)
     min_batch: int = Field(default=4, ge=1)
     max_wait_s: float = Field(default=1800.0, gt=0)
@@ -255,6 +264,8 @@ class PublisherSettings(Branch):
     prewarm_sessions: int = Field(default=1, ge=0)
     """Recently active sessions whose prompts are prefilled on a new version before the switch."""
     call_timeout_s: float = Field(default=120.0, gt=0)
+    unbroken_drain_s: float = Field(default=5.0, ge=0)
+    """Full weights: how long a swap waits for replies that cannot be cut and resumed whole (a grammar, a seed)."""
 
 
 class Settings(Branch):

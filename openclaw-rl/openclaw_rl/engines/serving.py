@@ -65,6 +65,10 @@ class ServingVersions:
             raise RuntimeError("no version serves yet")
         return self._current
 
+    def lora_path(self, weight_version: int) -> str | None:
+        """The adapter that answers as this version; None where the engine's own weights do."""
+        return self._lora_paths.get(weight_version, adapter_name(weight_version))
+
     @property
     def is_open(self) -> bool:
         return self._open.is_set()
@@ -90,7 +94,7 @@ class ServingVersions:
         """
         await self.wait_open()
         version = self.current if weight_version is None else weight_version
-        lora_path = self._lora_paths.get(version, adapter_name(version))
+        lora_path = self.lora_path(version)
         self._users[version] += 1
         self._unbroken += is_unbroken
         try:

@@ -115,7 +115,7 @@ class FakeEngine:
         self._users[request.lora_path] += 1
         finished = False
         try:
-            await self._unpaused.wait()
+            await self._unpaused_or_aborted(running)
             await self._sleep(running, len(request.input_ids), self.pacing.prefill_tokens_per_s)
             events = self._toy(running) if script is None else self._forced(running, script)
             async for reply in events:
@@ -267,7 +267,18 @@ class FakeEngine:
             if finish is not None:
                 return
             await asyncio.sleep(self._until_tick())
-            await self._unpaused.wait()
+            await self._unpaused_or_aborted(running)
+
+    async def _unpaused_or_aborted(self, running: _Running) -> None:
+        """A paused request that is aborted ends at once, as SGLang's does once it was retracted."""
+        if self._unpaused.is_set():
+            return
+        waits = [asyncio.ensure_future(self._unpaused.wait()), asyncio.ensure_future(running.aborted.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _until_tick(self) -> float:
         rate = self.pacing.tokens_per_s

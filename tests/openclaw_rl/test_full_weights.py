@@ -1,0 +1,267 @@
+"""Replacing an engine's own weights under running chats, over the fake engine whose log-probs tell its weights."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from openclaw_rl.engines.serving import Closed, ServingVersions
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.full_weights import FullWeightSwap
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.publisher import Publisher
+from openclaw_rl.settings import PublisherSettings, TrainingSettings
+from openclaw_rl.testing import FakeEngine, Scripted
+from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
+from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
+from openclaw_rl.types import (
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+    VersionState,
+    WeightKind,
+)
+
+PROMPT = (1, 5, 6)
+FOLDER = Path("weights")
+
+
+class World:
+    def __init__(self, *, drain_s: float = 0.0, call_timeout_s: float = 5.0) -> None:
+        self.engine = FakeEngine(pacing=Pacing(tokens_per_s=500))
+        self.serving = ServingVersions(hold_s=5)
+        self.serving.switch(0, None)
+        self.swapper = FullWeightSwap(self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s)
+
+    async def chat(self, number: int, *, tokens: int = 60, json_schema: str | None = None) -> Sampled:
+        running = Generation(
+            self.engine,
+            self.serving,
+            rid=f"r{number}",
+            prompt_ids=(*PROMPT, 7 + number),
+            sampling=SamplingParams(max_new_tokens=tokens),
+            end_ids=(),
+            extras=EngineExtras(json_schema=json_schema, ignore_eos=True),
+        )
+        async with running, aclosing(running.events()) as events:
+            async for _ in events:
+                pass
+        return running.sampled
+
+    def expected(self, number: int, sampled: Sampled) -> list[float]:
+        """Each token's log-prob under the weights of the version that its run names."""
+        ids, values, at = [*PROMPT, 7 + number, *sampled.ids], [], len(PROMPT) + 1
+        for version, length in sampled.runs:
+            for _ in range(length):
+                values.append(self.engine.policy.log_prob(ids[: at + 1], at, BASE_SEED ^ version))
+                at += 1
+        return values
+
+
+@asynccontextmanager
+async def chats(world: World, n: int, **fields: object) -> AsyncIterator[list[asyncio.Task[Sampled]]]:
+    """`n` chats in the middle of their replies."""
+    tasks = [asyncio.create_task(world.chat(k, **fields)) for k in range(n)]  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        while world.engine.running < n:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.02)
+    yield tasks
+
+
+async def test_cut_replies_go_on_and_every_token_names_the_weights_that_sampled_it() -> None:
+    world = World()
+    async with chats(world, 8) as tasks:
+        for version in (1, 2, 3):
+            await world.swapper.swap(version, FOLDER)
+            await asyncio.sleep(0.02)
+    for number, sampled in enumerate(await asyncio.gather(*tasks)):
+        assert (len(sampled.ids), sampled.finish, sampled.is_aligned) == (60, "length", True)
+        assert sum(length for _, length in sampled.runs) == 60
+        assert [version for version, _ in sampled.runs] == sorted({version for version, _ in sampled.runs})
+        assert len(sampled.runs) > 1, "no reply was cut: the test shows nothing"
+        assert sampled.log_probs == pytest.approx(world.expected(number, sampled))
+
+
+async def test_who_arrives_during_a_swap_waits_and_gets_the_new_weights() -> None:
+    world = World()
+    world.serving.close_gate(Closed.SWAP)
+    late = asyncio.create_task(world.chat(0, tokens=5))
+    await asyncio.sleep(0)
+    await world.swapper.swap(4, FOLDER)
+    assert (await late).runs == [[4, 5]]
+
+
+async def test_a_request_that_passed_the_gate_just_before_is_cut_too() -> None:
+    """It reaches the engine while that is paused: the pause holds it, and it must not start on the new weights under
+    the old version's name."""
+    world = World()
+    async with world.serving.use() as use:
+        swap = asyncio.create_task(world.swapper.swap(1, FOLDER))
+        await asyncio.sleep(0.12)
+        assert not swap.done()  # a use of the old version may still ask the engine
+        assert use.weight_version == 0
+    await swap
+    assert world.serving.current == 1
+
+
+async def test_a_failed_push_leaves_the_old_version_serving() -> None:
+    world = World()
+
+    async def broken(folder: Path, weight_version: int) -> None:
+        raise EngineGone("no such weights")
+
+    world.engine.update_weights = broken  # type: ignore[method-assign]
+    async with chats(world, 2) as tasks:
+        with pytest.raises(EngineError, match="no such weights"):
+            await world.swapper.swap(1, FOLDER)
+    assert world.serving.is_open
+    assert world.serving.current == 0
+    for sampled in await asyncio.gather(*tasks):
+        assert sampled.runs == [[0, 60]]
+
+
+async def test_a_reply_under_a_grammar_is_let_finish() -> None:
+    world = World(drain_s=5.0)
+    async with chats(world, 1, tokens=30, json_schema="{}") as (task,):
+        times = await world.swapper.swap(1, FOLDER)
+    assert (await task).runs == [[0, 30]]
+    assert times.finish_s > 0
+
+
+async def test_beyond_the_drain_it_is_cut_and_goes_on_without_its_grammar() -> None:
+    world = World(drain_s=0.0)
+    async with chats(world, 1, json_schema="{}") as (task,):
+        await world.swapper.swap(1, FOLDER)
+    sampled = await task
+    assert sampled.is_joined
+    assert [call.sampling_params.json_schema for call in world.engine.calls] == ["{}", None]
+
+
+async def test_the_keeper_and_a_swap_each_open_their_own_lock() -> None:
+    serving = ServingVersions(hold_s=1)
+    serving.switch(0, None)
+    serving.close_gate()
+    serving.close_gate(Closed.SWAP)
+    serving.open_gate(Closed.SWAP)
+    assert not serving.is_open
+    serving.open_gate()
+    assert serving.is_open
+
+
+async def commit(
+    ledger: Ledger, engine: FakeEngine, folder: Path, *, probe_error: float = 0.0, step: float = 0.1
+) -> int:
+    """One step of full weights: its probe is what the engine will answer once they are pushed, less an error."""
+    turn_id = f"turn-{uuid4().hex}"
+    reply = (11, 12, 13)
+    mask, runs = (True,) * 3, (VersionRun((await ledger.tip()).weight_version, 3),)
+    messages = (Message(role="user", content="q"),)
+    sampling = SamplingParams(max_new_tokens=8)
+    await ledger.begin(Request(turn_id, Scope("u", "s"), 0.0, messages, None, None, PROMPT, sampling))
+    turn = Turn(turn_id, turn_id, 0.0, reply, (-1.0,) * 3, mask, runs, "stop", Message(role="assistant", content="a"))
+    await ledger.finish(turn, TurnKey("r", "b", "h"))
+    await ledger.pair(turn_id, NextState((Message(role="user", content="thanks"),)), by_request_id=turn_id)
+    await ledger.record_verdict(turn_id, Verdict(1, (1,), "rules"))
+    await ledger.record_sample(Sample(turn_id, PROMPT, reply, mask, (-1.0,) * 3, runs, 0.7, reward=1.0))
+    lease = await ledger.lease(trainer="test", now=True)
+    assert lease is not None
+    number = lease.parent + 1
+    log_probs = list(engine.policy.log_probs((*PROMPT, *reply), len(PROMPT), BASE_SEED ^ number))
+    probe = Probe(
+        prompt_ids=list(PROMPT),
+        response_ids=list(reply),
+        log_probs=[value + probe_error for value in log_probs],
+        parent_log_probs=[value + step for value in log_probs],
+    )
+    (folder / "versions" / lease.lease_id).mkdir(parents=True)
+    manifest = Manifest(
+        folder=f"versions/{lease.lease_id}", kind=WeightKind.FULL, base_hash="base", sha256="x", weights_file="model"
+    )
+    report = Report(metrics={"loss": 0.1}, probes=[probe])
+    body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
+    assert await ledger.commit(body) == number
+    return number
+
+
+@asynccontextmanager
+async def published(tmp_path: Path) -> AsyncIterator[tuple[Ledger, World, Publisher]]:
+    identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=TrainingSettings(min_batch=1))
+    world = World()
+    publisher = Publisher(
+        ledger, world.engine, world.serving, PublisherSettings(), tmp_path, base_folder=tmp_path / "base"
+    )
+    await publisher.restore()
+    task = asyncio.create_task(publisher.run())
+    yield ledger, world, publisher
+    assert not task.done(), task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await ledger.aclose()
+
+
+async def ends(ledger: Ledger, number: int, state: VersionState) -> None:
+    async with asyncio.timeout(10):
+        while (await ledger.version(number)).state is not state:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_commit_is_gated_by_the_trainers_figures_pushed_tested_and_served(tmp_path: Path) -> None:
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path)
+        publisher.wake()
+        await ends(ledger, number, VersionState.SERVING)
+        assert (world.serving.current, world.engine.weight_version) == (1, 1)
+        assert publisher.last_gate is not None
+        assert publisher.last_gate.step_kl == pytest.approx(0.1)
+        async with world.serving.use() as use:
+            assert (use.lora_path, use.extra_key) == (None, "v1")
+
+
+async def test_a_step_beyond_the_bound_is_never_pushed(tmp_path: Path) -> None:
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path, step=9.0)
+        publisher.wake()
+        await ends(ledger, number, VersionState.REJECTED)
+        assert world.engine.weight_version == 0
+
+
+async def test_weights_that_are_not_the_trainers_are_swapped_back(tmp_path: Path) -> None:
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path, probe_error=0.5)
+        publisher.wake()
+        await ends(ledger, number, VersionState.REJECTED)
+        assert (world.serving.current, world.engine.weight_version) == (0, 0)
+        assert (await ledger.tip()).weight_version == 0
+
+
+async def test_an_engine_that_came_back_empty_gets_the_serving_weights(tmp_path: Path) -> None:
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path)
+        publisher.wake()
+        await ends(ledger, number, VersionState.SERVING)
+        world.engine.weight_version = 0  # it was restarted: the base
+        await publisher.restore()
+        assert world.engine.weight_version == number
+
+
+async def test_an_engine_that_never_lets_go_is_given_up_on() -> None:
+    world = World(call_timeout_s=0.2)
+    world.engine.script(Scripted(ids=(1, 2, 3)))
+    async with world.serving.use():
+        with pytest.raises(EngineGone, match="did not end within"):
+            await world.swapper.swap(1, FOLDER)
+    assert world.serving.is_open
+    assert world.serving.current == 0
