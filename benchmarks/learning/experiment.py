@@ -1,0 +1,300 @@
+"""Runs of the learning benchmark: what is varied, how many runs are trained in step, and what each writes down."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from learning.engine import ForwardEngine
+from learning.fleet import Fleet
+from learning.measures import Quality, quality
+from learning.preferences import PREFERENCES, Preference, Topic, topics
+from learning.simulation import Batch, Simulation
+from learning.subject import Subject
+from openclaw_opd.prompts import hinted
+from openclaw_rl.messages import Message
+from openclaw_rl.methods.base import Method
+from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.trainers.base import NoStep
+from openclaw_rl.types import SamplingParams
+
+METHODS = ("binary_rl", "opd", "combine")
+ENDS = ("base", "hinted", "complained")
+"""The base; the base that reads the wish as one canonical sentence; the base that reads a complaint as it was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs from the settings we ship. Its name stands in the table."""
+
+    name: str = "default"
+    changes: tuple[tuple[str, str], ...] = ()
+    """(setting of `trainer` or `method`, or `reads_request`; value as text)."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Variant":
+        """`name:key=value,key=value`; the name is the changes where it is left out."""
+        name, _, changes = text.rpartition(":")
+        pairs = [pair.split("=", 1) for pair in changes.split(",") if pair]
+        return cls(name or changes or "default", tuple((key.strip(), value.strip()) for key, value in pairs))
+
+    def settings(self, device: str, seed: int, method: str) -> tuple[TrainerSettings, MethodSettings, bool]:
+        trainer: dict[str, Any] = {"device": device, "seed": seed}
+        own: dict[str, Any] = {"name": method, "hint_source": "verbatim", "hint_votes": 1}
+        reads_request = False
+        for key, value in self.changes:
+            if key == "reads_request":
+                reads_request = value.casefold() in ("1", "true", "yes")
+            elif key in TrainerSettings.model_fields:
+                trainer[key] = value
+            else:
+                own[key] = value  # an unknown one is refused by name
+        trainer.setdefault("micro_batch_tokens", 4096 if device == "cuda" else 1024)
+        return TrainerSettings(**trainer), MethodSettings(**own), reads_request
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    method: str
+    preference: str
+    seed: int
+    variant: Variant = Variant()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of everything."""
+
+    updates: int = 8
+    turns: int = 16
+    reply_tokens: int = 96
+    marks: tuple[int, ...] = (1, 2, 4, 8)
+    """Updates after which is measured."""
+    held_out: int = 48
+    replies: int = 2
+    """Per held-out topic."""
+    others: int = 3
+    """Other questions that relevance is compared with."""
+    temperature: float = 0.7
+
+
+@dataclass(slots=True)
+class Record:
+    """One line of the results."""
+
+    method: str
+    preference: str
+    seed: int
+    variant: str
+    update: int
+    quality: dict[str, float]
+    training: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    complaints: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def method_of(name: str) -> Method:
+    """By import, not by entry point: a GPU host may run a checkout that is not installed."""
+    if name == "binary_rl":
+        from openclaw_rl.methods.binary_rl import METHOD
+    elif name == "opd":
+        from openclaw_opd.method import METHOD
+    else:
+        from openclaw_combine.method import METHOD
+    return METHOD  # type: ignore[return-value]
+
+
+class Trained:
+    """One run: its policy, its learner, its user."""
+
+    def __init__(self, run: Run, subject: Subject, plan: Plan) -> None:
+        trainer, own, reads_request = run.variant.settings(subject.device, run.seed, run.method)
+        self.run, self.preference, self._subject, self._plan = run, PREFERENCES[run.preference], subject, plan
+        self.policy = subject.policy(trainer)
+        method = method_of(run.method)
+        self._learner = subject.learner(self.policy, method, trainer, own)
+        self._user = Simulation(
+            subject,
+            self.preference,
+            method,
+            own,
+            ForwardEngine(self.policy),
+            seed=run.seed,
+            reads_request=reads_request,
+        )
+        self._sampling = SamplingParams(plan.reply_tokens, temperature=plan.temperature)
+        self.metrics: dict[str, float] = {}
+        self.batch = Batch()
+
+    def asked(self, update: int) -> list[Topic]:
+        """Equal for all methods and variants of a seed."""
+        return random.Random(1000 * self.run.seed + update).sample(topics("train"), self._plan.turns)
+
+    async def learn(self, update: int, asked: Sequence[Topic], prompts: Any, replies: Any) -> None:
+        self.batch = await self._user.round(asked, prompts, replies, update - 1, self._sampling)
+        self.metrics = {}
+        if not self.batch.samples:
+            return  # nothing to learn from: no step
+        result = self._learner.step(self.batch.samples, lambda: None)
+        if isinstance(result, NoStep):
+            raise RuntimeError(f"{self.run}: {result.reason}")
+        self.metrics = dict(result.metrics)
+
+    def record(self, update: int, found: Quality, started: float) -> Record:
+        told = ("loss", "grad_norm", "abs_log_ratio", "masked_share", "samples", "trained_tokens", "learner_s")
+        rewards = self.batch.rewards
+        return Record(
+            self.run.method,
+            self.run.preference,
+            self.run.seed,
+            self.run.variant.name,
+            update,
+            found.as_dict(),
+            {key: self.metrics[key] for key in told if key in self.metrics}
+            | {"verdict_mean": sum(rewards) / max(1, len(rewards))},
+            dict(self.batch.dropped),
+            dict(self.batch.complaints),
+            round(time.perf_counter() - started, 1),
+        )
+
+
+def train_together(
+    subject: Subject, runs: Sequence[Run], plan: Plan, write: Callable[[Record], None], started: float
+) -> None:
+    """Train the runs in step: one sampler serves them all."""
+    trained = [Trained(run, subject, plan) for run in runs]
+    fleet = Fleet([one.policy for one in trained], subject.end_id)
+    for update in range(1, plan.updates + 1):
+        asked = [one.asked(update) for one in trained]
+        prompts = [
+            [subject.prompt(one.preference.question(t)) for t in own] for one, own in zip(trained, asked, strict=True)
+        ]
+        seeds = [1000 * one.run.seed + update for one in trained]
+        replies = fleet.generate(prompts, plan.reply_tokens, plan.temperature, seeds)
+
+        async def learn_all(update: int = update, asked: Any = asked, prompts: Any = prompts, replies: Any = replies):
+            for one, *own in zip(trained, asked, prompts, replies, strict=True):
+                await one.learn(update, *own)
+
+        asyncio.run(learn_all())
+        fleet.refresh()
+        if update in plan.marks:
+            for one, found in zip(trained, measure(subject, fleet, trained, plan), strict=True):
+                write(one.record(update, found, started))
+
+
+def measure(subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Plan) -> list[Quality]:
+    asked = topics("held_out")[: plan.held_out] * plan.replies
+    prompts = [[subject.prompt(one.preference.question(topic)) for topic in asked] for one in trained]
+    seeds = [500_000 + one.run.seed for one in trained]
+    replies = fleet.generate(prompts, plan.reply_tokens, plan.temperature, seeds)
+    return [
+        quality(
+            subject,
+            one.policy,
+            one.preference,
+            asked,
+            own_prompts,
+            own,
+            temperature=plan.temperature,
+            others=plan.others,
+        )
+        for one, own_prompts, own in zip(trained, prompts, replies, strict=True)
+    ]
+
+
+def measure_ends(
+    subject: Subject,
+    preferences: Sequence[str],
+    seeds: Sequence[int],
+    plan: Plan,
+    write: Callable[[Record], None],
+    started: float,
+) -> None:
+    """What the base does, and what it does with the hint in its prompt: the two ends of what can be learned."""
+    policy = subject.policy(TrainerSettings(device=subject.device))
+    fleet = Fleet([policy], subject.end_id)
+    asked = topics("held_out")[: plan.held_out] * plan.replies
+    for name in preferences:
+        preference = PREFERENCES[name]
+        plain = [subject.prompt(preference.question(topic)) for topic in asked]
+        for end in ENDS:
+            for seed in seeds:
+                prompts = [subject.prompt(_asked(preference, topic, end, n)) for n, topic in enumerate(asked)]
+                replies = fleet.generate([prompts], plan.reply_tokens, plan.temperature, [500_000 + seed])[0]
+                found = quality(
+                    subject,
+                    policy,
+                    preference,
+                    asked,
+                    prompts,
+                    replies,
+                    temperature=plan.temperature,
+                    others=plan.others,
+                    plain_prompts=plain,
+                )
+                seconds = round(time.perf_counter() - started, 1)
+                write(Record(end, name, seed, "", 0, found.as_dict(), seconds=seconds))
+
+
+def _asked(preference: Preference, topic: Topic, end: str, n: int) -> str:
+    """The question as the end reads it; a hint stands where the product's teacher reads it."""
+    question = preference.question(topic)
+    if end == "base":
+        return question
+    wrong = preference.too_long or preference.has_list
+    hint = preference.hint if end == "hinted" else wrong.said[n % len(wrong.said)]
+    changed = hinted((Message(role="user", content=question),), hint)
+    assert changed is not None
+    return changed[0].text()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one worker process does."""
+
+    model: ModelSettings
+    cache: Path
+    device: str
+    threads: int
+    plan: Plan
+    results: Path
+    runs: tuple[Run, ...] = ()
+    ends_of: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+def work(job: Job) -> None:
+    """A worker process's whole life. Results are lines appended as they come: a run that is cut leaves what it had."""
+    import torch
+
+    started = time.perf_counter()
+    torch.set_num_threads(job.threads)
+    subject = Subject(job.model, job.cache, job.device)
+
+    def write(record: Record) -> None:
+        with job.results.open("a") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+        q = record.quality
+        print(
+            f"{record.preference:8} {record.method:10} {record.variant:22} seed {record.seed} update {record.update}: "
+            f"score {q['score']:.2f} kl {q['kl']:.2f} relevance {q['relevance']:.2f} fluency {q['fluency']:.2f} "
+            f"words {q['words']:.0f} ({record.seconds:.0f} s)",
+            flush=True,
+        )
+
+    if job.ends_of:
+        measure_ends(subject, job.ends_of, job.seeds, job.plan, write, started)
+    if job.runs:
+        train_together(subject, job.runs, job.plan, write, started)
+
+
+def shared_out(runs: Sequence[Run], workers: int, template: Job) -> list[Job]:
+    """Jobs of about equal size; runs that differ in method lie side by side, so that every worker has some of each."""
+    parts = [tuple(runs[k::workers]) for k in range(workers)]
+    return [replace(template, runs=part) for part in parts if part]

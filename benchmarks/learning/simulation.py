@@ -1,0 +1,159 @@
+"""One run's conversations: sampled replies become turns, a simulated user answers, the method makes samples of them.
+
+From the user's message on, everything is the product's: the rules judge reads it, `method.score` finds the hint and
+asks for the scoring pair, and what it drops is dropped.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learning.engine import ForwardEngine
+from learning.fleet import Reply
+from learning.preferences import THANKS, Complaint, Preference, Topic
+from learning.subject import Subject
+from openclaw_rl.engines.serving import ServingVersions, adapter_name
+from openclaw_rl.judge.llm import Answer
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.messages import Message
+from openclaw_rl.methods.base import Dropped, Method, ScoringTools
+from openclaw_rl.settings import MethodSettings
+from openclaw_rl.types import (
+    Ids,
+    JudgedTurn,
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    VersionRun,
+)
+
+CONTEXT = 8192
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one round of turns gave."""
+
+    samples: list[Sample] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    rewards: list[int] = field(default_factory=list)
+    """The judge's verdicts of all turns."""
+    complaints: Counter[str] = field(default_factory=Counter)
+
+
+class Simulation:
+    """The user of one run, and the method that listens."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        preference: Preference,
+        method: Method,
+        settings: MethodSettings,
+        engine: ForwardEngine,
+        *,
+        seed: int,
+        reads_request: bool,
+    ) -> None:
+        self._subject, self._preference, self._method = subject, preference, method
+        self._settings, self._engine = settings, engine
+        self._reads_request = reads_request
+        self._dice = random.Random(seed)
+
+    async def round(
+        self,
+        asked: Sequence[Topic],
+        prompts: Sequence[Ids],
+        replies: Sequence[Reply],
+        version: int,
+        sampling: SamplingParams,
+    ) -> Batch:
+        batch, turns = Batch(), []
+        for n, (topic, prompt, reply) in enumerate(zip(asked, prompts, replies, strict=True)):
+            complaint = self._complaint(topic, reply)
+            batch.complaints[complaint.name if complaint else "thanks"] += 1
+            said = self._dice.choice(complaint.said if complaint else THANKS)
+            turns.append((self._turn(f"v{version}-{n}", topic, prompt, reply, said, version, sampling), complaint))
+        serving = ServingVersions(hold_s=60)
+        serving.switch(version, adapter_name(version))
+        tools = ScoringTools(
+            settings=self._settings,
+            teacher=self._engine,  # type: ignore[arg-type]
+            serving=serving,
+            render=self._render,
+            context_length=CONTEXT,
+            slots=asyncio.Semaphore(len(turns)),
+        )
+        scored = await asyncio.gather(*(self._scored(turn, complaint, tools) for turn, complaint in turns))
+        for judged, outcome in scored:
+            batch.rewards.append(judged.verdict.value if judged.verdict else 0)
+            if isinstance(outcome, Dropped):
+                batch.dropped[f"{outcome.reason}: {outcome.detail}".rstrip(": ")] += 1
+            else:
+                batch.samples.append(outcome)
+        return batch
+
+    def _complaint(self, topic: Topic, reply: Reply) -> Complaint | None:
+        return self._preference.complaint(
+            topic,
+            self._subject.text(reply.ids),
+            has_ended=reply.ids[-1] == self._subject.end_id,
+            reads_request=self._reads_request,
+        )
+
+    async def _scored(
+        self, turn: JudgedTurn, complaint: Complaint | None, tools: ScoringTools
+    ) -> tuple[JudgedTurn, Sample | Dropped]:
+        verdict = await RulesJudge().verdict(turn)
+        judged = JudgedTurn(turn.request, turn.turn, turn.next_state, verdict)
+
+        async def ask(prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
+            """With `hint_source = "judge"`: a judge that always writes the wish in one canonical sentence."""
+            hint = f"\\boxed{{1}}\n[HINT_START]{self._preference.hint}[HINT_END]"
+            return Answer(hint if complaint else "\\boxed{-1}", is_cut=False)
+
+        own = ScoringTools(
+            settings=tools.settings,
+            teacher=tools.teacher,
+            serving=tools.serving,
+            render=tools.render,
+            ask=ask,
+            context_length=tools.context_length,
+            slots=tools.slots,
+            meters=tools.meters,
+        )
+        return judged, await self._method.score(judged, own)
+
+    def _render(self, messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
+        return self._subject.prompt(*(message.text() for message in messages))
+
+    def _turn(
+        self, turn_id: str, topic: Topic, prompt: Ids, reply: Reply, said: str, version: int, sampling: SamplingParams
+    ) -> JudgedTurn:
+        request = Request(
+            request_id=turn_id,
+            scope=Scope("user", turn_id),
+            received_at=0.0,
+            messages=(Message(role="user", content=self._preference.question(topic)),),
+            tools_json=None,
+            template_kwargs_json=None,
+            prompt_ids=prompt,
+            sampling=sampling,
+        )
+        turn = Turn(
+            turn_id=turn_id,
+            request_id=turn_id,
+            finished_at=0.0,
+            response_ids=reply.ids,
+            rollout_log_probs=reply.log_probs,
+            loss_mask=(True,) * len(reply.ids),
+            versions=(VersionRun(version, len(reply.ids)),),
+            finish_reason="stop" if reply.ids[-1] == self._subject.end_id else "length",
+            reply=Message(role="assistant", content=self._subject.text(reply.ids)),
+        )
+        return JudgedTurn(request, turn, NextState((Message(role="user", content=said),)))

@@ -1,0 +1,73 @@
+"""The model under test: prompts, exact log-probs, and one trainable policy per run, on a base that is loaded once.
+
+The policies and what they learn with are the product's own (`LoraPolicy`, `LoraLearner`); they share the base's
+tensors.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from openclaw_rl.engines import bundled
+from openclaw_rl.methods.base import Method
+from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.trainers.batches import Piece, Row, micro_batches
+from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.types import Ids
+
+PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Positions computed in one forward pass without gradient."""
+
+
+class Subject:
+    def __init__(self, model: ModelSettings, cache: Path, device: str) -> None:
+        resolved = bundled.resolve(model, cache)
+        self.name, self.device = resolved.name, device
+        self.base_hash = bundled.base_hash(resolved)
+        self.tokenizer = bundled.load_tokenizer(resolved)
+        self.end_id = int(self.tokenizer.eos_token_id)
+        self._base = bundled.load_model(resolved, device=device)
+
+    def policy(self, settings: TrainerSettings) -> LoraPolicy:
+        """A new policy that starts as the base. The frozen tensors are shared, never copied."""
+        frozen = {id(tensor): tensor for tensor in (*self._base.parameters(), *self._base.buffers())}
+        policy = LoraPolicy(copy.deepcopy(self._base, frozen), settings)
+        policy.reset(settings.seed)
+        return policy
+
+    def learner(
+        self, policy: LoraPolicy, method: Method, settings: TrainerSettings, method_settings: MethodSettings
+    ) -> LoraLearner:
+        learner = LoraLearner(policy, method, settings, method_settings, base_hash=self.base_hash)
+        learner.load(None, fresh_moments=False)
+        return learner
+
+    def prompt(self, *messages: str) -> Ids:
+        """A conversation that starts with the user, rendered up to the policy's next reply."""
+        roles = ("user", "assistant")
+        chat = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
+        return self.encode(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+    def encode(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def text(self, ids: Ids) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
+
+@torch.no_grad()
+def forced_log_probs(
+    policy: LoraPolicy, pairs: Sequence[tuple[Ids, Ids]], temperature: float = 1.0
+) -> list[list[float]]:
+    """log π(token | all before it) of each (prompt, reply)'s reply tokens, by a plain batched forward in fp32."""
+    rows = [
+        Row(prompt + reply, (Piece(n, len(prompt), len(reply), tuple(range(len(reply))), temperature),))
+        for n, (prompt, reply) in enumerate(pairs)
+    ]
+    found: dict[int, list[float]] = {}
+    for batch in micro_batches(rows, PASS_TOKENS[policy.device.type]):
+        found |= {n: values.tolist() for n, values in policy.log_probs(batch).items()}
+    return [found[n] for n in range(len(pairs))]

@@ -1,0 +1,150 @@
+"""Do the three methods teach a preference, and at what cost? The bundled model, two preferences, three seeds.
+
+    python benchmarks/learning_preferences.py --preset gpu        one GPU: the settings we ship, 3 methods × 2 × 3 seeds
+    python benchmarks/learning_preferences.py --preset sweep      one GPU: the variants of `SWEEP`, one seed
+    python benchmarks/learning_preferences.py --preset cpu        two CPU cores, five minutes: one seed, fewer of all
+    python benchmarks/learning_preferences.py --report A.jsonl …  tables and curves of results that exist
+
+The policy answers questions of the training topics, 16 a round; a user simulated by rules says thanks or complains in
+words; the product's own rules judge, method, loss and LoRA step learn from it (≤ 8 updates, each on new replies of the
+current policy). Before and after, replies to held-out topics are scored by rule, as a share of the way from the base to
+the base that reads the hint, and beside it KL, fluency and relevance to the question: a score alone can be hacked
+(`learning/measures.py`). Scoring pairs come from a plain batched forward that stands in for the engine
+(`learning/engine.py`), replies from a batched sampler (`learning/fleet.py`).
+
+`--variant NAME:key=value,…` changes settings of `trainer` or `method`, or `reads_request=1`: a user who also complains
+of what is not about the question. `hint_source=judge` stands for a judge that writes the wish in one canonical
+sentence; the default, `verbatim`, takes the complaint as it was said.
+"""
+
+import argparse
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from learning.experiment import METHODS, Job, Plan, Run, Variant, shared_out, work
+from learning.preferences import PREFERENCES
+from learning.report import load, write_report
+
+from openclaw_rl.engines import bundled
+from openclaw_rl.settings import ModelSettings
+
+PLANS = {
+    "gpu": Plan(),
+    "sweep": Plan(marks=(2, 4, 8), replies=1),
+    "cpu": Plan(updates=3, marks=(1, 3), reply_tokens=56, held_out=12, replies=1, others=1),
+    "smoke": Plan(updates=1, turns=2, marks=(1,), reply_tokens=8, held_out=3, replies=1, others=1),
+}
+SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "cpu": (0,), "smoke": (0,)}
+SWEEP: dict[str, tuple[str, ...]] = {
+    "binary_rl": (
+        "default:",
+        "lr=3e-4:learning_rate=3e-4",
+        "lr=3e-4 kl=.05:learning_rate=3e-4,kl_coef=0.05",
+        "lr=3e-4 ema:learning_rate=3e-4,baseline=ema",
+        "lr=3e-4 reads:learning_rate=3e-4,reads_request=1",
+        "lr=3e-4 reads kl=.05 ema:learning_rate=3e-4,reads_request=1,kl_coef=0.05,baseline=ema",
+    ),
+    "opd": (
+        "default:",
+        "lr=3e-4:learning_rate=3e-4",
+        "lr=3e-4 judge:learning_rate=3e-4,hint_source=judge",
+        "lr=3e-4 clip=1:learning_rate=3e-4,opd_clip=1",
+        "lr=3e-4 clip=5:learning_rate=3e-4,opd_clip=5",
+        "lr=3e-4 base teacher:learning_rate=3e-4,teacher=base",
+        "lr=3e-4 kl=.05:learning_rate=3e-4,kl_coef=0.05",
+        "lr=3e-4 top_k=20:learning_rate=3e-4,top_k=20",
+        "lr=6e-4:learning_rate=6e-4",
+    ),
+    "combine": (
+        "default:",
+        "lr=3e-4:learning_rate=3e-4",
+        "lr=3e-4 w=.3:learning_rate=3e-4,binary_weight=0.3",
+        "lr=3e-4 w=.1:learning_rate=3e-4,binary_weight=0.1",
+        "lr=3e-4 w=.3 kl=.05:learning_rate=3e-4,binary_weight=0.3,kl_coef=0.05",
+        "lr=3e-4 reads:learning_rate=3e-4,reads_request=1",
+        "lr=3e-4 w=.3 reads ema:learning_rate=3e-4,binary_weight=0.3,reads_request=1,baseline=ema",
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--preset", choices=sorted(PLANS), default="cpu")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(PREFERENCES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=None)
+    parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
+    parser.add_argument("--updates", type=int, default=None)
+    parser.add_argument("--workers", type=int, default=None, help="processes; by the preset when unset")
+    parser.add_argument("--threads", type=int, default=None, help="of each worker")
+    parser.add_argument("--device", default=None, help="cpu or cuda; by the preset when unset")
+    parser.add_argument("--model", default="bundled", help="`bundled`, a folder, a .gguf file (a Llama model)")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/openclaw-rl").expanduser())
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--name", default=None, help="of the results; the preset when unset")
+    parser.add_argument("--report", nargs="+", type=Path, default=None, help="only report these .jsonl files")
+    args = parser.parse_args()
+    name = f"learning_preferences-{args.name or args.preset}"
+    if args.report:
+        print(write_report(load(args.report), args.out / name, {}))
+        return 0
+
+    started, is_gpu = time.perf_counter(), args.preset in ("gpu", "sweep")
+    device = args.device or ("cuda" if is_gpu else "cpu")
+    plan = PLANS[args.preset]
+    if args.updates:
+        plan = replace(plan, updates=args.updates, marks=tuple(sorted({*plan.marks, args.updates} - {0})))
+    seeds = tuple(args.seeds or SEEDS[args.preset])
+    chosen = {
+        method: args.variant or (SWEEP[method] if args.preset == "sweep" else ("default:",)) for method in METHODS
+    }
+    runs = [
+        Run(method, preference, seed, Variant.parse(text))
+        for seed in seeds
+        for preference in args.preferences
+        for method in args.methods
+        for text in chosen[method]
+    ]
+    workers = args.workers or (5 if device == "cuda" else 1)
+    model = ModelSettings(path=args.model)
+    bundled.base_hash(bundled.resolve(model, args.cache))  # once, before the workers race for it
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = args.out / f"{name}.jsonl"
+    results.unlink(missing_ok=True)
+    threads = args.threads or (2 if device == "cuda" else os.cpu_count() or 1)
+    empty = Job(model, args.cache, device, threads, plan, results, seeds=seeds)
+    jobs = [*shared_out(runs, workers, empty), replace(empty, ends_of=tuple(args.preferences))]
+    if device == "cpu":
+        jobs.reverse()
+    print(f"{len(runs)} runs in {len(jobs)} jobs on {device}", flush=True)
+    with ProcessPoolExecutor(
+        len(jobs) if device == "cuda" else 1, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        failed = [error for done in [pool.submit(work, job) for job in jobs] if (error := done.exception())]
+    about = {
+        "model": bundled.model_display_name(model),
+        "device": _device_name(device),
+        "plan": str(plan),
+        "seconds": round(time.perf_counter() - started),
+    }
+    print(write_report(load([results]), args.out / name, about))
+    print(f"{about['seconds']} s → {results}")
+    for error in failed:
+        print(f"a worker failed: {error!r}")
+    return 1 if failed else 0
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return f"{os.cpu_count()} CPU cores"
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
