@@ -1,8 +1,11 @@
-"""Runs a module as a supervised child: `python -m openclaw_rl.supervised MODULE [ARGS …]`.
+"""Runs a module as a supervised child: `python -m openclaw_rl.supervised [--env NAME=VALUE …] MODULE [ARGS …]`.
 
 The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child
 gets SIGTERM, and
 leaves for good after `GRACE_S`. So a killed server leaves no orphan engine behind.
+
+Standard library only: the interpreter of another environment, where our packages are not installed, runs this file by
+its path.
 """
 
 import os
@@ -25,5 +28,9 @@ def _hold_lifeline() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_hold_lifeline, name="lifeline", daemon=True).start()
+    while sys.argv[1] == "--env":
+        name, _, value = sys.argv[2].partition("=")
+        os.environ[name] = value
+        del sys.argv[1:3]
     module, sys.argv = sys.argv[1], sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

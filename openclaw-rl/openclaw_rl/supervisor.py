@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import structlog
 log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
+_SUPERVISED = Path(__file__).with_name("supervised.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,18 @@ class Child:
         log_file: Path,
         stop_grace_s: float = 20.0,
         on_exit: Callable[[], Awaitable[None]] | None = None,
+        is_foreign: bool = False,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """python: None: this interpreter.
+        is_foreign: `python` is of an environment without our packages.
+        environ: variables on top of ours.
+        """
         self.name = name
-        self._argv = [python or sys.executable, "-m", "openclaw_rl.supervised", module, *args]
+        # -I: neither our folder nor our PYTHONPATH may shadow modules of the other environment.
+        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.supervised"]
+        variables = [word for variable, value in (environ or {}).items() for word in ("--env", f"{variable}={value}")]
+        self._argv = [python or sys.executable, *start, *variables, module, *args]
         self._log_file = log_file
         self._stop_grace_s = stop_grace_s
         self._on_exit = on_exit
@@ -69,6 +79,7 @@ class Child:
                 await self._spawn()
                 assert self._process is not None
                 self._last_exit = await self._process.wait()
+                self._end_group()
                 if self._stopping:
                     return
                 if self._on_exit:
@@ -99,6 +110,12 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+    def _end_group(self) -> None:
+        """What the process left behind (it led a group of its own): a restart must find its GPU memory free."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _spawn(self) -> None:
         descriptor = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

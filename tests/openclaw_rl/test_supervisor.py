@@ -79,3 +79,55 @@ async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
         for pid in pids(seen):
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def environment_with(root: Path, name: str, source: str) -> Path:
+    """The interpreter of a fresh environment that has this one module."""
+    (root / f"{name}.py").write_text(source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
+    (next((root / "venv" / "lib").glob("python3*")) / "site-packages" / "there.pth").write_text(f"{root}\n")
+    return root / "venv" / "bin" / "python"
+
+
+async def test_a_foreign_interpreter_needs_none_of_our_packages_and_gets_its_variables(tmp_path: Path) -> None:
+    """As SGLang's environment: isolated from our PYTHONPATH, and the module is the main one."""
+    source = (
+        "import os, sys\n"
+        "print(sys.flags.isolated, os.environ['A_SWITCH'], 'openclaw_rl' in sys.modules, __name__, sys.argv[1:])\n"
+    )
+    child = Child(
+        "c",
+        "foreign_module",
+        ["--flag", "value"],
+        python=str(environment_with(tmp_path, "foreign_module", source)),
+        log_file=tmp_path / "log",
+        is_foreign=True,
+        environ={"A_SWITCH": "off"},
+    )
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(child.run())
+        await until(lambda: child.last_line() != "it said nothing")
+        task.cancel()
+    assert child.last_line() == "1 off False __main__ ['--flag', 'value']"
+
+
+async def test_what_a_killed_child_left_behind_is_ended_too(tmp_path: Path) -> None:
+    """An engine's workers hold its GPU memory."""
+    source = (
+        "import os, subprocess, sys, time\n"
+        "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()} {worker.pid}\\n'); time.sleep(600)\n"
+    )
+    seen = tmp_path / "pids"
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        child = Child("c", module(tmp_path, source), [str(seen)], python=None, log_file=tmp_path / "log")
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(child.run())
+            await until(lambda: seen.exists() and seen.read_text().count("\n") == 1)
+            own, worker = map(int, seen.read_text().split())
+            os.kill(own, signal.SIGKILL)
+            await until(lambda: not is_alive(worker))
+            task.cancel()
+    finally:
+        del os.environ["PYTHONPATH"]
