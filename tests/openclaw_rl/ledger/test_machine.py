@@ -24,6 +24,7 @@ from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers.api import Commit, Manifest, Report
 from openclaw_rl.types import (
     DropReason,
+    Feedback,
     Lease,
     NextState,
     Request,
@@ -43,6 +44,7 @@ TRAINING = TrainingSettings(batch_size=3, min_batch=2, max_wait_s=50, max_stalen
 FAST = Path("/dev/shm")
 """In memory where there is such a place: the power fails only in this file, and fsync would be most of the test."""
 DEAD = {"rejected", "rolled_back", "lost"}
+REVIVABLE = {"dropped.no_next_state", "dropped.method", "dropped.neutral", "dropped.unjudged"}
 
 
 @dataclass
@@ -50,7 +52,13 @@ class ModelTurn:
     versions: set[int]
     state: str = "served"
     is_tool: bool = False
+    is_demonstration: bool = False
+    has_next_state: bool = False
     verdict: int | None = None
+    is_rated: bool = False
+    has_comment: bool = False
+    late: list[tuple[float | None, bool]] = field(default_factory=list)
+    """Value, and whether there was a comment: said while a trainer had the turn."""
     sampled_at: float = 0.0
     trained_in: list[int] = field(default_factory=list)
     """Every version that ever trained on it, dead ones too."""
@@ -73,6 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.opened = 0
         self.now = 1000.0
         self.turns: dict[str, ModelTurn] = {}
+        self.said = 0
         self.versions = {0: ModelVersion(None, "serving")}
         self.tip = 0
         self.leases: list[Lease] = []
@@ -100,8 +109,12 @@ class LedgerMachine(RuleBasedStateMachine):
         opening = Ledger.open(folder / "l.sqlite", identity=IDENTITY, training=TRAINING, clock=lambda: self.now)
         return self.do(opening)
 
-    def some(self, *states: str) -> str | None:
-        found = [turn_id for turn_id, turn in self.turns.items() if turn.state in states]
+    def some(self, *states: str, **fields: object) -> str | None:
+        found = [
+            turn_id
+            for turn_id, turn in self.turns.items()
+            if turn.state in states and all(getattr(turn, name) == value for name, value in fields.items())
+        ]
         return self.random.choice(found) if found else None
 
     def some_version(self) -> int:
@@ -140,6 +153,72 @@ class LedgerMachine(RuleBasedStateMachine):
             message = Message(role="tool" if is_tool else "user", content="n")
             self.do(self.ledger.pair(name, NextState((message,)), by_request_id="x"))
             self.turns[name].state, self.turns[name].is_tool = "paired", is_tool
+            self.turns[name].has_next_state = True
+        if (name := self.some("judged", has_next_state=False)) is not None:  # its user was faster
+            message = Message(role="tool" if is_tool else "user", content="n")
+            self.do(self.ledger.pair(name, NextState((message,)), by_request_id="x"))
+            self.turns[name].is_tool = is_tool
+            self.turns[name].has_next_state = True
+
+    @rule()
+    def a_session_ends(self) -> None:
+        if (name := self.some("served")) is not None:
+            self.do(self.ledger.drop(name, DropReason.NO_NEXT_STATE))
+            self.turns[name].state = "judged" if self.turns[name].has_comment else "dropped.no_next_state"
+
+    @rule(value=st.sampled_from([None, 1.0, -1.0, 0.0, 0.5]), comment=st.booleans(), demonstration=st.booleans())
+    def a_user_says_something(self, value, comment, demonstration) -> None:
+        names = [name for name, turn in self.turns.items() if not turn.is_demonstration]
+        if not names or not (comment or demonstration or value is not None):
+            return
+        name = self.random.choice(names)
+        feedback = Feedback(
+            f"f{self.said}", name, self.now, value, "c" if comment else None, "d" if demonstration else None
+        )
+        self.said += 1
+        outcome = self.do(self.ledger.record_feedback(feedback, user="u", demonstration=(7,)))
+        assert outcome.effect == self.effect_of(name, value, comment)
+        turn = self.turns[name]
+        turn.is_rated |= value is not None
+        turn.has_comment |= comment
+        if demonstration and turn.state != "dropped.opted_out":
+            for other, its in self.turns.items():
+                if other.startswith(f"{name}-demo") and its.state == "sampled":
+                    its.state = "dropped.superseded"
+            self.turns[str(outcome.demonstration_id)] = ModelTurn(
+                {self.tip}, "sampled", is_demonstration=True, sampled_at=self.now
+            )
+
+    def effect_of(self, name: str, value: float | None, comment: bool) -> str:
+        turn = self.turns[name]
+        if value is None and not comment:
+            return "recorded"
+        if turn.state in ("leased", "trained"):
+            turn.late.append((value, comment))
+            return "late"
+        if turn.state.startswith("dropped") and turn.state not in REVIVABLE:
+            return "recorded"
+        before, state = turn.verdict, turn.state
+        if value is not None:
+            turn.verdict = (value > 0) - (value < 0)
+        if state == "judged":
+            return "recorded" if value is None else "judged"
+        if state == "sampled" and not comment and before == turn.verdict:
+            return "recorded"
+        if state in ("served", "paired") and value is None:
+            return "recorded"
+        turn.state, turn.late = "judged", []
+        return "rescored" if state == "sampled" or value is None else "judged"
+
+    def wait_again(self, name: str) -> None:
+        """Its lease or its version came to nothing; what was said meanwhile counts now."""
+        turn = self.turns[name]
+        turn.state = "sampled"
+        if turn.late:
+            values = [value for value, _ in turn.late if value is not None]
+            comment = any(has_comment for _, has_comment in turn.late)
+            turn.late = []
+            self.effect_of(name, values[-1] if values else None, comment)
 
     @rule(value=st.sampled_from([1, -1, 1, 0, None]))
     def judge_a_turn(self, value) -> None:
@@ -148,7 +227,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.do(self.ledger.record_verdict(name, verdict))
             self.turns[name].state, self.turns[name].verdict = "judged", value
         if (other := self.some("served", "judged", "sampled", "leased", "trained")) is not None:
-            self.refuse(self.ledger.record_verdict(other, verdict))
+            if self.turns[other].is_rated:
+                self.do(self.ledger.record_verdict(other, verdict))  # the user was faster: no change
+            else:
+                self.refuse(self.ledger.record_verdict(other, verdict))
 
     @rule(wait=st.sampled_from([0.0, 1.0]))
     def sample_a_turn(self, wait) -> None:
@@ -189,7 +271,7 @@ class LedgerMachine(RuleBasedStateMachine):
             message = Message(role="tool" if is_tool else "user", content="n")
             self.do(self.ledger.pair(name, NextState((message,)), by_request_id="x"))
             self.do(self.ledger.record_verdict(name, Verdict(1, (1,), "rules")))
-            self.turns[name] = ModelTurn(set(runs), "judged", is_tool, 1)
+            self.turns[name] = ModelTurn(set(runs), "judged", is_tool, has_next_state=True, verdict=1)
             self.sample(name)
 
     @rule()
@@ -235,11 +317,13 @@ class LedgerMachine(RuleBasedStateMachine):
             ages[version] = commits
             commits += self.versions[version].is_commit
         fit: dict[bool, list[str]] = {False: [], True: []}
-        for name in sorted(self.turns, key=lambda name: (self.turns[name].sampled_at, int(name[1:]))):
+        for name in sorted(self.turns, key=lambda name: self.turns[name].sampled_at):  # of equals, the older row
             turn = self.turns[name]
             if turn.state != "sampled" or len(fit[turn.is_tool]) == size:
                 continue
-            if not turn.versions <= set(path):
+            if turn.is_demonstration:
+                fit[False].append(name)
+            elif not turn.versions <= set(path):
                 turn.state = "dropped.rolled_back"
             elif ages[min(turn.versions)] > TRAINING.max_staleness:
                 turn.state = "dropped.stale"
@@ -258,7 +342,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def end_lease(self, *, drop: str | None = None) -> None:
         for name in self.held:
-            self.turns[name].state = "sampled" if name != drop else "dropped.too_long"
+            if name == drop:
+                self.turns[name].state = "dropped.too_long"
+            else:
+                self.wait_again(name)
         self.held = set()
 
     @precondition(lambda self: self.leases)
@@ -366,9 +453,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.cut(set(above), parent)
 
     def free(self, version: int, state: str) -> None:
-        for turn in self.turns.values():
+        for name, turn in self.turns.items():
             if turn.state == "trained" and turn.trained_in[-1] == version:
-                turn.state = state
+                if state == "sampled":
+                    self.wait_again(name)
+                else:
+                    turn.state = state
 
     def cut(self, dead: set[int], tip: int) -> None:
         self.tip = tip
