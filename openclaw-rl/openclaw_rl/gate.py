@@ -1,0 +1,109 @@
+"""What a version must pass before, or as soon as, it serves: finite, not too far from its parent and the base, and the
+engine's numbers are the trainer's.
+
+Leaves to others: what becomes of a version that fails (`publisher`, the ledger).
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.trainers.api import Probe, Report
+from openclaw_rl.types import Ids, Version, WeightKind
+
+log = structlog.get_logger()
+
+BASE_KL_ALERT = 0.8
+
+Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
+"""(version, prompt ids, response ids [T]) → the engine's log-probs [T] at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What the gate measured; KL in nats per token, None where there was nothing to measure on."""
+
+    step_kl: float | None
+    base_kl: float | None
+    refusal: str | None = None
+
+
+class Gate:
+    def __init__(self, ledger: Ledger, serving: ServingVersions, score: Score, settings: PublisherSettings) -> None:
+        self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
+
+    async def check(self, version: Version, report: Report) -> GateResult:
+        if not all(math.isfinite(value) for value in report.metrics.values()):
+            return GateResult(None, None, "the step's metrics are not finite")
+        serving = self._serving.current
+        versions = {row.weight_version: row for row in await self._ledger.versions()}
+        steps, ancestor = 0, version
+        while ancestor.weight_version != serving and ancestor.parent is not None:
+            steps, ancestor = steps + 1, versions[ancestor.parent]
+        if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
+            step_kl, base_kl, steps = _probed_kl(report.probes), None, 1
+        else:
+            step_kl = await self._kl(serving, version.weight_version)
+            base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
+        refusal = None
+        # The serving version stands for the parent when versions between were superseded: each of their steps has its
+        # own allowance.
+        allowed = self._settings.max_step_kl * max(steps, 1)
+        if step_kl is not None and not step_kl <= allowed:
+            refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {allowed:g}"
+        elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
+            refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
+        elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
+            log.warning(
+                "base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=self._settings.max_base_kl
+            )
+        return GateResult(step_kl, base_kl, refusal)
+
+    async def _kl(self, a: int, b: int) -> float | None:
+        """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖
+        b)).
+        """
+        replies = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
+        total, count, budget = 0.0, 0, self._settings.gate_prompt_tokens
+        for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
+            budget -= len(prompt_ids)
+            if count and budget < 0:
+                break
+            forced = response_ids[: self._settings.gate_tokens]
+            under_a, under_b = await self._score(a, prompt_ids, forced), await self._score(b, prompt_ids, forced)
+            total += math.fsum(under_a) - math.fsum(under_b)
+            count += len(forced)
+        return total / count if count else None
+
+    async def self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
+        """Whether the engine's numbers are the trainer's. A reason when they are not."""
+        for probe in probes:
+            ids = tuple(probe.response_ids)
+            engine = await self._score(number, tuple(probe.prompt_ids), ids)
+            noise = _mean_abs(engine, probe.log_probs)
+            if not noise <= self._settings.self_test_tolerance:
+                return f"self-test: engine and trainer differ by {noise:.3g} nats per token"
+            shift = _mean_abs(probe.log_probs, probe.parent_log_probs)
+            from_parent = _mean_abs(engine, probe.parent_log_probs)
+            # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
+            if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
+                return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
+        return None
+
+
+def _probed_kl(probes: Sequence[Probe]) -> float | None:
+    """KL(parent || new) by the trainer's own figures on its probes; None without any."""
+    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
+    return math.fsum(terms) / len(terms) if terms else None
+
+
+def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
+    """Mean |a − b|; infinite when their lengths differ, so that it never passes a test."""
+    if len(a) != len(b) or not a:
+        return math.inf
+    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
