@@ -107,9 +107,9 @@ SHORT = Preference(
     too_long=Complaint(
         "too_long",
         (
-            "That is far too long. Please answer in one or two short sentences.",
+            "No, that is far too long. Please answer in one or two short sentences.",
             "No, shorter please. One or two short sentences are enough for me.",
-            "Too long for me. Just say it in one or two short sentences.",
+            "No, too long. Just say it in one or two short sentences.",
         ),
     ),
     has_list=Complaint(
@@ -140,7 +140,7 @@ NO_LISTS = Preference(
         (
             "Please don't use lists. Write it as one short paragraph instead.",
             "No lists please, just one short paragraph.",
-            "I don't like lists. Please write plain sentences, in one short paragraph.",
+            "No, not a list. Please write plain sentences, in one short paragraph.",
         ),
     ),
     off_topic=Complaint(
