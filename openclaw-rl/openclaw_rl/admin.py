@@ -17,6 +17,7 @@ from openclaw_rl import metrics
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError, RequestError
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.meters import Meters
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.types import TurnState, Version, VersionState
@@ -28,6 +29,8 @@ class AdminDeps:
     ledger: Ledger
     serving: ServingVersions
     publisher: Publisher
+    meters: Meters
+    """How judging and scoring go."""
     children: Callable[[], list[ChildStatus]]
     train_now: Callable[[], None]
     model_name: str
@@ -89,6 +92,10 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
                 "problems": problems(deps),
                 "children": [asdict(child) for child in deps.children()],
                 "counts": await deps.ledger.counts(),
+                "scoring": {
+                    "counts": dict(deps.meters.counts),
+                    "means": {name: mean.value for name, mean in deps.meters.means.items()},
+                },
                 "last_gate": asdict(deps.publisher.last_gate) if deps.publisher.last_gate else None,
                 "versions": [version_row(version) for version in versions[-20:]],
             }
@@ -152,7 +159,8 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     @guarded.get("/metrics")
     async def prometheus() -> Response:
         return PlainTextResponse(
-            metrics.render(await deps.ledger.counts(), deps.serving.current), media_type=metrics.CONTENT_TYPE
+            metrics.render(await deps.ledger.counts(), deps.serving.current, deps.meters),
+            media_type=metrics.CONTENT_TYPE,
         )
 
     router.include_router(guarded)
@@ -169,7 +177,7 @@ def problems(deps: AdminDeps) -> list[str]:
     found += [
         f"{child.name}: not running, last exit {child.last_exit}" for child in deps.children() if child.pid is None
     ]
-    return found
+    return found + deps.meters.problems()
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:

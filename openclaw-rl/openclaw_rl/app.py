@@ -12,10 +12,11 @@ ledger → engine.
 import asyncio
 import contextlib
 import gc
+import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
@@ -38,12 +39,13 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.judge.ask import AskEngine, AskUrl
-from openclaw_rl.judge.judge import Judge
-from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.llm import AskJudge, LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
+from openclaw_rl.methods.base import Render, ScoringTools, load_method
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
@@ -54,10 +56,13 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
+from openclaw_rl.types import Ids
 
 events = structlog.get_logger()
 
 START_POLL_S = 0.2
+BACKGROUND_SHARE = 2
+"""Judging and scoring take at most the engine's places divided by this."""
 
 
 async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
@@ -140,7 +145,19 @@ class _Server:
         paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
         sessions = Sessions(ledger, settings.sessions, paired=paired)
         await sessions.refill()
-        judge = await self._judge(engine, frontend)
+        slots, meters = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE)), Meters()
+        ask = await self._ask(engine, frontend, slots)
+        judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
+        tools = ScoringTools(
+            settings=settings.method,
+            teacher=engine,
+            serving=serving,
+            render=_render(frontend),
+            ask=ask,
+            context_length=info.context_length or frontend.context_length,
+            slots=slots,
+            meters=meters,
+        )
 
         app = _http_app()
         app.include_router(
@@ -168,6 +185,7 @@ class _Server:
                     ledger=ledger,
                     serving=serving,
                     publisher=publisher,
+                    meters=meters,
                     children=lambda: [child.status() for child in self._children],
                     train_now=lease_wait.train_now,
                     model_name=model_name,
@@ -192,9 +210,11 @@ class _Server:
         self._own(keeper.run(), "keeper")
         self._own(publisher.run(), "publisher")
         self._own(sessions.expire_forever(), "sessions")
-        self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged), "judge")
+        self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
         sampled = asyncio.Event()
-        self._own(score_turns(ledger, method, ScoringTools(teacher=engine), judged, sampled=sampled), "method")
+        workers, retries = settings.method.score_workers, settings.judge.retries
+        scoring = score_turns(ledger, method, tools, judged, sampled=sampled, workers=workers, retries=retries)
+        self._own(scoring, "method")
         self._own(_ring(sampled, lease_wait), "samples")
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -246,20 +266,19 @@ class _Server:
             await asyncio.sleep(START_POLL_S)
         return None
 
-    async def _judge(self, engine: HttpEngine, frontend: FrontEnd) -> Judge:
+    async def _ask(self, engine: HttpEngine, frontend: FrontEnd, slots: asyncio.Semaphore) -> AskJudge:
+        """The model behind verdicts and hints: the one at `judge.url`, else the base in the policy's own engine."""
         settings = self._settings.judge
-        if settings.kind == "rules":
-            return RulesJudge()
         if settings.url is not None:
             client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-            return LlmJudge(AskUrl(client, settings), settings)
-        ask = AskEngine(
+            return AskUrl(client, settings)
+        return AskEngine(
             engine,
             settings,
             render=lambda messages: frontend.render(messages).ids,
             decode=frontend.decode,
+            slots=slots,
         )
-        return LlmJudge(ask, settings)
 
     # -- running and stopping ----------------------------------------------------------------------------------------
 
@@ -298,6 +317,16 @@ class _Server:
 
     async def _stop_children(self) -> None:
         await asyncio.gather(*(child.stop() for child in self._children))
+
+
+def _render(frontend: FrontEnd) -> Render:
+    """The front end as a method uses it: what the ledger keeps of a request, to ids."""
+
+    def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_json: str | None) -> Ids:
+        tools = json.loads(tools_json) if tools_json is not None else None
+        return frontend.render(messages, tools, json.loads(template_kwargs_json or "{}")).ids
+
+    return render
 
 
 async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:

@@ -1,14 +1,16 @@
-"""Metrics in Prometheus' text form, read from the ledger's own counters: what is counted twice can disagree, so
-nothing is.
+"""Metrics in Prometheus' text form: the ledger's own counters, and the meters of what happens beside it. What is
+counted twice can disagree, so nothing is.
 """
 
 from collections.abc import Mapping
 
+from openclaw_rl.meters import Meters
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def render(counts: Mapping[str, int], weight_version: int) -> str:
-    """One gauge per ledger counter, and the version that serves."""
+def render(counts: Mapping[str, int], weight_version: int, meters: Meters) -> str:
+    """One gauge per ledger counter, the version that serves, and this run's meters."""
     lines = [
         "# HELP openclaw_rl_weight_version The policy version that new requests get.",
         "# TYPE openclaw_rl_weight_version gauge",
@@ -17,4 +19,16 @@ def render(counts: Mapping[str, int], weight_version: int) -> str:
         "# TYPE openclaw_rl_ledger gauge",
     ]
     lines += [f'openclaw_rl_ledger{{what="{what}"}} {count}' for what, count in sorted(counts.items())]
+    lines += [
+        "# HELP openclaw_rl_scoring Judge and teacher calls by what came of them, since the server started.",
+        "# TYPE openclaw_rl_scoring counter",
+    ]
+    lines += [f'openclaw_rl_scoring{{what="{what}"}} {count}' for what, count in sorted(meters.counts.items())]
+    lines += [
+        "# HELP openclaw_rl_scoring_mean Means over scored turns since the server started, in nats a token.",
+        "# TYPE openclaw_rl_scoring_mean gauge",
+    ]
+    lines += [
+        f'openclaw_rl_scoring_mean{{what="{what}"}} {mean.value:.6g}' for what, mean in sorted(meters.means.items())
+    ]
     return "\n".join(lines) + "\n"

@@ -74,7 +74,10 @@ class AskUrl:
 
 
 class AskEngine:
-    """The base model behind the policy's engine: adapter off, behind every chat in the queue."""
+    """The base model behind the policy's engine: adapter off, behind every chat in the queue.
+
+    `slots`: places for judging and scoring calls together; a call that waits for one is not timed yet.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,9 @@ class AskEngine:
         *,
         render: Callable[[Sequence[Message]], Ids],
         decode: Callable[[Ids], str],
+        slots: asyncio.Semaphore,
     ) -> None:
+        self._slots = slots
         self._engine = engine
         self._settings = settings
         self._render = render
@@ -96,7 +101,7 @@ class AskEngine:
             input_ids=list(prompt_ids), sampling_params=sampling, extra_key="judge", priority=PRIORITY_BACKGROUND
         )
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with self._slots, asyncio.timeout(self._settings.timeout_s):
                 reply = await self._engine.generate(request)
         except TimeoutError as error:
             raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error

@@ -1,6 +1,7 @@
 """A judge that asks a language model: several independent votes, the majority wins.
 
-Votes run at once and stop at the first decided majority. Fewer valid votes than the quorum, or none possible any more:
+Where the user reacted with a sign that we know, nobody is asked: that is the user's own verdict. Votes run at once
+and stop at the first decided majority. Fewer valid votes than the quorum, or none possible any more:
 JudgeError, and the turn may be judged later. A tie is voted on once more; a second one is `Undecided`. How many calls
 run at once is bounded by whoever asks for verdicts: its workers times `votes`.
 """
@@ -13,6 +14,7 @@ from typing import Protocol
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.judge.prompts import judge_prompt
+from openclaw_rl.judge.rules import rule_on_reactions
 from openclaw_rl.judge.verdict import Outcome, count, parse_vote
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
@@ -48,6 +50,8 @@ class LlmJudge:
         self._settings = settings
 
     async def verdict(self, judged: JudgedTurn) -> Verdict:
+        if (ruling := rule_on_reactions(judged.next_state.reactions)) is not None:
+            return Verdict(ruling.value, (ruling.value,), source="rules", rationale=ruling.rule)
         prompt = await asyncio.to_thread(judge_prompt, judged)
         cast: list[_Vote] = []
         for _ in range(2):

@@ -70,7 +70,7 @@ def rule_on(judged: JudgedTurn) -> Ruling:
     ]  # a command to the client, such as /compact
     results = [message.text() for message in state.messages if message.role == "tool"]
     rulings = (
-        _by_reactions(state.reactions),
+        rule_on_reactions(state.reactions),
         _by_text("\n".join(said), _last_request(judged.request.messages)) if said else None,
         _by_results(results),
     )
@@ -78,7 +78,8 @@ def rule_on(judged: JudgedTurn) -> Ruling:
     return next((ruling for ruling in decided if ruling.value), decided[0] if decided else Ruling(0, "nothing said"))
 
 
-def _by_reactions(reactions: Sequence[str]) -> Ruling | None:
+def rule_on_reactions(reactions: Sequence[str]) -> Ruling | None:
+    """What the user's reactions say; None when they say nothing. No judge is asked where they say something."""
     marks = {_TONE.sub("", reaction.strip(":")) for reaction in reactions if not is_taken_back(reaction)}
     good, bad = marks & _GOOD, marks & _BAD
     if bool(good) == bool(bad):

@@ -157,6 +157,7 @@ def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: floa
         JudgeSettings(kind="llm", timeout_s=timeout_s),
         render=lambda messages: (7, 8, 9),
         decode=lambda ids: "".join(words.get(token, "") for token in ids),
+        slots=asyncio.Semaphore(2),
     )
 
 
