@@ -44,6 +44,7 @@ class Fleet:
             for number in range(config.num_hidden_layers)
         ]
 
+    @torch.no_grad()
     def _stacked(self, layer: int, parts: Sequence[str], into: Tensor | None = None) -> Tensor:
         """[R, in, out]: base + scaling · B A of every policy."""
         merged = []
@@ -56,7 +57,6 @@ class Fleet:
             merged.append(torch.cat(rows).T)
         return torch.stack(merged, out=into) if into is not None else torch.stack(merged)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Take the policies' weights as they are now."""
         for number, weights in enumerate(self._weights):
