@@ -56,7 +56,7 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
-from openclaw_rl.types import Ids
+from openclaw_rl.types import Ids, WeightKind
 
 events = structlog.get_logger()
 
@@ -123,6 +123,7 @@ class _Server:
         serving = ServingVersions(settings.engine.hold_s)
         engine, keeper_exit = await self._engine(data, serving)
 
+        folder = None
         if frontend is None:
             folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
             frontend = await asyncio.to_thread(FrontEnd, settings.model, folder)
@@ -132,13 +133,15 @@ class _Server:
         model_name = settings.server.served_model_name or model_display_name(settings.model)
         ledger = await Ledger.open(
             data.ledger,
-            identity=Identity(_base_hash(info), frontend.tokenizer_hash, model_name),
+            identity=Identity(
+                _base_hash(info), frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)
+            ),
             training=settings.training,
         )
         self._stack.push_async_callback(ledger.aclose)
 
         await version_folders.tidy(ledger, data.versions)
-        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root)
+        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder)
         await publisher.restore()
         keeper = EngineKeeper(engine, serving, publisher.restore)
         keeper_exit.append(keeper)
