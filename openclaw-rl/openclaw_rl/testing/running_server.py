@@ -17,9 +17,17 @@ import httpx
 class RunningServer:
     """Start, ask, kill, restart. A context manager that ends only what it started."""
 
-    def __init__(self, data_dir: Path, args: Sequence[str] = (), *, start_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        args: Sequence[str] = (),
+        *,
+        start_s: float = 300.0,
+        launch: Sequence[str] = (sys.executable, "-m", "openclaw_rl", "serve"),
+    ) -> None:
+        """`launch`: another command that takes the flags of `openclaw-rl serve`, a launch script say."""
         self.data_dir = data_dir
-        self._args, self._start_s = list(args), start_s
+        self._launch, self._args, self._start_s = list(launch), list(args), start_s
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -37,17 +45,7 @@ class RunningServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         where = self.data_dir / "run" / "server.json"
         where.unlink(missing_ok=True)
-        argv = [
-            sys.executable,
-            "-m",
-            "openclaw_rl",
-            "serve",
-            "--data-dir",
-            str(self.data_dir),
-            "--port",
-            "0",
-            *self._args,
-        ]
+        argv = [*self._launch, "--data-dir", str(self.data_dir), "--port", "0", *self._args]
         environ = os.environ | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
         with (self.data_dir / "server.log").open("ab") as out:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)

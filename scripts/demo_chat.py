@@ -1,0 +1,144 @@
+"""A scripted user who wants one or two short sentences talks with a method's launch script until the model has learned.
+
+    python scripts/demo_chat.py openclaw-opd/run_embedded_opd.sh [--batch-size 4] [any flag of `openclaw-rl serve`]
+
+Starts the server by that script on a free port and in a data directory of its own, asks how-to questions over HTTP as
+any chat client would, complains of replies that are long, thanks for those that are not, waits until the first trained
+version serves, and prints what happened: every turn with its verdict, its hint and its teacher's gap, and the step.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from openclaw_rl.testing.running_server import RunningServer
+
+QUESTIONS = (
+    "How do I boil an egg?",
+    "How do I keep bread fresh?",
+    "How do I remove a coffee stain from a shirt?",
+    "How do I fall asleep on a hot night?",
+    "How do I store potatoes?",
+    "How do I sharpen a kitchen knife?",
+    "How do I start a compost heap?",
+    "How do I make lemonade?",
+    "How do I unblock a sink?",
+    "How do I read a map?",
+)
+COMPLAINTS = (
+    "No, that is too long. Please answer in one or two short sentences.",
+    "Still too long. Please say it in one short sentence.",
+)
+THANKS = "Thanks, that is perfect!"
+SHORT_WORDS = 40
+REPLY_TOKENS = 80
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--batch-size", type=int, default=4, help="turns of a training step")
+    options, flags = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="openclaw-demo-") as folder:
+        launch, args = [str(options.script.resolve())], ["--batch-size", str(options.batch_size), *flags]
+        print(f"$ {options.script} --port 0 --data-dir … {' '.join(args)}", flush=True)
+        with RunningServer(Path(folder), args, launch=launch, start_s=900) as server:
+            return talk(server)
+
+
+def talk(server: RunningServer) -> int:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
+        before = say(client, [], QUESTIONS[0])[0]
+        started = time.monotonic()
+        for number, question in enumerate(QUESTIONS):
+            chat(client, question, first=before if number == 0 else None)
+            if server.status()["tip"] >= 1:
+                break
+        print("\n… waiting for the step and its version", flush=True)
+        status = server.wait_for("version 1 serves", lambda s: s["serving"] >= 1, 300)
+        print(f"version {status['serving']} serves {time.monotonic() - started:.0f} s after the first question\n")
+        after, version = say(client, [], QUESTIONS[0])
+        show(server, status)
+        print(f"\nuser:       {QUESTIONS[0]}\n  version 0: {in_short(before)}\n  version {version}: {in_short(after)}")
+    return 0
+
+
+def chat(client: httpx.Client, question: str, first: str | None = None) -> None:
+    """One conversation: the question, complaints while the reply is long, thanks when it is not."""
+    messages: list[dict[str, str]] = [{"role": "user", "content": question}]
+    reply = first
+    print(f"\nuser:       {question}")
+    for complaint in (*COMPLAINTS, None):
+        if reply is None:
+            reply, _ = say(client, messages[:-1], messages[-1]["content"])
+        print(f"  policy:   {in_short(reply)}")
+        is_short = len(reply.split()) <= SHORT_WORDS
+        said = THANKS if is_short else complaint
+        if said is None:
+            return
+        print(f"  user:     {said}", flush=True)
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+        reply = None
+        if is_short:
+            say(client, messages[:-1], said)
+            return
+
+
+def say(client: httpx.Client, history: list[dict[str, str]], text: str) -> tuple[str, int]:
+    """The reply, and the version that gave it."""
+    body = {
+        "model": "policy",
+        "messages": [*history, {"role": "user", "content": text}],
+        "max_tokens": REPLY_TOKENS,
+    }
+    answer = client.post("/v1/chat/completions", json=body)
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["message"]["content"], int(answer.headers["X-Weight-Version"])
+
+
+def show(server: RunningServer, status: Any) -> None:
+    print("turn  state              verdict  gap     hint")
+    for number, row in enumerate(server.turns(), 1):
+        sample = row["sample"] or {}
+        verdict = f"{row['verdict']['value']:+d}" if row["verdict"] else "–"
+        state = f"{row['state']} v{row['trained_in']}" if row["trained_in"] else row["state"]
+        state += f": {row['reason']}" if row["reason"] else ""
+        print(f"{number:>4}  {state:22} {verdict:>3}  {gap(sample):>6}  {hint(sample)}".rstrip())
+    version = next(v for v in status["versions"] if v["weight_version"] == status["serving"])
+    report = json.loads(version["report_json"])
+    metrics = report.get("metrics", report)
+    names = ("samples", "trained_tokens", "loss", "grad_norm", "abs_log_ratio", "learning_rate", "learner_s")
+    told = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
+    print(f"\nstep to version {version['weight_version']}: {told}")
+    scoring = status.get("scoring", {})
+    means = ", ".join(f"{name} {value:.3g}" for name, value in sorted(scoring.get("means", {}).items()))
+    print(f"scoring: {means}" if means else "scoring: this method asks no teacher")
+
+
+def gap(sample: Any) -> str:
+    teacher, student = sample.get("teacher_log_probs"), sample.get("student_log_probs")
+    if not teacher or not student:
+        return "–"
+    return f"{statistics.fmean(t - s for t, s in zip(teacher, student, strict=True)):+.2f}"
+
+
+def hint(sample: Any) -> str:
+    extra = json.loads(sample.get("extra_json") or "{}")
+    return str(extra.get("hint", {}).get("text", ""))
+
+
+def in_short(text: str, limit: int = 90) -> str:
+    line = " ".join(text.split())
+    words = len(line.split())
+    return f"{line[:limit]}{'…' if len(line) > limit else ''} ({words} words)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
