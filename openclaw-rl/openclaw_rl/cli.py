@@ -146,6 +146,58 @@ def turns(
 
 
 @app.command()
+def feedback(
+    turn_id: Annotated[str | None, typer.Argument(help="The reply's id, as `openclaw-rl turns` lists it.")] = None,
+    session: Annotated[str | None, typer.Option(help="In place of an id: the newest turn of this session.")] = None,
+    good: Annotated[bool, typer.Option("--good", help="More of this: a reward of +1.")] = False,
+    bad: Annotated[bool, typer.Option("--bad", help="Less of this: a reward of -1.")] = False,
+    value: Annotated[
+        float | None, typer.Option(help="A number in [-1, 1]; its sign is the reward, 0 is neutral.")
+    ] = None,
+    comment: Annotated[
+        str | None, typer.Option(help="What should have been otherwise: a hint for the methods opd and combine.")
+    ] = None,
+    demonstration: Annotated[
+        str | None, typer.Option(help="The reply you would have liked: the model is trained to give it.")
+    ] = None,
+    feedback_id: Annotated[
+        str | None, typer.Option(help="A name of your own: the same one again changes nothing.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The chat key of the turn's user. Default: the first of server.api_keys.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Say of one reply what you think of it. Your word wins over the judge's.
+
+    It may come at any time. A turn that waits for its next state, for the judge or for its score is judged by it; one
+    whose sample waits for the trainer is scored again; one that was dropped because nothing was said of it
+    (no_next_state, superseded, branch, neutral, unjudged, method) comes back. For a turn that is being trained on, or
+    has been, it is late: it is kept, shown in `turns`, and takes effect if that version is ever lost. A turn that can
+    never be trained on (greedy sampling, opted out, …) stays as it is.
+
+    A demonstration is a sample of its own, whatever becomes of the turn.
+    """
+    if good + bad + (value is not None) > 1:
+        _fail("one of --good, --bad and --value")
+    body = {
+        "turn_id": turn_id,
+        "session_id": session,
+        "value": True if good else False if bad else value,
+        "comment": comment,
+        "demonstration": demonstration,
+        "feedback_id": feedback_id,
+    }
+    keys = _target(config, data_dir).server.api_keys
+    chat_key = key or (keys[0].key.get_secret_value() if keys else "")
+    said = {name: what for name, what in body.items() if what is not None}
+    answer = _call("POST", "/v1/feedback", config, data_dir, key=chat_key, json=said)
+    print(f"{answer['turn_id']}: {answer['effect']}, the turn is {answer['state']}", end="")
+    print(f"; {answer['demonstration_id']} waits for the trainer" if answer["demonstration_id"] else "")
+
+
+@app.command()
 def rollback(
     to: Annotated[
         int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")
@@ -274,15 +326,18 @@ def _target(config: Path | None, data_dir: Path | None) -> settings_module.Setti
     return _settings(config, {} if data_dir is None else {"data_dir": str(data_dir)})
 
 
-def _call(method: str, path: str, config: Path | None, data_dir: Path | None, **kwargs: Any) -> Any:
-    """One request to the running server of this data directory."""
+def _call(
+    method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
+) -> Any:
+    """One request to the running server of this data directory, with its admin key unless another is given."""
     settings = _target(config, data_dir)
     root = DataDir.of(settings.data_dir)
     try:
         where = json.loads(root.server_file.read_text())["url"]
     except OSError:
         _fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
-    key = root.secret("admin.key", settings.server.admin_key)
+    if key is None:
+        key = root.secret("admin.key", settings.server.admin_key)
     try:
         reply = httpx.request(method, where + path, headers={"Authorization": f"Bearer {key}"}, timeout=150.0, **kwargs)
     except httpx.HTTPError as error:

@@ -61,6 +61,8 @@ def test_a_configured_admin_key_is_shown(admin: list[str], tmp_path: Path) -> No
         (["pin"], "give a version, or --off"),
         (["pin", "1", "--off"], "give a version, or --off"),
         (["train"], "openclaw-rl train --now"),
+        (["feedback", "t", "--good", "--bad"], "one of --good, --bad and --value"),
+        (["feedback", "t", "--good"], "no server runs in"),
         (["serve", "--set", "server.prot=1"], "server.prot: no such setting"),
         (["serve", "--set", "server.port"], "write KEY=VALUE"),
         (["serve", "--host", "0.0.0.0"], "is not loopback"),
