@@ -6,7 +6,8 @@ all`):
 
     pytest tests/conformance --engine-url http://127.0.0.1:30001 --adapter NAME_A=FOLDER --adapter NAME_B=FOLDER
 
-where the two folders are PEFT adapters of the served base; without them the adapter tests are skipped, and say so. A
+where the two folders are PEFT adapters of the served base; without them the adapter tests are skipped, and say so.
+`--other-weights FOLDER` names other weights of the same shape, for the swap of the engine's own. A
 random model is best: nearly flat distributions make an end token by chance rare.
 """
 
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME=FOLDER",
         help="a PEFT adapter of that engine's base (twice)",
     )
+    group.addoption("--other-weights", default=None, help="a folder with other weights of that engine's model")
     group.addoption(
         "--engine-vocab", type=int, default=VOCAB, help="ids below this are ordinary tokens of that engine's model"
     )
@@ -49,6 +51,8 @@ class Served:
     url: str
     adapters: dict[str, Path]
     """Not loaded; two of them, with different effects. Empty: adapters cannot be tested."""
+    weights: tuple[Path, Path] | None
+    """The model's own folder, and one with other weights of the same shape."""
     context_length: int
     vocab: int
     is_ours: bool
@@ -63,9 +67,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         info = httpx.get(f"{url}/model_info").json()
         config = json.loads((Path(info["model_path"]) / "config.json").read_text())
         adapters = dict(entry.split("=", 1) for entry in request.config.getoption("adapter"))
+        other = request.config.getoption("other_weights")
         yield Served(
             url,
             {name: Path(folder) for name, folder in adapters.items()},
+            (Path(info["model_path"]), Path(other)) if other else None,
             info.get("context_length") or config["max_position_embeddings"],
             request.config.getoption("engine_vocab"),
             is_ours=False,
@@ -76,7 +82,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model, adapters = make_model(root)
     process, url = start_engine(root, model)
     try:
-        yield Served(url, adapters, CONTEXT, VOCAB, is_ours=True, end_id=END)
+        yield Served(url, adapters, (model, root / "other"), CONTEXT, VOCAB, is_ours=True, end_id=END)
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
@@ -101,6 +107,7 @@ def make_model(root: Path) -> tuple[Path, dict[str, Path]]:
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(root / "model")
+    LlamaForCausalLM(config).save_pretrained(root / "other")
     adapters = {}
     for seed, name in enumerate(("adapter-a", "adapter-b"), start=1):
         torch.manual_seed(seed)
