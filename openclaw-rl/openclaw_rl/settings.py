@@ -292,6 +292,8 @@ class Settings(Branch):
             raise ValueError(f"server.host {self.server.host!r} is not loopback: set server.api_keys first")
         if self.engine.kind == "url" and not self.engine.url:
             raise ValueError('engine.url is needed with engine.kind = "url"')
+        if self.training.weights == "full" and self.trainer.kind == "local" and self.training.enabled:
+            raise ValueError('training.weights = "full" needs trainer.kind = "external": the local trainer trains LoRA')
         if self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")

@@ -77,6 +77,7 @@ def _server(options: NodeOptions, server: ServerOptions, *, has_prm: bool) -> tu
         "model.context_length": options.context_length,
         "method.name": options.method,
         "training.batch_size": options.batch_size,
+        "training.weights": "full",
         "trainer.kind": "external",
         "judge.kind": "llm",
         "judge.votes": server.judge_votes,
