@@ -1,7 +1,8 @@
 """The one writer: a thread that owns the only writing connection and commits in groups.
 
 Every write is a job, a function of the connection. The thread takes all jobs that wait, runs each in its own savepoint
-inside one transaction, commits once (one fsync) and only then answers them. Promises:
+inside one transaction, commits once and only then answers them; the one fsync for all who need it is `syncer`'s, on a
+thread of its own. Promises:
 
 * A job that raises leaves no trace, and does not disturb its neighbours; its caller gets the exception.
 * A job that returns is on disk; one that asked for less (`is_synced=False`) is with the operating system: it survives
@@ -23,14 +24,12 @@ from typing import Any, TypeVar
 import structlog
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.ledger.syncer import Syncer, checkpoint
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 _GROUP = 256
-_IDLE_S = 0.2
-_CHECKPOINT_GROUPS = 400
-"""The log is moved into the file after `_IDLE_S` of silence, or after so many groups without one."""
 _PROBE_BYTES = 1 << 16
 
 log = structlog.get_logger(__name__)
@@ -66,7 +65,13 @@ class Writer:
         self._waiting = 0  # touched on the event loop only
         self.is_closed = False
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
-        self.failure: str | None = None
+        self._syncer = Syncer(connect)
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the file cannot be written now; None when all is well."""
+        return self._failure or self._syncer.failure
 
     def start(self) -> None:
         self._thread.start()
@@ -81,8 +86,8 @@ class Writer:
     async def write(self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True) -> T:
         """Run `work` in a transaction; returns once it is on disk (committed, without the fsync, when not `is_synced`:
         a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the
-        thread has not come to
-        by then is not run at all (one it has come to may yet be written: the caller must be able to live with both)."""
+        thread has not come to by then is not run at all. One it has come to may yet be written, and so is one whose
+        fsync fails: the caller must be able to live with both."""
         if self.is_closed or not self._thread.is_alive():
             raise LedgerUnavailable("the ledger is closed")
         if self._waiting >= self._max_waiting:
@@ -103,7 +108,12 @@ class Writer:
         try:
             db = self._connect()
             try:
-                self._serve(db)
+                db.execute("PRAGMA synchronous = NORMAL")
+                self._syncer.start()
+                try:
+                    self._serve(db)
+                finally:
+                    self._syncer.close()
             finally:
                 db.close()
         finally:  # closed, or broken by a bug: whoever still waits is told
@@ -112,16 +122,12 @@ class Writer:
                 self._answer(group, _ended(group))
 
     def _serve(self, db: sqlite3.Connection) -> None:
-        is_last, groups = False, 0
+        is_last = False
         while not is_last:
             try:
-                job = self._jobs.get(timeout=self._probe_s if self.failure else _IDLE_S if groups else None)
+                job = self._jobs.get(timeout=self._probe_s if self.failure else None)
             except Empty:
-                if self.failure:
-                    self._probe(db)
-                elif groups:
-                    self._checkpoint(db)
-                    groups = 0
+                self._probe(db)
                 continue
             if job is None:
                 return
@@ -130,11 +136,9 @@ class Writer:
             try:
                 outcomes = self._commit(db, group)
             finally:
-                self._answer(group, outcomes)
-            groups += 1
-            if groups >= _CHECKPOINT_GROUPS and self._jobs.empty():
-                self._checkpoint(db)
-                groups = 0
+                self._hand_out(group, outcomes)
+            if self._syncer.is_log_long:
+                self._syncer.is_log_long = not checkpoint(db)
 
     def _take(self, *first: _Job) -> tuple[list[_Job], bool]:
         """The next group, and whether the end was asked for behind it."""
@@ -150,9 +154,7 @@ class Writer:
         return group, False
 
     def _commit(self, db: sqlite3.Connection, group: list[_Job]) -> list[_Outcome]:
-        level = "FULL" if any(job.is_synced for job in group) else "NORMAL"
         try:
-            db.execute(f"PRAGMA synchronous = {level}")
             db.execute("BEGIN IMMEDIATE")
             outcomes = [_attempt(db, job) for job in group]
             db.execute("COMMIT")
@@ -169,6 +171,22 @@ class Writer:
                 db.execute("ROLLBACK")
             except sqlite3.Error as error:  # SQLite rolled back by itself
                 log.warning("ledger_rollback", error=str(error))
+
+    def _hand_out(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
+        """Answer who needs no fsync or cannot have one; the rest when the log is on disk."""
+        pairs = list(zip(group, outcomes, strict=True))
+        waiting = [(job, outcome) for job, outcome in pairs if job.is_synced and outcome.error is None]
+        if len(waiting) < len(pairs):
+            now = [(job, outcome) for job, outcome in pairs if not job.is_synced or outcome.error is not None]
+            self._answer([job for job, _ in now], [outcome for _, outcome in now])
+
+        def told(fault: OSError | None) -> None:
+            found = [outcome for _, outcome in waiting]
+            if fault is not None:
+                found = [_Outcome(error=LedgerUnavailable(f"the ledger cannot be synced: {fault}"))] * len(waiting)
+            self._answer([job for job, _ in waiting], found)
+
+        self._syncer.committed(told if waiting else None)
 
     def _answer(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
         try:
@@ -193,6 +211,9 @@ class Writer:
             db.execute("REPLACE INTO meta VALUES ('probe', zeroblob(?))", (_PROBE_BYTES,))
             db.execute("COMMIT")
             db.execute("DELETE FROM meta WHERE key = 'probe'")
+            self._syncer.sync(db)
+        except OSError:
+            return  # its failure stands
         except sqlite3.Error as error:
             self._roll_back(db)
             self._failed(error)
@@ -200,22 +221,14 @@ class Writer:
             self._succeeded()
 
     def _failed(self, error: sqlite3.Error) -> None:
-        if self.failure is None:
+        if self._failure is None:
             log.error("ledger_cannot_write", error=str(error))
-        self.failure = str(error)
+        self._failure = str(error)
 
     def _succeeded(self) -> None:
-        if self.failure is not None:
-            log.info("ledger_writes_again", after=self.failure)
-            self.failure = None
-
-    def _checkpoint(self, db: sqlite3.Connection) -> None:
-        """Move the log into the file while nobody waits. (Left to SQLite, the commit that makes the log too long pays
-        for it.)"""
-        try:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        except sqlite3.Error as error:
-            self._failed(error)
+        if self._failure is not None:
+            log.info("ledger_writes_again", after=self._failure)
+            self._failure = None
 
 
 def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:

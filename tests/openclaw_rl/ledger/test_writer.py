@@ -1,6 +1,7 @@
 """The writer: group commit, isolation of jobs, and a file that cannot be written for a while."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 from functools import partial
@@ -8,6 +9,7 @@ from functools import partial
 import pytest
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.ledger import syncer
 from openclaw_rl.ledger.open import connect
 from openclaw_rl.ledger.writer import Writer
 
@@ -212,3 +214,62 @@ async def test_whoever_waits_is_told_when_the_writer_breaks(writer):
             await writer.write(insert(1))
     finally:
         threading.excepthook = hook
+
+
+class HeldSync:
+    """An fsync that takes its time, and then works or not."""
+
+    def __init__(self):
+        self.started, self.go_on, self.error = threading.Event(), threading.Event(), None
+
+    def __call__(self, fd):
+        self.started.set()
+        assert self.go_on.wait(30)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def held_sync(monkeypatch):
+    held = HeldSync()
+    monkeypatch.setattr(syncer, "_sync", held)
+    yield held
+    held.go_on.set()
+
+
+async def test_a_write_without_an_fsync_does_not_wait_for_one(writer, path, held_sync):
+    synced = asyncio.create_task(writer.write(insert(1)))
+    await asyncio.to_thread(held_sync.started.wait, 30)
+    async with asyncio.timeout(30):
+        await writer.write(insert(2), is_synced=False)
+    assert (rows(path), synced.done()) == ([1, 2], False)
+    held_sync.go_on.set()
+    await synced
+
+
+async def test_an_fsync_that_fails_is_told_and_shown_until_one_works(writer, held_sync):
+    held_sync.error = OSError(5, "Input/output error")
+    held_sync.go_on.set()
+    with pytest.raises(LedgerUnavailable, match="synced"):
+        await writer.write(insert(1))
+    assert "Input/output error" in writer.failure
+    await writer.write(insert(2), is_synced=False)
+    assert "Input/output error" in writer.failure
+    held_sync.error = None
+    async with asyncio.timeout(30):
+        while writer.failure is not None:  # the thread tries by itself
+            await asyncio.sleep(0.005)
+
+
+async def test_the_log_is_synced_before_the_answer(writer, path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(syncer, "_sync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), rows(path))))
+    await writer.write(insert(1))
+    assert synced == [(f"{path}-wal", [1])]
+
+
+async def test_a_log_under_constant_writing_is_begun_anew(writer, path, monkeypatch):
+    monkeypatch.setattr(syncer, "_CHECKPOINT_GROUPS", 5)
+    for a in range(2000):
+        await writer.write(insert(a, b"x" * 5000), is_synced=False)
+    assert path.with_name(f"{path.name}-wal").stat().st_size < 2000 * 5000 / 2
