@@ -32,23 +32,52 @@ def log_probs_of(logits: Tensor, ids: Tensor, temperature: float | Tensor) -> Te
     return scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """What one pass over the logits gives of N tokens."""
+
+    log_probs: Tensor  # [N], at each token's own temperature
+    unscaled: Tensor | None = None  # [N], at temperature 1, detached
+    gathered: Tensor | None = None  # [N, K], of other ids in the tokens' places, at temperature 1
+
+
 def selected_log_probs(
-    hidden: Tensor, ids: Tensor, temperature: Tensor, head: Callable[[Tensor], Tensor], *, chunk: int = 256
-) -> Tensor:
-    """`log_probs_of(head(hidden), ids, temperature)`, `chunk` positions at a time.
+    hidden: Tensor,
+    ids: Tensor,
+    temperature: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    gather: Tensor | None = None,
+    unscaled: bool = False,
+    chunk: int = 256,
+) -> TokenLogProbs:
+    """`log_probs_of(head(hidden), ids, temperature)`, `chunk` positions at a time; from the same logits, where asked
+    for, the log-probs at temperature 1 of the same ids (`unscaled`) and of K ids a position (`gather`).
 
     Under gradient each chunk's logits are computed again in backward instead of kept, so that memory is chunk * V and
     not N * V (a vocabulary of 150k and 8k positions would be 5 GB of fp32).
-    Shapes: hidden [N, H], ids [N], temperature [N]; head maps [n, H] to [n, V]; gives [N].
+    Shapes: hidden [N, H], ids [N], temperature [N], gather [N, K]; head maps [n, H] to [n, V].
     """
+    empty = ids.new_empty((len(ids), 0)) if gather is None else gather
 
-    def one(h: Tensor, i: Tensor, t: Tensor) -> Tensor:
-        return log_probs_of(head(h), i, t)
+    def one(h: Tensor, i: Tensor, t: Tensor, more: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        logits = head(h)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = log_probs_of(logits, i, t)
+        if gather is None and not unscaled:
+            return scaled, None, None
+        normaliser = logits.logsumexp(-1, keepdim=True)  # at temperature 1; the logits are shared
+        at_one = logits.gather(-1, i.unsqueeze(-1)).sub(normaliser).squeeze(-1).detach() if unscaled else None
+        return scaled, at_one, None if gather is None else logits.gather(-1, more) - normaliser
 
-    parts = []
-    for h, i, t in zip(hidden.split(chunk), ids.split(chunk), temperature.split(chunk), strict=True):
-        parts.append(checkpoint(one, h, i, t, use_reentrant=False) if h.requires_grad else one(h, i, t))
-    return torch.cat(parts)
+    chunks = zip(*(values.split(chunk) for values in (hidden, ids, temperature, empty)), strict=True)
+    parts = [checkpoint(one, *c, use_reentrant=False) if hidden.requires_grad else one(*c) for c in chunks]
+    log_probs, at_one, gathered = zip(*parts, strict=True)
+    return TokenLogProbs(
+        torch.cat(log_probs),
+        torch.cat(at_one) if unscaled else None,
+        torch.cat(gathered) if gather is not None else None,
+    )
 
 
 def ratio(log_probs: Tensor, other_log_probs: Tensor, loss_mask: Tensor) -> Tensor:
@@ -131,3 +160,11 @@ def k3_kl(log_probs: Tensor, ref_log_probs: Tensor, loss_mask: Tensor) -> Tensor
     """
     d = (ref_log_probs - log_probs).masked_fill(~loss_mask, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (d.exp() - d - 1).clamp(max=KL_LIMIT)
+
+
+def supervised_loss(log_probs: Tensor, loss_mask: Tensor) -> Tensor:
+    """Negative log-likelihood of a reply that is to be imitated, summed over trained tokens: L = -Σ_t m_t log_probs_t.
+
+    For demonstrations: nobody sampled them, so there is no ratio to correct by. Shapes: all [T]; gives a scalar.
+    """
+    return -log_probs.masked_fill(~loss_mask, 0).sum()

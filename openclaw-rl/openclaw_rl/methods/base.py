@@ -1,15 +1,15 @@
-"""The method protocol: a value with three hooks, found under the entry-point group `openclaw_rl.methods`.
+"""The method protocol: a value with a few hooks, found under the entry-point group `openclaw_rl.methods`.
 
-`score` runs in the server (async, no torch), `advantages` and `loss` in the trainer. A new method is a new
-`method.py` behind an entry
-point; it never touches the server.
+`score` runs in the server (async, no torch), the others in the trainer. A new method is a new `method.py` behind an
+entry point; it never touches the server. What methods share lies beside: `turns` (a turn that can be trained on, as a
+sample) and `objective` (the clipped objective, demonstrations).
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import ServingVersions
@@ -60,27 +60,38 @@ class ScoringTools:
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
-    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's
-    temperature.
+    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's temperature
+    unless it says otherwise. All of them come from one forward pass.
     """
 
     log_probs: "Tensor"  # [T], with graph
     old_log_probs: "Tensor"  # [T], detached
-    rollout_log_probs: "Tensor"  # [T]
+    rollout_log_probs: "Tensor"  # [T]; zeros that mean nothing for a demonstration
     ref_log_probs: "Tensor | None"  # [T], None unless kl_coef > 0
     advantages: "Tensor"  # [T]
     loss_mask: "Tensor"  # [T] bool
+    unscaled_log_probs: "Tensor | None" = None
+    """[T], at temperature 1, detached: the gap's student side where the sample brought none (`student_term =
+    "trainer"`)."""
+    gathered_log_probs: "Tensor | None" = None
+    """[T, K], at temperature 1, with graph: of the ids that `Method.gathered_ids` names."""
+
+
+class Tally(NamedTuple):
+    """A mean to report over the batch: a sum, and over how many tokens or samples."""
+
+    total: float
+    over: float
 
 
 @dataclass(frozen=True, slots=True)
 class SampleLoss:
-    """One sample's loss *summed* over its trained tokens, and what to report (sums too). The caller divides: per
-    sample by its token
-    count, then by the batch's number of samples, both known before the first micro-batch."""
+    """One sample's loss *summed* over its trained tokens, and what to report. The caller divides: per sample by its
+    token count, then by the batch's number of samples, both known before the first micro-batch."""
 
     loss_sum: "Tensor"  # scalar with graph
     token_count: int
-    sums: Mapping[str, float]
+    tallies: Mapping[str, Tally]
 
 
 class Method(Protocol):
@@ -90,17 +101,29 @@ class Method(Protocol):
         """Make the turn's sample: reward, teacher terms. Raises TeacherError only when nothing can be made."""
         ...
 
+    def can_train(self, sample: Sample) -> bool:
+        """Whether the sample holds a term that this method trains on: another method may have made it."""
+        ...
+
     def advantages(
         self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
     ) -> list[list[float]]:
-        """Credit per response token [T] for each sample. `state` is kept with the checkpoint (a baseline's mean)."""
+        """Credit per response token [T] for each sample; zeros for demonstrations. `state` is kept with the checkpoint
+        (a baseline's mean)."""
         ...
 
-    def loss(self, sample: Sample, terms: TokenTerms, settings: TrainerSettings) -> SampleLoss: ...
+    def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
+        """[T, K]: the ids whose log-probs `loss` reads besides the sampled ones; None for none."""
+        ...
+
+    def loss(
+        self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings
+    ) -> SampleLoss: ...
 
 
 def load_method(name: str) -> Method:
-    """The method registered under `name`. Raises SettingsError that lists the known ones."""
+    """The method registered under `name`: ours are `binary_rl`, `opd` and `combine`, and any installed package may add
+    one. Imports the method's module, which imports no torch. Raises SettingsError that lists the known names."""
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
         raise SettingsError(f"method.name: no method {name!r}; installed: {', '.join(sorted(found)) or 'none'}")

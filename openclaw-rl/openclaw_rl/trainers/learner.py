@@ -141,7 +141,9 @@ class LoraLearner:
         advantages = self._method.advantages(samples, self._method_settings, method_state)
         probe_rows = probes.probe_rows(samples)
         before = probes.score(self._policy, probe_rows)
-        metrics, left_out = train_step(self._policy, self._optimizer, self._method, samples, advantages, self._settings)
+        metrics, left_out = train_step(
+            self._policy, self._optimizer, self._method, samples, advantages, self._settings, self._method_settings
+        )
         after = probes.score(self._policy, probe_rows)
         if not all(math.isfinite(value) for values in (*before, *after) for value in values):
             raise NotFinite("a probe's log-probs are not finite")
@@ -162,6 +164,8 @@ class LoraLearner:
             return DropReason.EMPTY  # nothing predicts the first token
         if len(sample.prompt_ids) + len(sample.response_ids) > self._settings.max_tokens:
             return DropReason.TOO_LONG
+        if not self._method.can_train(sample):
+            return DropReason.METHOD  # made by another method, before the settings changed
         return None
 
     def _blame(self, samples: Sequence[Sample]) -> dict[str, DropReason]:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.errors import SettingsError, TrainerError
-from openclaw_rl.losses import selected_log_probs
+from openclaw_rl.losses import TokenLogProbs, selected_log_probs
 from openclaw_rl.settings import TrainerSettings
-from openclaw_rl.trainers.batches import MicroBatch
+from openclaw_rl.trainers.batches import MicroBatch, Piece
+from openclaw_rl.types import Ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,20 +114,39 @@ class LoraPolicy:
     def log_probs(self, batch: MicroBatch, *, recompute: bool = False) -> dict[int, Tensor]:
         """Sample index → log π(token | all before it) [T] at the sample's temperature; 0 without gradient where the
         mask is False.
+        """
+        return {index: found.log_probs for index, found in self.token_log_probs(batch, recompute=recompute).items()}
+
+    def token_log_probs(
+        self,
+        batch: MicroBatch,
+        *,
+        recompute: bool = False,
+        gather: Mapping[int, Sequence[Ids]] | None = None,
+        unscaled: bool = False,
+    ) -> dict[int, TokenLogProbs]:
+        """`log_probs`, and from the same logits those at temperature 1: with `unscaled` of the same tokens, and of the
+        ids that `gather` lists [T, K] for a sample's index. T tokens each; zeros where the mask is False.
 
         Only trained positions reach the output head. `recompute`: keep one activation per layer and compute the rest
         again in backward, a third more time for a tenth of the memory.
         """
         hidden = self._hidden(batch, recompute=recompute)  # [R, W, H]
+        tables = {piece.index: gather[piece.index] for piece in batch.pieces if gather and piece.index in gather}
+        width = max((len(row) for table in tables.values() for row in table), default=0)
         where: list[tuple[int, int]] = []
         ids: list[int] = []
         temperatures: list[float] = []
+        others: list[Ids] = []
         for number, row in enumerate(batch.rows):
             for piece in row.pieces:
+                table = tables.get(piece.index)
                 for k in piece.trained:
                     where.append((number, piece.start + k - 1))
                     ids.append(row.ids[piece.start + k])
                     temperatures.append(piece.temperature)
+                    wanted = () if table is None else tuple(table[k])
+                    others.append(wanted + (0,) * (width - len(wanted)))  # cut away again below
         rows, columns = torch.tensor(where, device=self.device).unbind(-1)
         chosen = hidden[rows, columns]  # [N, H]
         flat = selected_log_probs(
@@ -134,15 +154,22 @@ class LoraPolicy:
             torch.tensor(ids, device=self.device),
             torch.tensor(temperatures, device=self.device, dtype=torch.promote_types(chosen.dtype, torch.float32)),
             self._head,
+            gather=torch.tensor(others, device=self.device) if width else None,
+            unscaled=unscaled,
         )
-        pieces = batch.pieces
-        parts = flat.split([len(piece.trained) for piece in pieces])
-        return {
-            piece.index: torch.zeros(piece.length, dtype=flat.dtype, device=self.device).index_put(
-                (torch.tensor(piece.trained, device=self.device),), part
+        found, start = {}, 0
+        for piece in batch.pieces:
+            end = start + len(piece.trained)
+            table = tables.get(piece.index)
+            found[piece.index] = TokenLogProbs(
+                _placed(flat.log_probs[start:end], piece),
+                None if flat.unscaled is None else _placed(flat.unscaled[start:end], piece),
+                None
+                if flat.gathered is None or table is None
+                else _placed(flat.gathered[start:end, : len(table[0])], piece),
             )
-            for piece, part in zip(pieces, parts, strict=True)
-        }
+            start = end
+        return found
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
@@ -172,6 +199,12 @@ class LoraPolicy:
             return interruptible(*args, **kwargs)
 
         layer.forward = wrapped
+
+
+def _placed(values: Tensor, piece: Piece) -> Tensor:
+    """The values of a piece's trained tokens in their places among all T; zeros elsewhere."""
+    places = torch.tensor(piece.trained, device=values.device)
+    return values.new_zeros(piece.length, *values.shape[1:]).index_put((places,), values)
 
 
 def target_modules(decoder: nn.Module, wanted: Sequence[str]) -> set[str]:

@@ -7,19 +7,20 @@ as if it had never come. Weights that are not finite are never reported as a ste
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.methods.base import Method, TokenTerms
-from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.losses import TokenLogProbs
+from openclaw_rl.methods.base import Method, Tally, TokenTerms
+from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers.batches import MicroBatch, Row, micro_batches, rows_of
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
-from openclaw_rl.types import Sample
+from openclaw_rl.types import Ids, Sample
 
 
 class NotFinite(TrainerError):
@@ -33,7 +34,7 @@ class Accumulated:
     loss: float = 0.0
     trained_tokens: int = 0
     computed_tokens: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
     not_finite: list[int] = field(default_factory=list)
     """Indices of samples left out."""
     reference_s: float = 0.0
@@ -46,6 +47,7 @@ def train_step(
     samples: Sequence[Sample],
     advantages: Sequence[Sequence[float]],
     settings: TrainerSettings,
+    method_settings: MethodSettings,
 ) -> tuple[dict[str, float], list[int]]:
     """Step once; the step's metrics (flat, finite) and the indices of samples left out because they are not finite.
 
@@ -53,7 +55,7 @@ def train_step(
     """
     started = time.perf_counter()
     optimizer.zero_grad()
-    done = accumulate(policy, method, samples, advantages, settings)
+    done = accumulate(policy, method, samples, advantages, settings, method_settings)
     kept = len(samples) - len(done.not_finite)
     if kept == 0:
         raise NotFinite("no sample of the batch has finite log-probs")
@@ -67,22 +69,24 @@ def train_step(
     optimizer.zero_grad()
     if not policy.is_finite():
         raise NotFinite("the new weights are not finite")
-    flat = [value for index, values in enumerate(advantages) for value in values if index not in done.not_finite]
+    trained = [k for k in range(len(samples)) if k not in done.not_finite]
     metrics = {
         "loss": done.loss / kept,
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
         "samples": float(kept),
+        "demonstrations": float(sum(samples[k].is_demonstration for k in trained)),
         "trained_tokens": float(done.trained_tokens),
         "computed_tokens": float(done.computed_tokens),
-        "advantage_min": min(flat),
-        "advantage_max": max(flat),
-        "advantage_mean": math.fsum(flat) / len(flat),
         "gradient_s": computed - started,
         "reference_s": done.reference_s,
         "optimizer_s": time.perf_counter() - computed,
     }
-    metrics |= {name: total / done.trained_tokens for name, total in done.sums.items()}
+    credit = [value for k in trained for value in _trained_credit(samples[k], advantages[k])]
+    if credit:
+        mean = math.fsum(credit) / len(credit)
+        metrics |= {"advantage_min": min(credit), "advantage_max": max(credit), "advantage_mean": mean}
+    metrics |= {name: tally.total / tally.over for name, tally in done.tallies.items() if tally.over}
     return metrics, done.not_finite
 
 
@@ -92,50 +96,78 @@ def accumulate(
     samples: Sequence[Sample],
     advantages: Sequence[Sequence[float]],
     settings: TrainerSettings,
+    method_settings: MethodSettings,
     *,
     share_prefixes: bool = True,
 ) -> Accumulated:
     """Add the gradient of (1/B) Σ_samples loss_i / T_i to the parameters. The result's `loss` is the sum before 1/B."""
     done = Accumulated()
+    wanted = _Wanted(
+        {k: ids for k, sample in enumerate(samples) if (ids := method.gathered_ids(sample)) is not None},
+        any(sample.teacher_log_probs is not None and sample.student_log_probs is None for sample in samples),
+    )
     for batch in micro_batches(rows_of(samples, share_prefixes=share_prefixes), settings.micro_batch_tokens):
-        found = _finite(policy, batch, settings, done)
+        found = _finite(policy, batch, settings, wanted, done)
         if found is None:
             continue
-        batch, log_probs = found
+        batch, current = found
         reference = _reference(policy, batch, settings, done)
         total = torch.zeros((), device=policy.device)
         for piece in batch.pieces:
-            sample, current = samples[piece.index], log_probs[piece.index]
-            terms = _terms(sample, current, reference.get(piece.index), advantages[piece.index], settings)
-            loss = method.loss(sample, terms, settings)
+            k, sample = piece.index, samples[piece.index]
+            terms = _terms(sample, current[k], reference.get(k), advantages[k], settings)
+            loss = method.loss(sample, terms, settings, method_settings)
             mean = loss.loss_sum / loss.token_count
             total = total + mean / len(samples)
             done.loss += float(mean.detach())
             done.trained_tokens += loss.token_count
-            for name, value in loss.sums.items():
-                done.sums[name] = done.sums.get(name, 0.0) + value
+            for name, (value, over) in loss.tallies.items():
+                before = done.tallies.get(name, Tally(0.0, 0.0))
+                done.tallies[name] = Tally(before.total + value, before.over + over)
         total.backward()
         done.computed_tokens += batch.tokens
     return done
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the losses need besides the sampled tokens' log-probs."""
+
+    gather: Mapping[int, Sequence[Ids]]
+    """Sample index → [T, K]."""
+    unscaled: bool
+    """At temperature 1: a sample has the teacher's side of its gap, and the trainer gives the student's."""
+
+
 def _finite(
-    policy: LoraPolicy, batch: MicroBatch, settings: TrainerSettings, done: Accumulated
-) -> tuple[MicroBatch, dict[int, Tensor]] | None:
+    policy: LoraPolicy, batch: MicroBatch, settings: TrainerSettings, wanted: _Wanted, done: Accumulated
+) -> tuple[MicroBatch, dict[int, TokenLogProbs]] | None:
     """The micro-batch without samples that are not finite, and its log-probs. They must not even be part of the graph:
     their zero gradient times their nan would be nan."""
     while True:
         # A row over the budget came alone; its activations would not fit in the memory that the budget stands for.
-        log_probs = policy.log_probs(batch, recompute=batch.tokens > settings.micro_batch_tokens)
-        bad = {index for index, values in log_probs.items() if not bool(torch.isfinite(values.detach()).all())}
+        recompute = batch.tokens > settings.micro_batch_tokens
+        found = policy.token_log_probs(batch, recompute=recompute, gather=wanted.gather, unscaled=wanted.unscaled)
+        bad = {index for index, values in found.items() if not _is_finite(values)}
         if not bad:
-            return batch, log_probs
+            return batch, found
         done.not_finite.extend(sorted(bad))
         rows = [Row(row.ids, tuple(p for p in row.pieces if p.index not in bad)) for row in batch.rows]
         rows = [row for row in rows if row.pieces]
         if not rows:
             return None
         batch = MicroBatch(tuple(rows))
+
+
+def _is_finite(found: TokenLogProbs) -> bool:
+    tensors = (found.log_probs, found.unscaled, found.gathered)
+    return all(bool(torch.isfinite(values.detach()).all()) for values in tensors if values is not None)
+
+
+def _trained_credit(sample: Sample, advantages: Sequence[float]) -> list[float]:
+    if sample.is_demonstration:
+        return []
+    return [value for value, is_trained in zip(advantages, sample.loss_mask, strict=True) if is_trained]
 
 
 def _reference(
@@ -151,12 +183,17 @@ def _reference(
 
 
 def _terms(
-    sample: Sample, log_probs: Tensor, reference: Tensor | None, advantages: Sequence[float], settings: TrainerSettings
+    sample: Sample,
+    current: TokenLogProbs,
+    reference: Tensor | None,
+    advantages: Sequence[float],
+    settings: TrainerSettings,
 ) -> TokenTerms:
     if len(advantages) != len(sample.response_ids):
         raise ValueError(
             f"sample {sample.sample_id}: {len(advantages)} advantages for {len(sample.response_ids)} tokens"
         )
+    log_probs = current.log_probs
     rollout = torch.tensor(sample.rollout_log_probs, dtype=log_probs.dtype, device=log_probs.device)
     return TokenTerms(
         log_probs=log_probs,
@@ -165,4 +202,6 @@ def _terms(
         ref_log_probs=reference,
         advantages=torch.tensor(list(advantages), dtype=log_probs.dtype, device=log_probs.device),
         loss_mask=torch.tensor(sample.loss_mask, dtype=torch.bool, device=log_probs.device),
+        unscaled_log_probs=current.unscaled,
+        gathered_log_probs=current.gathered,
     )

@@ -192,7 +192,7 @@ def loss_of(settings: TrainerSettings, *, reference: bool = False) -> tuple[Samp
         temperature=1.0,
         reward=1.0,
     )
-    return METHOD.loss(one, terms, settings), log_probs
+    return METHOD.loss(one, terms, settings, MethodSettings()), log_probs
 
 
 def test_recompute_weighs_by_the_engine_and_masks_what_it_cannot_explain() -> None:
@@ -203,10 +203,10 @@ def test_recompute_weighs_by_the_engine_and_masks_what_it_cannot_explain() -> No
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == pytest.approx([-1.0, -2.0, 0.0, 0.0])
     assert loss.token_count == 3  # the divisor is known before any forward pass
-    assert loss.sums["masked_share"] == 1
-    assert loss.sums["abs_log_ratio"] == pytest.approx(0 + 1 + 4)
-    assert loss.sums["clip_share"] == 0
-    assert loss.sums["neg_log_prob"] == pytest.approx(3.5)
+    assert loss.tallies["masked_share"] == (1, 3)
+    assert loss.tallies["abs_log_ratio"].total == pytest.approx(0 + 1 + 4)
+    assert loss.tallies["clip_share"].total == 0
+    assert loss.tallies["neg_log_prob"].total == pytest.approx(3.5)
 
 
 def test_rollout_clips_and_never_weighs() -> None:
@@ -216,7 +216,7 @@ def test_rollout_clips_and_never_weighs() -> None:
     assert loss.loss_sum.item() == pytest.approx(-(1.0 + 1.28 - 3.0))
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == pytest.approx([-1.0, 0.0, 0.0, 0.0])
-    assert (loss.sums["masked_share"], loss.sums["clip_share"]) == (0, 2)
+    assert (loss.tallies["masked_share"].total, loss.tallies["clip_share"].total) == (0, 2)
 
 
 def test_kl_to_the_reference_is_added_by_its_coefficient() -> None:
@@ -224,7 +224,7 @@ def test_kl_to_the_reference_is_added_by_its_coefficient() -> None:
     with_kl, log_probs = loss_of(TrainerSettings(kl_coef=0.1), reference=True)
     k3 = math.exp(-0.5) + 0.5 - 1
     assert with_kl.loss_sum.item() == pytest.approx(plain.loss_sum.item() + 0.1 * k3)
-    assert with_kl.sums["ref_kl"] == pytest.approx(k3)
+    assert with_kl.tallies["ref_kl"].total == pytest.approx(k3)
     with_kl.loss_sum.backward()
     assert log_probs.grad is not None
     assert log_probs.grad[2].item() == pytest.approx(0.1 * (1 - math.exp(-0.5)))

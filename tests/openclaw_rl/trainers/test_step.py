@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from openclaw_rl.losses import TokenLogProbs
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers.batches import MicroBatch
@@ -76,7 +79,9 @@ def packed_gradients(policy: LoraPolicy, samples: Sequence[Sample], settings: Tr
             advantages=torch.tensor(advantages, dtype=torch.float64),
             loss_mask=torch.tensor(sample.loss_mask),
         )
-        total = total + METHOD.loss(sample, terms, settings).loss_sum / sum(sample.loss_mask) / len(samples)
+        total = total + METHOD.loss(sample, terms, settings, MethodSettings()).loss_sum / sum(sample.loss_mask) / len(
+            samples
+        )
         offset += p + t
     total.backward()
     return gradients(policy)
@@ -90,7 +95,12 @@ def test_one_batch_cut_four_ways_gives_equal_gradients(
 
     def cut(budget: int) -> tuple[list[Tensor], float]:
         done = accumulate(
-            policy, METHOD, batch, credit(batch), settings.model_copy(update={"micro_batch_tokens": budget})
+            policy,
+            METHOD,
+            batch,
+            credit(batch),
+            settings.model_copy(update={"micro_batch_tokens": budget}),
+            MethodSettings(),
         )
         return gradients(policy), done.loss
 
@@ -109,9 +119,9 @@ def test_sharing_a_row_changes_no_gradient(
     second = make_sample("2", prompt=(*first.prompt_ids, *first.response_ids, 8), response=3)
     third = make_sample("3", prompt=(*second.prompt_ids, *second.response_ids, 8, 9), response=2, temperature=1.0)
     samples, policy = [first, third, second], make_policy()
-    shared_work = accumulate(policy, METHOD, samples, credit(samples), settings)
+    shared_work = accumulate(policy, METHOD, samples, credit(samples), settings, MethodSettings())
     shared = gradients(policy)
-    alone_work = accumulate(policy, METHOD, samples, credit(samples), settings, share_prefixes=False)
+    alone_work = accumulate(policy, METHOD, samples, credit(samples), settings, MethodSettings(), share_prefixes=False)
     for a, b in zip(shared, gradients(policy), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     assert shared_work.loss == pytest.approx(alone_work.loss, rel=1e-12)
@@ -122,9 +132,9 @@ def test_permuting_samples_changes_nothing(
     make_policy: Callable[..., LoraPolicy], settings: TrainerSettings, batch: list[Sample]
 ) -> None:
     policy, moved = make_policy(), [batch[i] for i in (2, 0, 3, 1)]
-    accumulate(policy, METHOD, batch, credit(batch), settings)
+    accumulate(policy, METHOD, batch, credit(batch), settings, MethodSettings())
     one = gradients(policy)
-    accumulate(policy, METHOD, moved, credit(moved), settings)
+    accumulate(policy, METHOD, moved, credit(moved), settings, MethodSettings())
     for a, b in zip(one, gradients(policy), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
@@ -135,7 +145,9 @@ def test_zero_advantage_moves_nothing(
     policy = make_policy()
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     zeros = [[0.0] * len(sample.response_ids) for sample in batch]
-    metrics, _ = train_step(policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, zeros, settings)
+    metrics, _ = train_step(
+        policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, zeros, settings, MethodSettings()
+    )
     assert metrics["grad_norm"] == 0
     for a, b in zip(before, policy.parameters.values(), strict=True):
         assert torch.equal(a, b)
@@ -161,7 +173,7 @@ def test_three_steps_equal_a_plain_reference(
     start = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     optimizer = PolicyOptimizer(policy.parameters, settings)
     for _ in range(3):
-        train_step(policy, optimizer, METHOD, batch, credit(batch), settings)
+        train_step(policy, optimizer, METHOD, batch, credit(batch), settings, MethodSettings())
 
     reference = get_peft_model(
         make_model(dtype=torch.float64), LoraConfig(r=2, lora_alpha=8, target_modules=list(settings.target_modules))
@@ -222,16 +234,16 @@ def plain_log_probs(model: torch.nn.Module, sample: Sample) -> Tensor:
 @contextmanager
 def broken(policy: LoraPolicy, indices: set[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if these samples' activations overflowed: their log-probs, and their whole graph, are nan."""
-    log_probs = policy.log_probs
+    token_log_probs = policy.token_log_probs
 
-    def with_nan(batch: MicroBatch, *, recompute: bool = False) -> dict[int, Tensor]:
+    def with_nan(batch: MicroBatch, **wanted: Any) -> dict[int, TokenLogProbs]:
         return {
-            index: values * torch.nan if index in indices else values
-            for index, values in log_probs(batch, recompute=recompute).items()
+            index: replace(values, log_probs=values.log_probs * torch.nan) if index in indices else values
+            for index, values in token_log_probs(batch, **wanted).items()
         }
 
     with monkeypatch.context() as patch:
-        patch.setattr(policy, "log_probs", with_nan)
+        patch.setattr(policy, "token_log_probs", with_nan)
         yield
 
 
@@ -247,13 +259,13 @@ def test_a_sample_without_numbers_is_left_out_as_if_it_never_came(
     policy, clean = make_policy(), make_policy()
     with broken(policy, {1}, monkeypatch):
         optimizer = PolicyOptimizer(policy.parameters, settings)
-        metrics, left_out = train_step(policy, optimizer, METHOD, batch, credit(batch), settings)
+        metrics, left_out = train_step(policy, optimizer, METHOD, batch, credit(batch), settings, MethodSettings())
     assert left_out == [1]
     assert metrics["samples"] == 3
     assert all(math.isfinite(value) for value in metrics.values())
     others = [batch[0], *batch[2:]]
     expected, _ = train_step(
-        clean, PolicyOptimizer(clean.parameters, settings), METHOD, others, credit(others), settings
+        clean, PolicyOptimizer(clean.parameters, settings), METHOD, others, credit(others), settings, MethodSettings()
     )
     assert metrics["loss"] == pytest.approx(expected["loss"])
     for a, b in zip(policy.parameters.values(), clean.parameters.values(), strict=True):
@@ -269,7 +281,15 @@ def test_a_batch_without_numbers_is_no_step(
     policy = make_policy()
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     with broken(policy, {0, 1, 2, 3}, monkeypatch), pytest.raises(NotFinite):
-        train_step(policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, credit(batch), settings)
+        train_step(
+            policy,
+            PolicyOptimizer(policy.parameters, settings),
+            METHOD,
+            batch,
+            credit(batch),
+            settings,
+            MethodSettings(),
+        )
     for a, b in zip(before, policy.parameters.values(), strict=True):
         assert torch.equal(a, b)
 
@@ -283,7 +303,7 @@ def test_a_sampled_token_at_log_prob_minus_90_is_survived(
     for old in ("recompute", "rollout"):
         changed = settings.model_copy(update={"old_log_probs": old})
         optimizer = PolicyOptimizer(policy.parameters, changed)
-        metrics, left_out = train_step(policy, optimizer, METHOD, samples, credit(samples), changed)
+        metrics, left_out = train_step(policy, optimizer, METHOD, samples, credit(samples), changed, MethodSettings())
         assert left_out == []
         assert all(math.isfinite(value) for value in metrics.values())
         assert policy.is_finite()
