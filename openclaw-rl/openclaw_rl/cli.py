@@ -255,6 +255,35 @@ def train(
     )
 
 
+@app.command("export")
+def export_rows(
+    path: Annotated[Path, typer.Argument(help="The new file.")],
+    what: Annotated[
+        str, typer.Option(help="`turns`: what was said, and what became of it; `samples`: what trains.")
+    ] = ("turns"),
+    format: Annotated[str, typer.Option(help='`jsonl`, or `parquet` (pip install "openclaw-rl[export]").')] = "jsonl",
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write the ledger's turns or samples to a file, oldest first, for your own tools.
+
+    It reads the ledger as it is at one moment, also while a server runs, and changes nothing. JSONL has one JSON
+    object a line; Parquet has the same columns. The file holds what was said: it is made readable for you alone.
+    """
+    if what not in ("turns", "samples"):
+        _fail(f"--what {what}: turns or samples")
+    if format not in ("jsonl", "parquet"):
+        _fail(f"--format {format}: jsonl or parquet")
+    from openclaw_rl.export import export
+
+    ledger = DataDir.of(_target(config, data_dir).data_dir).ledger
+    try:
+        count = export(ledger, path, what=what, format=format, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
+    except OpenClawRLError as error:
+        _fail(str(error))
+    print(f"{count} {what} are in {path}")
+
+
 @app.command("export-adapter")
 def export_adapter(
     folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
@@ -349,6 +378,10 @@ def _call(
             message = reply.text
         _fail(f"{reply.status_code}: {message}")
     return reply.json()
+
+
+def _progress(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def _when(at: float) -> str:
