@@ -27,6 +27,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from openclaw_rl import __version__, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
@@ -49,7 +50,7 @@ from openclaw_rl.methods.base import Render, ScoringTools, load_method
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
-from openclaw_rl.proxy.routes import build_router
+from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.sessions.store import Sessions
@@ -163,21 +164,20 @@ class _Server:
         )
 
         app = _http_app()
-        app.include_router(
-            build_router(
-                ProxyDeps(
-                    frontend=frontend,
-                    engine=engine,
-                    serving=serving,
-                    sessions=sessions,
-                    ledger=ledger,
-                    server=settings.server,
-                    sampling=settings.sampling,
-                    session=settings.sessions,
-                    model_name=model_name,
-                )
+        chats = build_router(
+            ProxyDeps(
+                frontend=frontend,
+                engine=engine,
+                serving=serving,
+                sessions=sessions,
+                ledger=ledger,
+                server=settings.server,
+                sampling=settings.sampling,
+                session=settings.sessions,
+                model_name=model_name,
             )
         )
+        app.include_router(chats)
         app.include_router(
             build_trainer_router(ledger, token=token, lease_wait=lease_wait, on_commit=lambda _: publisher.wake())
         )
@@ -228,7 +228,7 @@ class _Server:
         gc.freeze()
         async with _announced(data, url):
             events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
-            await self._http(app, lease_wait)
+            await self._http(chats_first(app, chats), lease_wait)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class _Server:
         self._children.append(child)
         self._tasks.create_task(child.run(), name=child.name)
 
-    async def _http(self, app: FastAPI, lease_wait: LeaseWait) -> None:
+    async def _http(self, app: ASGIApp, lease_wait: LeaseWait) -> None:
         """Answer until asked to stop, then let running replies finish."""
         settings = self._settings.server
         config = uvicorn.Config(

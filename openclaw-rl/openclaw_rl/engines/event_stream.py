@@ -2,13 +2,15 @@
 
 Why not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each, this a
 fraction of it. Everything else goes through httpx. One connection per stream: closing it is what tells the engine that
-nobody listens any more.
+nobody listens any more. Connections may be opened before they are needed (`Connections.warm`), since the first token
+waits for them.
 
 Promises: an event is handed out as it arrives; a silence longer than `silence_s` ends in `EngineGone`; so does every
 broken connection. A reader that falls behind stops the connection, not the memory.
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -23,30 +25,70 @@ from openclaw_rl.errors import EngineGone, EngineRefused
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_WAITING = 1024
 """Events read ahead of the reader; above, the connection is not read until half of them are taken."""
+_MAX_SPARE = 32
+"""Connections opened ahead; a request that finds none opens its own."""
+
+
+class Connections:
+    """To one engine: made ahead of time or on demand, used once, closed."""
+
+    def __init__(self, url: str, *, connect_s: float) -> None:
+        parts = urlsplit(url)
+        self._host, self._tls = parts.hostname or "127.0.0.1", parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self.host_header, self.path = parts.netloc, parts.path or "/"
+        self._connect_s = connect_s
+        self._spare: deque[tuple[asyncio.Transport, _Answer]] = deque()
+
+    @property
+    def spare(self) -> int:
+        """Open ones that wait for a stream."""
+        self._drop_dead()
+        return len(self._spare)
+
+    async def warm(self) -> None:
+        """Open one for a stream that is about to come. Says nothing of failures: the stream will."""
+        if self.spare < _MAX_SPARE:
+            with contextlib.suppress(EngineGone):
+                self._spare.append(await self._open())
+
+    async def take(self) -> "tuple[asyncio.Transport, _Answer]":
+        """Raises EngineGone."""
+        return self._spare.popleft() if self.spare else await self._open()
+
+    def close(self) -> None:
+        while self._spare:
+            self._spare.popleft()[0].abort()
+
+    async def _open(self) -> "tuple[asyncio.Transport, _Answer]":
+        tls = ssl.create_default_context() if self._tls else None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                transport, answer = await loop.create_connection(_Answer, self._host, self._port, ssl=tls)
+        except (OSError, TimeoutError) as error:
+            raise EngineGone(f"cannot connect to {self._host}:{self._port}: {error!r}") from error
+        return transport, answer
+
+    def _drop_dead(self) -> None:
+        alive = [pair for pair in self._spare if not pair[1].is_over]
+        if len(alive) < len(self._spare):
+            self._spare = deque(alive)
 
 
 class EventStream:
     """One request. `async with` opens and closes it; iterate `events()` once."""
 
-    def __init__(self, url: str, body: bytes, *, connect_s: float, silence_s: float) -> None:
-        parts = urlsplit(url)
-        self._host, self._tls = parts.hostname or "127.0.0.1", parts.scheme == "https"
-        self._port = parts.port or (443 if self._tls else 80)
-        head = f"POST {parts.path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+    def __init__(self, connections: Connections, body: bytes, *, silence_s: float) -> None:
+        head = f"POST {connections.path} HTTP/1.1\r\nhost: {connections.host_header}\r\nconnection: close\r\n"
         head += f"accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self._request = head.encode("ascii") + body
-        self._connect_s, self._silence_s = connect_s, silence_s
+        self._connections, self._silence_s = connections, silence_s
         self._timed_out = False
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        tls = ssl.create_default_context() if self._tls else None
-        try:
-            async with asyncio.timeout(self._connect_s):
-                transport, self._answer = await self._loop.create_connection(_Answer, self._host, self._port, ssl=tls)
-        except (OSError, TimeoutError) as error:
-            raise EngineGone(f"cannot connect to {self._host}:{self._port}: {error!r}") from error
-        self._transport = transport
+        self._transport, self._answer = await self._connections.take()
         self._answer.heard_at = self._loop.time()
         self._watchdog = self._loop.call_later(self._silence_s, self._check_silence)
         return self

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
@@ -28,7 +29,7 @@ from openclaw_rl.engines.dialect import (
     UnloadAdapter,
     UpdateWeights,
 )
-from openclaw_rl.engines.event_stream import EventStream, error_message
+from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
@@ -42,6 +43,7 @@ class HttpEngine:
     def __init__(self, url: str, *, settings: EngineSettings, client: httpx.AsyncClient | None = None) -> None:
         self.url = url.rstrip("/")
         self._settings = settings
+        self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
             timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
@@ -50,18 +52,17 @@ class HttpEngine:
         )
 
     async def aclose(self) -> None:
+        self._generate.close()
         await self._client.aclose()
 
+    async def warm(self) -> None:
+        await self._generate.warm()
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
-        body = request.model_copy(update={"stream": True}).model_dump_json(exclude_none=True).encode()
+        body = _json(request if request.stream else request.model_copy(update={"stream": True}))
         finished = refused = False
         try:
-            async with EventStream(
-                f"{self.url}/generate",
-                body,
-                connect_s=self._settings.connect_timeout_s,
-                silence_s=self._settings.token_timeout_s,
-            ) as wire:
+            async with EventStream(self._generate, body, silence_s=self._settings.token_timeout_s) as wire:
                 async with aclosing(wire.events()) as events:
                     async for data in events:
                         if data == b"[DONE]":
@@ -173,6 +174,12 @@ class HttpEngine:
                 await self._post("/abort_request", Abort(rid=rid))
         except (EngineGone, EngineRefused, TimeoutError):
             return
+
+
+def _json(request: GenerateRequest) -> bytes:
+    """Its ids by themselves: they are most of it, and orjson is five times as fast with them."""
+    rest = request.model_dump_json(exclude_none=True, exclude={"input_ids"}).encode()
+    return b'{"input_ids":' + orjson.dumps(request.input_ids) + b"," + rest[1:]
 
 
 def _parse(data: bytes) -> GenerateReply:

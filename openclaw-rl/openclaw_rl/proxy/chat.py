@@ -196,12 +196,12 @@ class Reply:
         return self._is_begun or not self._is_main
 
     async def _arrive(self) -> None:
-        request = self._prepared.request
+        request, warm = self._prepared.request, self._deps.engine.warm
         if self._is_main:
-            # Both are queued before either waits, so one commit of the ledger takes them together.
-            await asyncio.gather(self._begin(), self._deps.sessions.observe(request))
+            # Both writes are queued before either waits, so one commit of the ledger takes them together.
+            await asyncio.gather(self._begin(), self._deps.sessions.observe(request), warm())
         else:
-            await self._deps.sessions.observe_side(request.scope, request.messages)
+            await asyncio.gather(self._deps.sessions.observe_side(request.scope, request.messages), warm())
 
     async def _begin(self) -> None:
         try:

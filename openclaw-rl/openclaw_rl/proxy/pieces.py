@@ -64,8 +64,9 @@ class PieceTokenizer:
         allowed = set(assistant_may_write)
         rest = [text for text in controls if text not in allowed]
         self._hide_in_reply = re.compile("|".join([*map(re.escape, rest), private]))
-        # A cheap look first: almost no text holds even the first two characters of a control string.
-        self._starts = tuple(sorted({text[:2] for text in controls}))
+        # A cheap look first: almost no text holds even the first characters of a control string (`<|`, `<t` …).
+        self._firsts = tuple(sorted({text[0] for text in controls}))
+        self._start = re.compile("|".join(sorted({re.escape(text[:2]) for text in controls})) or r"(?!)")
         self._show = re.compile(f"{_ESCAPE}(.)|{private}", re.DOTALL)
         config["added_tokens"] = []
         config["post_processor"] = None
@@ -83,7 +84,7 @@ class PieceTokenizer:
         pattern = self._hide_in_reply if is_reply else self._hide
 
         def hide(text: str) -> str:
-            if text.isascii() and not any(start in text for start in self._starts):
+            if text.isascii() and not (any(first in text for first in self._firsts) and self._start.search(text)):
                 return text
             return pattern.sub(self._hidden, text)
 
@@ -141,7 +142,8 @@ class PieceTokenizer:
         return ids
 
     def _encode_plain(self, text: str) -> Ids:
-        ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)
+        # The `fast` one keeps no offsets, and is a quarter quicker.
+        ids = tuple(self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         if self._control_ids.isdisjoint(ids):
             return ids
         # The model's own vocabulary holds a control string and took it whole: encode it in two halves.

@@ -103,6 +103,9 @@ class FakeEngine:
 
     # the engine
 
+    async def warm(self) -> None:
+        return
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         self._check_up()
         self.calls.append(request)

@@ -291,3 +291,55 @@ async def test_abort_all_ends_a_reply_with_what_it_has() -> None:
         assert event.meta_info.finish_reason.type == "abort"
         await engine.flush_cache()
         await engine.resume()
+
+
+async def test_a_stream_takes_the_connection_that_was_opened_for_it_and_never_a_dead_one() -> None:
+    fake, opened = FakeEngine(), 0
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(stub_app(fake), log_level="error", lifespan="off", access_log=False))
+    relays: list[asyncio.StreamWriter] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        relays.append(writer)
+        up_reader, up_writer = await asyncio.open_connection(*listener.getsockname())
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(copy(reader, up_writer), copy(up_reader, writer), return_exceptions=True)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener]))
+        front = await asyncio.start_server(relay, "127.0.0.1", 0)
+        engine = HttpEngine(f"http://127.0.0.1:{front.sockets[0].getsockname()[1]}", settings=SETTINGS)
+        try:
+            await until(lambda: server.started)
+            await engine.warm()
+            await until(lambda: opened == 1)
+            assert [event.output_ids for event in await collect(engine, request([1], n=1))] != []
+            assert opened == 1
+            await engine.warm()
+            await until(lambda: opened == 2)
+            relays[-1].transport.abort()
+            await until(lambda: not engine._generate.spare)
+            await collect(engine, request([1], n=1))
+            assert opened == 3
+        finally:
+            await engine.aclose()
+            front.close()
+            server.should_exit = True
+
+
+async def test_warming_up_for_an_engine_that_is_gone_says_nothing() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    engine = HttpEngine(url, settings=SETTINGS)
+    await engine.warm()
+    with pytest.raises(EngineGone):
+        await collect(engine, request([1]))
+    await engine.aclose()
