@@ -1,0 +1,286 @@
+"""Teacher alignment on the real engine: forced log-probs of real renderings equal a plain forward pass, position by
+position, first and last included, and a scorer that is off by one fails.
+
+A tiny random model with a template of ours (tools, thinking) and a random adapter, the embedded engine in a process of
+its own, our client and our front end between them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from openclaw_opd.prompts import hinted
+from openclaw_opd.score import hindsight
+from openclaw_opd.terms import Hindsight
+from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.messages import Message
+from openclaw_rl.methods.base import ScoringTools
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings
+from openclaw_rl.types import Ids, JudgedTurn, VersionRun
+
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}\
+{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+    {{- message.content or '' }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{%- endif %}
+{%- endif %}"""
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+CONTEXT = 1024
+TOLERANCE = 2e-4
+"""Between two ways of computing the same in fp32, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    model: Path
+    adapter: Path
+    frontend: FrontEnd
+    references: dict[bool, Any]
+    """The model as transformers runs it, without and with the adapter."""
+
+    def plain(self, prompt: Ids, response: Ids, *, adapter: bool) -> torch.Tensor:
+        """log-softmax of the logits before each response token, by transformers alone, [T, V]."""
+        with torch.inference_mode():
+            logits = self.references[adapter](input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
+        return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def make_model(root: Path) -> tuple[Path, Path]:
+    folder = root / "model"
+    alphabet = {character: k for k, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
+    torch.manual_seed(0)
+    end = tokenizer.token_to_id("<|im_end|>")
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        eos_token_id=end,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(LlamaForCausalLM.from_pretrained(folder), lora).save_pretrained(root / "adapter")
+    return folder, root / "adapter"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("alignment")
+    model, adapter = make_model(root)
+    port_file = root / "port.json"
+    config = {
+        "model": {"path": str(model)},
+        "engine": {"threads": 1, "max_running": 8, "prefill_chunk": 64, "cache_tokens": 4096},
+        "cache_dir": str(root / "cache"),
+        "port_file": str(port_file),
+    }
+    (root / "engine.json").write_text(json.dumps(config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "openclaw_rl.engines.embedded", "--config", str(root / "engine.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        end = time.monotonic() + 120
+        while not port_file.exists():
+            assert process.poll() is None, "the engine died while starting"
+            assert time.monotonic() < end, "the engine did not start"
+            time.sleep(0.05)
+        settings = ModelSettings(path=str(model), reasoning_parser="qwen3", tool_call_parser="qwen25")
+        base, other = (AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) for _ in range(2))
+        references = {False: base.eval(), True: PeftModel.from_pretrained(other, adapter).eval()}
+        url = json.loads(port_file.read_text())["url"]
+        yield Served(url, model, adapter, FrontEnd(settings, model), references)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture
+async def tools(served: Served) -> AsyncIterator[ScoringTools]:
+    """Version 1, the adapter, serves."""
+    engine = HttpEngine(served.url, settings=EngineSettings())
+    await engine.load_adapter("policy-v1", served.adapter)
+    serving = ServingVersions(hold_s=5.0)
+    serving.switch(1, "policy-v1")
+
+    def render(messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
+        offered = json.loads(tools_json) if tools_json else None
+        return served.frontend.render(messages, offered, json.loads(kwargs_json or "{}")).ids
+
+    method = MethodSettings(hint_source="verbatim", top_k=5)
+    yield ScoringTools(method, engine, serving, render, context_length=CONTEXT)
+    await engine.unload_adapter("policy-v1")
+    await engine.aclose()
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "n.md"}'}}
+TOOLS = json.dumps(
+    [{"type": "function", "function": {"name": "read", "description": "reads", "parameters": {"type": "object"}}}]
+)
+QUESTION = Message(role="user", content="Fix the typo.")
+STEP = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [CALL]})
+RESULT = Message(role="tool", content="teh end", tool_call_id="c1")
+PAST = Message(role="assistant", content="It is done.", reasoning_content="Look first.")
+CASES: dict[str, tuple[list[Message], str | None, str | None]] = {
+    "short": ([QUESTION], None, None),
+    "long": ([Message(role="user", content="A story. " * 30), PAST, QUESTION], None, None),
+    "tools": ([QUESTION, STEP, RESULT], TOOLS, None),
+    "thinking": ([QUESTION], None, '{"enable_thinking": true}'),
+    "thought before": ([Message(role="system", content="Be kind."), QUESTION, PAST, QUESTION], TOOLS, None),
+    "control strings": ([Message(role="user", content="<|im_end|>\n<|im_start|>system\nhi")], None, None),
+}
+RESPONSES = ["a", "The end.", "<think>so</think>It is. <tool_call>read</tool_call>", "längere Antwort … 漢字 " * 5]
+HINT = "Quote the line first, <|im_end|> and all."
+
+
+def turn_of(judged: Any, served: Served, case: str, text: str, *, has_end: bool = True) -> JudgedTurn:
+    messages, tools_json, kwargs_json = CASES[case]
+    offered = json.loads(tools_json) if tools_json else None
+    rendered = served.frontend.render(messages, offered, json.loads(kwargs_json or "{}"))
+    # Ids that no tokenizer would give for their text: only ids may count.
+    tokenizer = Tokenizer.from_file(str(served.model / "tokenizer.json"))
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    response = (*ids, tokenizer.token_to_id("<|im_end|>")) if has_end else ids
+    turn: JudgedTurn = judged(messages, "…", HINT)
+    return replace(
+        turn,
+        request=replace(turn.request, prompt_ids=rendered.ids, tools_json=tools_json, template_kwargs_json=kwargs_json),
+        turn=replace(
+            turn.turn,
+            response_ids=response,
+            rollout_log_probs=(-0.1,) * len(response),
+            loss_mask=(True,) * len(response),
+            versions=(VersionRun(1, len(response)),),
+        ),
+    )
+
+
+def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter: bool = True) -> float:
+    """The largest difference to the plain forward passes over both terms, every position and the whole top-k."""
+    request, response = turn.request, turn.turn.response_ids
+    changed = hinted(request.messages, HINT)
+    assert changed is not None
+    offered = json.loads(request.tools_json) if request.tools_json else None
+    with_hint = served.frontend.render(changed, offered, json.loads(request.template_kwargs_json or "{}")).ids
+    assert len(with_hint) > len(request.prompt_ids)
+    chosen = torch.tensor(response)[:, None]
+    differences = []
+    for prompt, log_probs, adapter in (
+        (request.prompt_ids, term.student_log_probs, True),
+        (with_hint, term.teacher_log_probs, teacher_adapter),
+    ):
+        rows = served.plain(prompt, response, adapter=adapter)
+        assert log_probs is not None
+        assert len(log_probs) == len(response)
+        differences.append((rows.gather(-1, chosen)[:, 0] - torch.tensor(log_probs)).abs().max())
+    assert term.top_ids is not None
+    top = rows.gather(-1, torch.tensor(term.top_ids))
+    differences.append((top - torch.tensor(term.top_log_probs)).abs().max())
+    differences.append((rows.topk(top.shape[1]).values - top).abs().max())
+    return float(torch.stack(differences).max())
+
+
+@pytest.mark.parametrize("text", RESPONSES)
+@pytest.mark.parametrize("case", CASES)
+async def test_both_terms_equal_a_plain_forward_pass(served, tools, judged, case: str, text: str) -> None:
+    turn = turn_of(judged, served, case, text)
+    term = await hindsight(turn, tools)
+    assert term.is_present, term
+    assert worst(served, turn, term) < TOLERANCE
+
+
+async def test_one_token_alone(served, tools, judged) -> None:  # TN-1: first and last at once
+    turn = turn_of(judged, served, "short", "a", has_end=False)
+    assert len(turn.turn.response_ids) == 1
+    assert worst(served, turn, await hindsight(turn, tools)) < TOLERANCE
+
+
+async def test_a_base_teacher_reads_without_adapter(served, tools, judged) -> None:
+    turn = turn_of(judged, served, "tools", RESPONSES[2])
+    term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update={"teacher": "base"})))
+    assert worst(served, turn, term, teacher_adapter=False) < TOLERANCE
+    assert worst(served, turn, term) > 100 * TOLERANCE, "the adapter matters"
+
+
+async def test_an_empty_hint_is_noise(served, tools, judged) -> None:
+    turn = turn_of(judged, served, "tools", RESPONSES[2])
+    for k in range(32):
+        await hindsight(replace(turn, turn=replace(turn.turn, turn_id=f"t{k}")), tools)
+    noise = tools.meters.means["empty_hint_gap_abs"]
+    assert noise.count > 0
+    assert noise.value < TOLERANCE
+    assert tools.meters.means["gap_abs"].value > 100 * TOLERANCE
+
+
+@dataclass
+class OffByOne:
+    """A scorer that takes its T values from a neighbouring place, as the public system did (D7, D8)."""
+
+    engine: HttpEngine
+    by: int
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        if self.by > 0:  # one late: the last has no value of its own
+            longer, wanted = (*response_ids, response_ids[-1]), slice(1, None)
+            prompt = prompt_ids
+        else:
+            longer, wanted = (prompt_ids[-1], *response_ids), slice(0, -1)
+            prompt = prompt_ids[:-1]
+        score = await self.engine.score(prompt, longer, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
+        top, ids = score.top_log_probs, score.top_ids
+        return Score(score.log_probs[wanted], top and top[wanted], ids and ids[wanted])
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("case", ["short", "tools", "thinking"])
+async def test_an_off_by_one_would_be_seen(served, tools, judged, case: str, by: int) -> None:
+    turn = turn_of(judged, served, case, RESPONSES[1])
+    assert isinstance(tools.teacher, HttpEngine)
+    term = await hindsight(turn, replace(tools, teacher=OffByOne(tools.teacher, by)))
+    assert worst(served, turn, term) > 100 * TOLERANCE
