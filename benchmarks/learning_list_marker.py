@@ -32,14 +32,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from learning.subject import Subject as SharedSubject
+from learning.subject import forced_log_probs
 
-from openclaw_rl.engines import bundled
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import NoStep
-from openclaw_rl.trainers.batches import Piece, Row, micro_batches
-from openclaw_rl.trainers.learner import LoraLearner
-from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, Sample, VersionRun
 
 TEMPERATURE = 0.7
@@ -132,29 +130,15 @@ PRESETS = {
 }
 
 
-class Subject:
-    """The model under test: prompts in, replies and exact probabilities out."""
+class Subject(SharedSubject):
+    """One policy and its learner, its replies, and the exact probability of a list."""
 
     def __init__(self, model: ModelSettings, cache: Path, device: str, settings: TrainerSettings) -> None:
-        resolved = bundled.resolve(model, cache)
-        self.name = resolved.name
-        self.tokenizer = bundled.load_tokenizer(resolved)
-        self.policy = LoraPolicy(bundled.load_model(resolved, device=device), settings)
-        self.learner = LoraLearner(
-            self.policy, METHOD, settings, MethodSettings(), base_hash=bundled.base_hash(resolved)
-        )
-        self.learner.load(None, fresh_moments=False)
+        super().__init__(model, cache, device)
+        self.policy = self.new_policy(settings)
+        self.learner = self.new_learner(self.policy, METHOD, settings, MethodSettings())
         vocabulary = [self.tokenizer.decode([token]) for token in range(len(self.tokenizer))]
         self.marker_ids = [token for token, text in enumerate(vocabulary) if MARKER_TOKEN.fullmatch(text)]
-
-    def prompt(self, question: str) -> Ids:
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-        )
-        return self.encode(text)
-
-    def encode(self, text: str) -> Ids:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Ids], max_tokens: int, generator: torch.Generator) -> list[Sample]:
@@ -212,17 +196,9 @@ class Subject:
             found += (inside - torch.log1p(-inside.exp())).tolist()
         return found
 
-    @torch.no_grad()
     def mean_log_probs(self, pairs: Sequence[tuple[Ids, Ids]], temperature: float = 1.0) -> list[float]:
         """Mean log-prob per token of each forced reply after its prompt."""
-        rows = [
-            Row(prompt + reply, (Piece(n, len(prompt), len(reply), tuple(range(len(reply))), temperature),))
-            for n, (prompt, reply) in enumerate(pairs)
-        ]
-        found: dict[int, float] = {}
-        for batch in micro_batches(rows, 2048):
-            found |= {n: float(values.mean()) for n, values in self.policy.log_probs(batch).items()}
-        return [found[n] for n in range(len(pairs))]
+        return [statistics.fmean(values) for values in forced_log_probs(self.policy, pairs, temperature)]
 
     def _left_padded(self, prompts: Sequence[Ids]) -> tuple[torch.Tensor, torch.Tensor]:
         width = max(map(len, prompts))

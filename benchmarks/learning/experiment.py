@@ -115,9 +115,9 @@ class Trained:
     def __init__(self, run: Run, subject: Subject, plan: Plan) -> None:
         trainer, own, reads_request = run.variant.settings(subject.device, run.seed, run.method)
         self.run, self.preference, self._subject, self._plan = run, PREFERENCES[run.preference], subject, plan
-        self.policy = subject.policy(trainer)
+        self.policy = subject.new_policy(trainer)
         method = method_of(run.method)
-        self._learner = subject.learner(self.policy, method, trainer, own)
+        self._learner = subject.new_learner(self.policy, method, trainer, own)
         self._user = Simulation(
             subject,
             self.preference,
@@ -217,7 +217,7 @@ def measure_ends(
     started: float,
 ) -> None:
     """What the base does, and what it does with the hint in its prompt: the two ends of what can be learned."""
-    policy = subject.policy(TrainerSettings(device=subject.device))
+    policy = subject.new_policy(TrainerSettings(device=subject.device))
     fleet = Fleet([policy], subject.end_id)
     asked = topics("held_out")[: plan.held_out] * plan.replies
     for name in preferences:

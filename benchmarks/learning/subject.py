@@ -31,14 +31,14 @@ class Subject:
         self.end_id = int(self.tokenizer.eos_token_id)
         self._base = bundled.load_model(resolved, device=device)
 
-    def policy(self, settings: TrainerSettings) -> LoraPolicy:
+    def new_policy(self, settings: TrainerSettings) -> LoraPolicy:
         """A new policy that starts as the base. The frozen tensors are shared, never copied."""
         frozen = {id(tensor): tensor for tensor in (*self._base.parameters(), *self._base.buffers())}
         policy = LoraPolicy(copy.deepcopy(self._base, frozen), settings)
         policy.reset(settings.seed)
         return policy
 
-    def learner(
+    def new_learner(
         self, policy: LoraPolicy, method: Method, settings: TrainerSettings, method_settings: MethodSettings
     ) -> LoraLearner:
         learner = LoraLearner(policy, method, settings, method_settings, base_hash=self.base_hash)
