@@ -1,1 +1,1 @@
-"""Binary RL and on-policy distillation in one update (the third of the three methods). Not built yet."""
+"""Binary RL and on-policy distillation in one update: the third of the three methods."""

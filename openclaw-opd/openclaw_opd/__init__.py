@@ -1,1 +1,1 @@
-"""On-policy distillation from hindsight hints (the second of the three methods). Not built yet."""
+"""On-policy distillation from hindsight hints: the second of the three methods."""

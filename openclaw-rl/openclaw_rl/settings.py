@@ -154,14 +154,14 @@ class JudgeSettings(Branch):
 
 class MethodSettings(Branch):
     name: str = "binary_rl"
-    """Entry point in `openclaw_rl.methods`."""
+    """`binary_rl`, `opd`, `combine`, or whatever else is installed under the entry points `openclaw_rl.methods`."""
     baseline: Literal["none", "ema"] = "none"
-    """Binary RL: subtract a slow mean of the rewards of the same kind of turn, clamped to ±0.5."""
+    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn, clamped to ±0.5."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
     binary_weight: float = Field(default=1.0, ge=0)
-    """Combined: weight of the judge's reward."""
+    """Combined: weight of the judge's reward; 0 takes the term away."""
     opd_weight: float = Field(default=1.0, ge=0)
-    """Combined: weight of the distillation term."""
+    """Combined: weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
     demonstration_weight: float = Field(default=1.0, ge=0)
     """Weight of the supervised loss on replies that users wrote themselves."""
     hint_source: Literal["judge", "verbatim"] = "judge"

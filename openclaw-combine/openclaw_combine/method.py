@@ -1,0 +1,85 @@
+"""Binary RL and on-policy distillation in one update: the user's verdict says whether, the hint says how.
+
+    A_t = w_binary · r + w_opd · clip(gap_t, ±c)
+
+A hint and a verdict of ±1: both terms. A hint alone: r = 0. A verdict alone: the distillation term is absent. Neither:
+no sample. With a top-k the binary term goes through the clipped objective and the distillation term is w_opd times the
+reverse KL. A weight of 0 takes its term away altogether, so that what is left is the other method.
+
+Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
+"""
+
+from collections.abc import Sequence
+
+from openclaw_combine.advantages import combined
+from openclaw_opd.method import OPD, distillation_term, distilled_loss, scored_sample, token_credit, why_absent
+from openclaw_rl.errors import TeacherError
+from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms
+from openclaw_rl.methods.binary_rl import BinaryRL
+from openclaw_rl.methods.turns import reward_of, sample_of, unusable
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+
+_BINARY, _OPD = BinaryRL(), OPD()
+
+
+class Combined:
+    name = "combine"
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+        """The sample with the terms the turn has. A teacher that fails costs the distillation term, not the reward; it
+        is only waited for where there is nothing else."""
+        reason = unusable(judged)
+        if reason is not None:
+            return Dropped(reason)
+        reward = reward_of(judged) if tools.settings.binary_weight else None
+        if not tools.settings.opd_weight:
+            return sample_of(judged, reward=reward) if reward is not None else _nothing(judged, "")
+        found = await distillation_term(judged, tools)
+        if found.absent is None:
+            return scored_sample(judged, found, reward=reward)
+        if reward is not None:
+            return sample_of(judged, reward=reward, extra_json=found.extra_json())
+        if found.absent.may_work_later:
+            raise TeacherError(why_absent(found))
+        return _nothing(judged, why_absent(found))
+
+    def can_train(self, sample: Sample) -> bool:
+        return _BINARY.can_train(sample) or _OPD.can_train(sample)
+
+    def advantages(
+        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+    ) -> list[list[float]]:
+        """Binary RL's credit, baseline included, of the samples with a reward; the clipped gap of those with a hint."""
+        for sample in batch:
+            if not self.can_train(sample):
+                raise ValueError(f"sample {sample.sample_id}: combine needs a reward or a teacher's term")
+        has_reward = [sample.reward is not None and not sample.is_demonstration for sample in batch]
+        rewarded = [sample for sample, has in zip(batch, has_reward, strict=True) if has]
+        binary = iter(_BINARY.advantages(rewarded, settings, state))
+        return [
+            combined(
+                len(sample.response_ids),
+                next(binary) if has else None,
+                None if sample.is_demonstration else token_credit(sample, settings),
+                binary_weight=settings.binary_weight,
+                opd_weight=settings.opd_weight,
+            )
+            for sample, has in zip(batch, has_reward, strict=True)
+        ]
+
+    def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
+        return _OPD.gathered_ids(sample)
+
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+        return distilled_loss(sample, terms, trainer, method, weight=method.opd_weight)
+
+
+def _nothing(judged: JudgedTurn, detail: str) -> Dropped:
+    """By what the verdict was, so that the ledger's counts of neutral and unjudged turns are those of binary RL."""
+    if judged.verdict is None:
+        return Dropped(DropReason.UNJUDGED, detail)
+    return Dropped(DropReason.NEUTRAL if judged.verdict.value == 0 else DropReason.METHOD, detail)
+
+
+METHOD = Combined()

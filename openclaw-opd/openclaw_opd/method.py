@@ -1,0 +1,168 @@
+"""On-policy distillation from hindsight hints (OpenClaw-RL, arXiv:2603.10165): the policy that read the hint teaches
+the policy that did not, token by token, on the reply that was given.
+
+Token level (`top_k = 0`): A_t = clip(teacher_t − student_t, ±opd_clip) through the same clipped objective as every
+advantage. With a top-k the loss is the reverse KL over the teacher's likeliest ids and a tail, and no advantage. A
+sample is trained as it was scored: what it carries decides, not what the settings say by now.
+
+Leaves to others: the hint and the scoring pair (`score.hindsight`). Importing this module does not import torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from openclaw_opd.score import Absent, Hindsight, hindsight
+from openclaw_opd.top_k import TopK, top_k_of
+from openclaw_rl.errors import AlignmentError, TeacherError
+from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms
+from openclaw_rl.methods.turns import sample_of, unusable
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OPD:
+    name = "opd"
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+        """A turn without the term is dropped with the reason in `detail`; an outage is worth another try."""
+        reason = unusable(judged)
+        if reason is not None:
+            return Dropped(reason)
+        found = await distillation_term(judged, tools)
+        if found.absent is None:
+            return scored_sample(judged, found, reward=None)
+        if found.absent.may_work_later:
+            raise TeacherError(why_absent(found))
+        return Dropped(DropReason.METHOD, why_absent(found))
+
+    def can_train(self, sample: Sample) -> bool:
+        return sample.is_demonstration or sample.teacher_log_probs is not None
+
+    def advantages(
+        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+    ) -> list[list[float]]:
+        """The clipped gap, where the sample carries both of its sides and no top-k; else zeros, and `loss` does it."""
+        for sample in batch:
+            if not self.can_train(sample):
+                raise ValueError(f"sample {sample.sample_id}: opd needs a teacher's term")
+        return [token_credit(sample, settings) or [0.0] * len(sample.response_ids) for sample in batch]
+
+    def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
+        table = top_k_of(sample)
+        return None if table is None else table.ids
+
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+        return distilled_loss(sample, terms, trainer, method, weight=1.0)
+
+
+async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
+    """`hindsight`, whose numbers fit the reply: what does not is a failure of the teacher, not of the turn."""
+    found = await hindsight(judged, tools)
+    if found.absent is not None:
+        return found
+    tokens = len(judged.turn.response_ids)
+    sides = (found.teacher_log_probs, found.student_log_probs)
+    try:
+        if found.teacher_log_probs is None or any(side is not None and len(side) != tokens for side in sides):
+            raise AlignmentError(f"{tokens} tokens, and not as many log-probs of teacher and student")
+        if found.top_ids is not None and found.top_log_probs is not None:
+            TopK(found.top_ids, found.top_log_probs).check(tokens)
+    except AlignmentError as error:
+        tools.meters.count("hindsight_misaligned")
+        return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)
+    return found
+
+
+def scored_sample(judged: JudgedTurn, found: Hindsight, *, reward: float | None) -> Sample:
+    return sample_of(
+        judged,
+        reward=reward,
+        teacher_log_probs=found.teacher_log_probs,
+        student_log_probs=found.student_log_probs,
+        scored_version=found.scored_version,
+        extra_json=found.extra_json(),
+    )
+
+
+def why_absent(found: Hindsight) -> str:
+    return f"{found.absent}: {found.detail}" if found.detail else str(found.absent)
+
+
+def token_credit(sample: Sample, settings: MethodSettings) -> list[float] | None:
+    """The clipped gap of each token [T]; None where the term is absent, a top-k, or lacks the student's side."""
+    if sample.teacher_log_probs is None or sample.student_log_probs is None or top_k_of(sample) is not None:
+        return None
+    import torch
+
+    from openclaw_opd.losses import distillation_advantages
+
+    sides = (sample.teacher_log_probs, sample.student_log_probs)
+    teacher, student = (torch.tensor(side, dtype=torch.float64) for side in sides)
+    credit: list[float] = distillation_advantages(teacher, student, clip=settings.opd_clip).tolist()
+    return credit
+
+
+def distilled_loss(
+    sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings, *, weight: float
+) -> SampleLoss:
+    """The clipped objective on `terms.advantages`, and `weight` times what of the distillation term is not in them: the
+    gap to the trainer's own log-probs, or the top-k divergence.
+
+    Tokens that the objective masks, because trainer and engine do not describe the same policy there, are left out of
+    the divergence too: the teacher's numbers are that engine's.
+    """
+    import torch
+
+    from openclaw_opd.losses import distillation_advantages, top_k_reverse_kl
+    from openclaw_rl.methods.objective import clipped_objective, demonstration_loss
+
+    if sample.is_demonstration:
+        return demonstration_loss(terms, method)
+
+    def tensor(values: Sequence[float] | Sequence[LogProbs]) -> "Tensor":
+        return torch.tensor(values, dtype=terms.log_probs.dtype, device=terms.log_probs.device)
+
+    has_hint, has_reward = sample.teacher_log_probs is not None, sample.reward is not None
+    tallies = {
+        "hint_share": Tally(has_hint, 1),
+        "reward_share": Tally(has_reward, 1),
+        "hint_and_reward_share": Tally(has_hint and has_reward, 1),
+    }
+    table = top_k_of(sample)
+    if sample.teacher_log_probs is not None:
+        student = terms.unscaled_log_probs if sample.student_log_probs is None else tensor(sample.student_log_probs)
+        if student is None:
+            raise ValueError(f"sample {sample.sample_id}: no log-probs of the student at temperature 1")
+        teacher = tensor(sample.teacher_log_probs)
+        tallies |= _gap_tallies((teacher - student)[terms.loss_mask], method.opd_clip)
+        if sample.student_log_probs is None and table is None:
+            credit = distillation_advantages(teacher, student, clip=method.opd_clip)
+            terms = replace(terms, advantages=terms.advantages + weight * credit)
+    policy = clipped_objective(terms, trainer)
+    loss = policy.loss_sum
+    if table is not None:
+        if terms.gathered_log_probs is None:
+            raise ValueError(f"sample {sample.sample_id}: no log-probs of the teacher's top-k ids")
+        divergence = top_k_reverse_kl(terms.gathered_log_probs, tensor(table.log_probs), policy.keep)
+        loss = loss + weight * divergence.kl
+        count = int(policy.keep.sum())
+        tallies["top_k_kl"] = Tally(float(divergence.kl.detach()), count)
+        tallies["student_tail"] = Tally(float(divergence.student_tail), count)
+    return SampleLoss(loss, int(terms.loss_mask.sum()), policy.tallies | tallies)
+
+
+def _gap_tallies(gap: "Tensor", clip: float) -> dict[str, Tally]:
+    """Of the trained tokens' gaps, before the clip."""
+    count = len(gap)
+    return {
+        "gap": Tally(float(gap.sum()), count),
+        "gap_abs": Tally(float(gap.abs().sum()), count),
+        "gap_clip_share": Tally(float((gap.abs() > clip).sum()), count),
+    }
+
+
+METHOD = OPD()
