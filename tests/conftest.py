@@ -1,6 +1,54 @@
-"""For the whole suite: no example is failed for being slow. A busy machine is not a bug, and time is for benchmarks."""
+"""For the whole suite: no example is failed for being slow (a busy machine is not a bug, and time is for benchmarks), and
+a model that several packages' trainers are tested on.
+"""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
 
 settings.register_profile("untimed", parent=settings(), deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def make_model() -> "Callable[..., LlamaForCausalLM]":
+    """`make_model(seed=0, dtype=torch.float32)`: a random Llama of a few thousand parameters and 64 ids."""
+    import torch  # most tests here need neither
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def make(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            initializer_range=0.4,
+        )
+        model = LlamaForCausalLM(config).to(dtype).eval()
+        if dtype is torch.float64:
+            _true_float64(model)
+        return model
+
+    return make
+
+
+def _true_float64(model: "LlamaForCausalLM") -> None:
+    """transformers' RMSNorm rounds to fp32 inside; torch's does not: float64 gradients can be compared to 1e-9."""
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LlamaRMSNorm):
+            norm = torch.nn.RMSNorm(module.weight.shape[0], eps=module.variance_epsilon, dtype=torch.float64)
+            norm.weight = module.weight
+            model.set_submodule(name, norm)

@@ -8,6 +8,7 @@ sample is trained as it was scored: what it carries decides, not what the settin
 Leaves to others: the hint and the scoring pair (`score.hindsight`). Importing this module does not import torch.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,7 +71,7 @@ async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsigh
         if found.teacher_log_probs is None or any(side is not None and len(side) != tokens for side in sides):
             raise AlignmentError(f"{tokens} tokens, and not as many log-probs of teacher and student")
         if found.top_ids is not None and found.top_log_probs is not None:
-            TopK(found.top_ids, found.top_log_probs).check(tokens)
+            await asyncio.to_thread(TopK(found.top_ids, found.top_log_probs).check, tokens)
     except AlignmentError as error:
         tools.meters.count("hindsight_misaligned")
         return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)

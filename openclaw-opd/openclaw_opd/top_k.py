@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.types import Ids, LogProbs, Sample
 
-ROUNDING = 1e-4
-"""By which an engine's log-prob may exceed 0."""
+ROUNDING = 1e-3
+"""By which an engine's probabilities may exceed 1 in sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class TopK:
             )
         if any(len(set(row)) != len(row) for row in self.ids):
             raise AlignmentError("top-k: an id stands twice in a row")
-        if any(not value <= ROUNDING for row in self.log_probs for value in row):  # a nan too
-            raise AlignmentError("top-k: what stands there is no log-prob")
+        if any(not math.fsum(map(math.exp, row)) <= 1 + ROUNDING for row in self.log_probs):  # a nan too
+            raise AlignmentError("top-k: what stands there is no distribution")
 
 
 def top_k_of(sample: Sample) -> TopK | None:

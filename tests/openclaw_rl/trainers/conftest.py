@@ -1,4 +1,4 @@
-"""A random Llama of a few thousand parameters, samples for it, and a learner on both."""
+"""Samples for the random Llama of `make_model`, and a learner on both."""
 
 import random
 from collections.abc import Callable
@@ -6,8 +6,7 @@ from typing import Protocol
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import LlamaForCausalLM
 
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, TrainerSettings
@@ -75,37 +74,6 @@ def batch(make_sample: MakeSample) -> list[Sample]:
         make_sample("c", prompt=2, response=6, reward=1.0, mask=(True, False, True, True, False, True)),
         make_sample("d", prompt=5, response=1, reward=-1.0, temperature=0.3),
     ]
-
-
-@pytest.fixture
-def make_model() -> Callable[..., LlamaForCausalLM]:
-    def make(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.4,
-        )
-        model = LlamaForCausalLM(config).to(dtype).eval()
-        if dtype is torch.float64:
-            _true_float64(model)
-        return model
-
-    return make
-
-
-def _true_float64(model: LlamaForCausalLM) -> None:
-    """transformers' RMSNorm rounds to fp32 inside; torch's does not: float64 gradients can be compared to 1e-9."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LlamaRMSNorm):
-            norm = torch.nn.RMSNorm(module.weight.shape[0], eps=module.variance_epsilon, dtype=torch.float64)
-            norm.weight = module.weight
-            model.set_submodule(name, norm)
 
 
 @pytest.fixture
