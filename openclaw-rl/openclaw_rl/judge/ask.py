@@ -52,7 +52,9 @@ class AskUrl:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         key = self._settings.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        headers = {"X-Turn-Type": "side"}  # a server like this one may judge: it must not learn from being asked
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
         for attempt in range(_ATTEMPTS):
             pause = 0.5 * 2**attempt * random.uniform(0.5, 1.5)
             try:

@@ -61,6 +61,7 @@ async def test_it_speaks_openai(url) -> None:
     assert await ask(PROMPT, max_new_tokens=32) == Answer("fine", is_cut=True)
     assert str(seen[0].url) == "http://judge/v1/chat/completions"
     assert seen[0].headers["authorization"] == "Bearer secret"
+    assert seen[0].headers["x-turn-type"] == "side"
     body = json.loads(seen[0].content)
     assert body == {
         "model": "judge-1",
