@@ -255,6 +255,69 @@ def train(
     )
 
 
+@app.command()
+def replay(
+    out: Annotated[Path, typer.Argument(help="The new folder: a PEFT adapter, metrics.jsonl, replay.json.")],
+    method: Annotated[str | None, typer.Option(help="binary_rl, opd or combine. Default: method.name.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Any model of the ledger's tokenizer and chat template. Default: model.path.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first adapter and of the order: equal seeds, equal adapters.")] = 0,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step. Default: training.batch_size.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often every sample is trained on.")] = 1,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Draw the order; default: the order of time.")] = False,
+    user: Annotated[str | None, typer.Option(help="Only the turns of this user.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only the turns of this session.")] = None,
+    engine_url: Annotated[
+        str | None,
+        typer.Option(help="opd, combine: a running engine with this model; default: start the embedded one."),
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Train from the ledger, offline: what would another method or model have learned from the same chats?
+
+    It reads the ledger as it is at one moment, also while a server runs, and changes nothing there. Every turn of which
+    something was said is scored again by the method (verdicts and feedback are taken as recorded); demonstrations are
+    taken as they are. binary_rl needs no engine; opd and combine need one for the teacher.
+
+    The folder then holds an adapter that PEFT and SGLang load, one line of metrics a step, and what was done.
+    """
+    overrides: dict[str, Any] = {"trainer.seed": seed}
+    named = {
+        "data_dir": None if data_dir is None else str(data_dir),
+        "method.name": method,
+        "model.path": model,
+        "training.batch_size": batch_size,
+    }
+    overrides |= {key: value for key, value in named.items() if value is not None}
+    if batch_size is not None:
+        overrides["training.min_batch"] = min(batch_size, settings_module.TrainingSettings().min_batch)
+    if engine_url is not None:
+        overrides |= {"engine.kind": "url", "engine.url": engine_url}
+    settings = _settings(config, overrides | _sets(sets))
+    from openclaw_rl import log
+    from openclaw_rl.replay import Plan
+    from openclaw_rl.replay import replay as run_replay
+
+    log.configure("warning", settings.log_format)
+    plan = Plan(out, epochs=epochs, max_steps=max_steps, is_shuffled=shuffle, user=user, session_id=session)
+    try:
+        report = run_replay(settings, plan, _progress)
+    except OpenClawRLError as error:
+        _fail(str(error))
+    except ExceptionGroup as group:
+        errors, _ = group.split(OpenClawRLError)
+        if errors is None:
+            raise
+        _fail(str(_first(errors)))
+    print(f"{report.steps} steps on {report.samples} samples; the adapter is in {out}")
+    for reason, count in report.left_out.items():
+        print(f"  {count} turns left out: {reason}")
+
+
 @app.command("export")
 def export_rows(
     path: Annotated[Path, typer.Argument(help="The new file.")],
@@ -378,6 +441,11 @@ def _call(
             message = reply.text
         _fail(f"{reply.status_code}: {message}")
     return reply.json()
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _progress(words: str) -> None:

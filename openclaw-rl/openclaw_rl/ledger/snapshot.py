@@ -14,9 +14,9 @@ from typing import Self
 from openclaw_rl.errors import LedgerError, LedgerMismatch
 from openclaw_rl.ledger import meta, open, reports
 from openclaw_rl.ledger.records import Identity, TurnRecord
-from openclaw_rl.ledger.rows import read_judged, read_sample
+from openclaw_rl.ledger.rows import read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
-from openclaw_rl.types import JudgedTurn, Sample
+from openclaw_rl.types import JudgedTurn, Sample, Scope
 
 
 class Snapshot:
@@ -68,13 +68,10 @@ class Snapshot:
         for (row,) in rows:
             yield read_judged(self._db, row)
 
-    def demonstrations(self) -> Iterator[Sample]:
-        """The newest of each turn."""
+    def demonstrations(self) -> Iterator[tuple[float, Scope, Sample]]:
+        """The newest of each turn: when it came, whose it is."""
         rows = self._db.execute("SELECT max(id) FROM turn WHERE demonstration_of IS NOT NULL GROUP BY demonstration_of")
         for (row,) in sorted(rows.fetchall()):
             if (sample := read_sample(self._db, row)) is not None:
-                yield sample
-
-    def count(self) -> int:
-        """Of turns."""
-        return int(self._db.execute("SELECT count(*) FROM turn").fetchone()[0])
+                request = read_request(self._db, row)
+                yield request.received_at, request.scope, sample

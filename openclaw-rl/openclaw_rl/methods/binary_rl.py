@@ -20,6 +20,8 @@ BASELINE_LIMIT = 0.5
 
 class BinaryRL:
     name = "binary_rl"
+    needs_engine = False
+    """`score` asks nobody: a replay starts no engine for it."""
 
     async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
         reason = unusable(judged)
