@@ -64,7 +64,8 @@ def is_request(message: Message) -> bool:
 
 def neutral(text: str) -> str:
     """The same text, unable to act: `‹|im_end|>`, `(boxed){1}`, `(INST)`."""
-    text = _CONTROL.sub("‹", text.replace("\\boxed", "(boxed)").replace("\0", ""))
+    # Nulls first: what they part grows together when they go.
+    text = _CONTROL.sub("‹", text.replace("\0", "").replace("\\boxed", "(boxed)"))
     return _BRACKETED.sub(r"(\1)", text)
 
 
