@@ -42,7 +42,11 @@ class ServerSettings(Branch):
     port: int = Field(default=30000, ge=0, le=65535)
     """0 takes a free port."""
     served_model_name: str | None = None
-    """What `/v1/models` says; the model's own name when unset. Any `model` a client sends is served by the policy."""
+    """What `/v1/models` says; the model's own name when unset."""
+    unknown_model: Literal["serve", "refuse"] = "serve"
+    """A chat for any other model: served by the policy, with one warning in the log, or refused with a 404
+    (`model_not_found`). The served name and `policy` are always ours, with `@v7` or `-v7` behind them for the version
+    that must answer: a 404 when another one is served."""
     api_keys: tuple[ApiKey, ...] = ()
     """Empty: chats need no key, and only a loopback host is allowed."""
     admin_key: SecretStr | None = None

@@ -93,9 +93,11 @@ def test_a_chat_key_opens_nothing_but_chats(server: RunningServer, method: str, 
     assert reply.status_code == 401, reply.text
 
 
-def test_an_unknown_model_is_served_by_the_policy_and_an_unknown_path_is_json(server: RunningServer) -> None:
+def test_an_alias_is_served_an_unknown_version_and_an_unknown_path_are_a_404(server: RunningServer) -> None:
     reply = ask(server, {"model": "gpt-unknown", "messages": HELLO, "max_tokens": 1})
     assert reply.status_code == 200
+    reply = ask(server, {"model": "policy@v999", "messages": HELLO, "max_tokens": 1})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
     nothing = httpx.get(f"{server.url}/v1/nothing")
     assert nothing.status_code == 404
     assert nothing.json()["error"]["code"] == "unknown_route"

@@ -100,7 +100,8 @@ class Reply:
     Leaving the block without a commit records what there is as cancelled, or abandons the request.
     """
 
-    def __init__(self, deps: ProxyDeps, prepared: Prepared) -> None:
+    def __init__(self, deps: ProxyDeps, prepared: Prepared, only_version: int | None = None) -> None:
+        """only_version: the client named it; another one must not answer."""
         self._deps, self._prepared = deps, prepared
         self.reply_id = f"chatcmpl-{uuid.uuid4().hex}"
         """The turn's id."""
@@ -113,6 +114,7 @@ class Reply:
             sampling=request.sampling,
             end_ids=deps.frontend.end_ids,
             extras=prepared.extras,
+            only_version=only_version,
         )
         self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
         self._is_main = prepared.classified.type is TurnType.MAIN

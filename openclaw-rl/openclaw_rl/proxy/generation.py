@@ -73,10 +73,13 @@ class Generation:
         sampling: SamplingParams,
         end_ids: Collection[int],
         extras: EngineExtras = EngineExtras(),
+        only_version: int | None = None,
     ) -> None:
+        """only_version: the one that must answer, since the client named it. A reply that was cut goes on as any."""
         self._engine, self._serving = engine, serving
         self._rid, self._prompt_ids, self._sampling = rid, prompt_ids, sampling
         self._end_ids, self._extras = frozenset(end_ids), extras
+        self._only_version = only_version
         self._stack = AsyncExitStack()
         self._use: VersionUse | None = None
         self.sampled = Sampled()
@@ -99,6 +102,10 @@ class Generation:
         loop = asyncio.get_running_loop()
         give_up_at = math.inf
         await self._take_version()
+        if self._only_version not in (None, self.weight_version):  # switched while it waited
+            raise RequestError(
+                f"version {self._only_version} is served no longer", status=404, code="model_not_found", param="model"
+            )
         while True:
             attempt += 1
             try:

@@ -21,6 +21,7 @@ from openclaw_rl.proxy.asgi import ClientGone, EventSender, answer, answer_unrea
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.body import ParsedBody, parse_body
 from openclaw_rl.proxy.chat import Prepared, Reply, prepare
+from openclaw_rl.proxy.model_names import ModelNames
 from openclaw_rl.proxy.ports import ProxyDeps
 
 log = structlog.get_logger()
@@ -74,6 +75,9 @@ class _ChatRoute:
         self._limit = int(deps.server.max_body_mb * 2**20)
         self._running = 0
         self._warned: set[str] = set()
+        self._names = ModelNames(
+            deps.model_name, deps.server.unknown_model, lambda: deps.serving.current, self._warn_of_alias
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -86,9 +90,10 @@ class _ChatRoute:
             data = await read_body(scope, receive, self._limit)
             is_read = True
             body = parse_body(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(parse_body, data)
+            only_version = self._names.wanted_version(body.chat.model)
             self._warn(body)
             prepared = await prepare(self._deps, caller, headers, body)
-            await self._serve(prepared, body, receive, send)
+            await self._serve(Reply(self._deps, prepared, only_version), prepared, body, receive, send)
         except (RequestError, EngineError) as error:
             await _refuse(receive, send, error, is_read=is_read)
         except ClientGone:
@@ -96,8 +101,7 @@ class _ChatRoute:
         finally:
             self._running -= 1
 
-    async def _serve(self, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
-        reply = Reply(self._deps, prepared)
+    async def _serve(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
         work = self._stream if body.chat.stream else self._whole
         await work(reply, prepared, body, receive, send)
 
@@ -169,13 +173,14 @@ class _ChatRoute:
 
     def _warn(self, body: ParsedBody) -> None:
         """Once for each kind: what the client asks for and does not get."""
-        model, chat = body.chat.model, body.chat
-        if model is not None and model != self._deps.model_name:
-            self._once(f"model {model[:100]}", "other_model_named", named=model[:100], served=self._deps.model_name)
+        chat = body.chat
         if chat.offered_tools and not self._deps.frontend.renders_tools:
             self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
         if chat.tool_choice == "required" or isinstance(chat.tool_choice, dict):
             self._once("tool_choice", "tool_choice_not_forced", reason="served as auto")
+
+    def _warn_of_alias(self, name: str) -> None:
+        self._once(f"model {name[:100]}", "other_model_named", named=name[:100], served=self._deps.model_name)
 
     def _once(self, key: str, event: str, **fields: str) -> None:
         if key not in self._warned and len(self._warned) < 1000:
