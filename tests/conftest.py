@@ -1,5 +1,5 @@
-"""For the whole suite: no example is failed for being slow (a busy machine is not a bug, and time is for benchmarks), and
-a model that several packages' trainers are tested on.
+"""For the whole suite: no example is failed for being slow (a busy machine is not a bug, and time is for benchmarks),
+and a model that several packages are tested on.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    import torch
     from transformers import LlamaForCausalLM
 
 settings.register_profile("untimed", parent=settings(), deadline=None)

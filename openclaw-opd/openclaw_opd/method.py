@@ -61,17 +61,13 @@ class OPD:
 
 
 async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
-    """`hindsight`, whose numbers fit the reply: what does not is a failure of the teacher, not of the turn."""
+    """`hindsight`, with a top-k that fits the reply: one that does not is a failure of the teacher, not of the turn."""
     found = await hindsight(judged, tools)
-    if found.absent is not None:
+    if found.top_ids is None or found.top_log_probs is None:
         return found
-    tokens = len(judged.turn.response_ids)
-    sides = (found.teacher_log_probs, found.student_log_probs)
     try:
-        if found.teacher_log_probs is None or any(side is not None and len(side) != tokens for side in sides):
-            raise AlignmentError(f"{tokens} tokens, and not as many log-probs of teacher and student")
-        if found.top_ids is not None and found.top_log_probs is not None:
-            await asyncio.to_thread(TopK(found.top_ids, found.top_log_probs).check, tokens)
+        table = TopK(found.top_ids, found.top_log_probs)
+        await asyncio.to_thread(table.check, len(judged.turn.response_ids))
     except AlignmentError as error:
         tools.meters.count("hindsight_misaligned")
         return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)
@@ -139,7 +135,7 @@ def distilled_loss(
         if student is None:
             raise ValueError(f"sample {sample.sample_id}: no log-probs of the student at temperature 1")
         teacher = tensor(sample.teacher_log_probs)
-        tallies |= _gap_tallies((teacher - student)[terms.loss_mask], method.opd_clip)
+        tallies |= _gap_tallies((teacher - student.detach())[terms.loss_mask], method.opd_clip)
         if sample.student_log_probs is None and table is None:
             credit = distillation_advantages(teacher, student, clip=method.opd_clip)
             terms = replace(terms, advantages=terms.advantages + weight * credit)
