@@ -1,0 +1,58 @@
+"""OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw_rl.testing.running_server import RunningServer
+
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
+
+CORRECTION = "No lists please, one short sentence only."
+
+
+def chat(server: RunningServer, number: int, following: str) -> str:
+    """One turn and the user's answer to it; the turn's id."""
+    headers = {"X-Session-Id": f"s{number}"}
+    messages = [{"role": "user", "content": f"Give me three tips to sleep better, please, number {number}."}]
+    body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 24}
+    url = f"{server.url}/v1/chat/completions"
+    reply = httpx.post(url, json=body, headers=headers, timeout=300).json()
+    message = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
+    body |= {"messages": [*messages, message, {"role": "user", "content": following}], "max_tokens": 1}
+    httpx.post(url, json=body, headers=headers, timeout=300).raise_for_status()
+    return str(reply["id"])
+
+
+def gap(record: Any) -> list[float]:
+    sample = record["sample"]
+    return [t - s for t, s in zip(sample["teacher_log_probs"], sample["student_log_probs"], strict=True)]
+
+
+@pytest.mark.parametrize("method", ["opd", "combine"])
+def test_a_correction_becomes_a_new_version(method: str, tmp_path: Path) -> None:
+    settings = ["--set", f"method.name={method}", "--set", "method.hint_source=verbatim", "--batch-size", "2"]
+    with RunningServer(tmp_path / "data", settings) as server:
+        answers = [CORRECTION, "Thanks, that is perfect!" if method == "combine" else f"{CORRECTION} Shorter."]
+        ids = [chat(server, number, answer) for number, answer in enumerate(answers)]
+        status = server.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
+        corrected, other = (server.admin("GET", f"/v1/turns/{turn_id}") for turn_id in ids)
+        assert [corrected["trained_in"], other["trained_in"]] == [1, 1]
+        assert corrected["sample"]["scored_version"] == 0
+        gaps = gap(corrected)
+        assert len(gaps) == len(corrected["turn"]["response_ids"])
+        assert all(map(math.isfinite, gaps))
+        assert max(map(abs, gaps)) > 0.05, "the hint changes what the model says"
+        # The student's side is at temperature 1, the rollout's at 0.7: the same tokens, other distributions.
+        assert corrected["sample"]["student_log_probs"] != corrected["turn"]["rollout_log_probs"]
+        if method == "combine":
+            assert [corrected["sample"]["reward"], other["sample"]["reward"]] == [-1.0, 1.0]
+            assert other["sample"]["teacher_log_probs"] is None
+            assert status["scoring"]["counts"] == {"hindsight_scored": 1, "hindsight_no_hint": 1}
+        else:
+            assert [corrected["sample"]["reward"], other["sample"]["reward"]] == [None, None]
+            assert status["scoring"]["counts"] == {"hindsight_scored": 2}
+        assert status["problems"] == []
