@@ -212,6 +212,18 @@ def test_k3_is_the_kl_in_the_mean() -> None:
     assert mean.item() == pytest.approx((p * (p / q).log()).sum().item())
 
 
+# -- demonstrations ----------------------------------------------------------------------------------------------------
+
+
+def test_the_supervised_loss_by_hand() -> None:
+    log_probs = tensor([-1.0, -0.25, math.nan, -2.0], grad=True)
+    loss = losses.supervised_loss(log_probs, torch.tensor([True, True, False, True]))
+    loss.backward()
+    assert loss.item() == pytest.approx(3.25)
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [-1.0, -1.0, 0.0, -1.0]
+
+
 # -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,11 +255,63 @@ def test_chunked_log_probs_have_the_same_values_and_gradients(chunk: int) -> Non
     torch.testing.assert_close(cut.grad, whole.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_both_temperatures_and_other_ids_come_from_one_pass(chunk: int) -> None:  # D23, D32
+    torch.manual_seed(1)
+    project = torch.nn.Linear(6, 17, bias=False, dtype=torch.float64).requires_grad_(False)
+    ids, temperatures = torch.randint(0, 17, (10,)), torch.rand(10, dtype=torch.float64) + 0.5
+    others = torch.stack([torch.randperm(17)[:5] for _ in range(10)])
+    whole = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    cut = whole.detach().clone().requires_grad_()
+    calls: list[int] = []
+
+    def head(hidden: Tensor) -> Tensor:
+        calls.append(len(hidden))
+        return project(hidden)
+
+    found = losses.selected_log_probs(cut, ids, temperatures, head, gather=others, unscaled=True, chunk=chunk)
+    assert sum(calls) == 10  # each position's logits once, not once more for every id
+    at_one = torch.log_softmax(project(whole), -1)
+    scaled = torch.log_softmax(project(whole) / temperatures[:, None], -1).gather(-1, ids[:, None]).squeeze(-1)
+    gathered = at_one.gather(-1, others)
+    assert found.unscaled is not None
+    assert found.gathered is not None
+    assert not found.unscaled.requires_grad
+    torch.testing.assert_close(found.log_probs, scaled, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.unscaled, at_one.gather(-1, ids[:, None]).squeeze(-1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.gathered, gathered, rtol=1e-12, atol=1e-12)
+    upstream, more = torch.randn(10, dtype=torch.float64), torch.randn(10, 5, dtype=torch.float64)
+    ((scaled * upstream).sum() + (gathered * more).sum()).backward()
+    ((found.log_probs * upstream).sum() + (found.gathered * more).sum()).backward()
+    torch.testing.assert_close(cut.grad, whole.grad, rtol=1e-12, atol=1e-12)
+    assert sum(calls) == 20  # and once more in backward, instead of being kept
+
+
+def test_all_log_probs_are_fp32_under_bf16() -> None:  # D31
+    head = torch.nn.Linear(6, 17, bias=False, dtype=torch.bfloat16)
+    hidden, ids = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 3, 16, 5])
+    temperatures = torch.tensor([0.7, 1.0, 0.3, 1.5])
+    with torch.no_grad():
+        found = losses.selected_log_probs(hidden, ids, temperatures, head, gather=ids[:, None], unscaled=True)
+        logits = head(hidden).double()
+    assert found.unscaled is not None
+    assert found.gathered is not None
+    for values, t in (
+        (found.log_probs, temperatures),
+        (found.unscaled, torch.ones(4)),
+        (found.gathered[:, 0], torch.ones(4)),
+    ):
+        assert values.dtype == torch.float32
+        expected = torch.log_softmax(logits / t[:, None], -1).gather(-1, ids[:, None]).squeeze(-1)
+        torch.testing.assert_close(values.double(), expected, rtol=0, atol=1e-6)  # bf16 would be off by 1e-2
+
+
 def test_chunked_log_probs_never_hold_all_logits() -> None:
     """The largest tensor kept for backward is a chunk's hidden states, not N * V logits."""
     head = torch.nn.Linear(4, 1000, bias=False).requires_grad_(False)
     hidden = torch.randn(50, 4, requires_grad=True)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-        losses.selected_log_probs(hidden, torch.zeros(50, dtype=torch.long), torch.ones(50), head, chunk=10)
+        ids, others = torch.zeros(50, dtype=torch.long), torch.zeros(50, 20, dtype=torch.long)
+        losses.selected_log_probs(hidden, ids, torch.ones(50), head, gather=others, unscaled=True, chunk=10)
     assert max(kept, default=0) < 1000

@@ -69,6 +69,43 @@ def test_turns_in_one_row_have_the_numbers_they_have_alone(
         torch.testing.assert_close(log_probs, plain(policy.model, sample), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("budget", [1, 1000])
+def test_other_ids_stand_in_their_own_tokens_places(
+    make_model: MakeModel, settings: TrainerSettings, make_sample: Callable[..., Sample], budget: int
+) -> None:
+    """Off by one in either direction, or a row of another sample, would be another token's numbers (D7)."""
+    policy = LoraPolicy(make_model(), settings)
+    stir(policy)
+    first = make_sample("first", prompt=4, response=3, mask=(True, False, True))
+    samples = [
+        first,
+        make_sample("second", prompt=(*first.prompt_ids, *first.response_ids, 9, 9), response=1),  # shares the row
+        make_sample("third", prompt=2, response=6, temperature=1.0),
+        make_sample("none", prompt=5, response=2),
+    ]
+    tables = [[tuple((7 * t + 5 * k + n) % 64 for k in range(2 + n)) for t in range(6)] for n in range(3)]  # K differs
+    gather = {n: tables[n][: len(samples[n].response_ids)] for n in range(3)}
+    found = {}
+    for batch in micro_batches(rows_of(samples), budget):
+        found |= policy.token_log_probs(batch, gather=gather, unscaled=True)
+    for n, sample in enumerate(samples):
+        ids, start = sample.prompt_ids + sample.response_ids, len(sample.prompt_ids)
+        with torch.no_grad():
+            table = torch.log_softmax(policy.model(input_ids=torch.tensor([ids])).logits[0].float(), -1)
+        for k, is_trained in enumerate(sample.loss_mask):
+            unscaled, gathered = found[n].unscaled, found[n].gathered
+            assert unscaled is not None
+            row = table[start + k - 1]
+            expected = row[ids[start + k]] if is_trained else torch.zeros(())
+            torch.testing.assert_close(unscaled[k], expected, rtol=0, atol=1e-5)
+            if n not in gather:
+                assert gathered is None
+                continue
+            assert gathered is not None
+            wanted = row[list(gather[n][k])] if is_trained else torch.zeros(2 + n)
+            torch.testing.assert_close(gathered[k].detach(), wanted, rtol=0, atol=1e-5)
+
+
 def test_recomputation_changes_no_gradient(
     make_model: MakeModel, settings: TrainerSettings, batch: list[Sample]
 ) -> None:
