@@ -298,10 +298,20 @@ class Settings(Branch):
             raise ValueError('engine.url is needed with engine.kind = "url"')
         if self.training.weights == "full" and self.trainer.kind == "local" and self.training.enabled:
             raise ValueError('training.weights = "full" needs trainer.kind = "external": the local trainer trains LoRA')
+        if self.training.weights == "full":
+            self._check_full()
         if self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
         return self
+
+    def _check_full(self) -> None:
+        """Full weights leave no base in the policy's engine: who judges, and a base teacher, must be elsewhere."""
+        asks_for_hints = self.method.name != "binary_rl" and self.method.hint_source == "judge"
+        if self.judge.url is None and (self.judge.kind == "llm" or asks_for_hints):
+            raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
+        if self.method.teacher == "base":
+            raise ValueError('method.teacher "base" is not to be had with training.weights = "full"')
 
 
 def load(

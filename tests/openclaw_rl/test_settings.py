@@ -73,3 +73,26 @@ def test_every_branch_documents_what_is_not_plain() -> None:
         if not field.description and field.annotation is bool
     ]
     assert undocumented == []
+
+
+FULL = {"training.weights": "full", "trainer.kind": "external"}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, None),
+        ({"judge.kind": "llm"}, "judge.url is needed"),
+        ({"judge.kind": "llm", "judge.url": "http://judge/v1"}, None),
+        ({"method.name": "opd"}, "judge.url is needed"),
+        ({"method.name": "opd", "method.hint_source": "verbatim"}, None),
+        ({"method.name": "opd", "method.hint_source": "verbatim", "method.teacher": "base"}, "not to be had"),
+        ({"method.teacher": "ema"}, 'teacher "ema" is not built yet'),
+    ],
+)
+def test_full_weights_need_a_judge_of_their_own(more: dict[str, str], says: str | None) -> None:
+    if says is None:
+        assert load(None, FULL | more, {}).training.weights == "full"
+        return
+    with pytest.raises(SettingsError, match=says):
+        load(None, FULL | more, {})
