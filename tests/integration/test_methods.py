@@ -1,6 +1,8 @@
 """OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step."""
 
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ def chat(server: RunningServer, number: int, following: str) -> str:
     """One turn and the user's answer to it; the turn's id."""
     headers = {"X-Session-Id": f"s{number}"}
     messages = [{"role": "user", "content": f"Give me three tips to sleep better, please, number {number}."}]
-    body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 24}
+    body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 16}
     url = f"{server.url}/v1/chat/completions"
     reply = httpx.post(url, json=body, headers=headers, timeout=300).json()
     message = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
@@ -33,13 +35,15 @@ def gap(record: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["opd", "combine"])
-def test_a_correction_becomes_a_new_version(method: str, tmp_path: Path) -> None:
+def test_a_correction_becomes_a_new_version(method: str, tmp_path: Path, server: RunningServer) -> None:
+    # The model is converted once for the folder's tests.
+    shutil.copytree(server.data_dir / "cache", tmp_path / "data" / "cache", copy_function=os.link)
     settings = ["--set", f"method.name={method}", "--set", "method.hint_source=verbatim", "--batch-size", "2"]
-    with RunningServer(tmp_path / "data", settings) as server:
+    with RunningServer(tmp_path / "data", settings) as learner:
         answers = [CORRECTION, "Thanks, that is perfect!" if method == "combine" else f"{CORRECTION} Shorter."]
-        ids = [chat(server, number, answer) for number, answer in enumerate(answers)]
-        status = server.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
-        corrected, other = (server.admin("GET", f"/v1/turns/{turn_id}") for turn_id in ids)
+        ids = [chat(learner, number, answer) for number, answer in enumerate(answers)]
+        status = learner.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
+        corrected, other = (learner.admin("GET", f"/v1/turns/{turn_id}") for turn_id in ids)
         assert [corrected["trained_in"], other["trained_in"]] == [1, 1]
         assert corrected["sample"]["scored_version"] == 0
         gaps = gap(corrected)
