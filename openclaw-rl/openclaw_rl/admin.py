@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl import metrics
 from openclaw_rl.engines.serving import ServingVersions
-from openclaw_rl.errors import LedgerError, RequestError
+from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import Meters
 from openclaw_rl.publisher import Publisher
@@ -52,6 +52,12 @@ class Rollback(_Body):
 class Pin(_Body):
     weight_version: int | None = Field(ge=0)
     """Serve this version and publish nothing by itself; None unpins."""
+
+
+class Forget(_Body):
+    session_id: str = Field(min_length=1)
+    user: str | None = None
+    """Needed only when several users have a session of that name."""
 
 
 class Learning(_Body):
@@ -155,6 +161,17 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
         if record is None:
             raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
         return JSONResponse(_plain(record))
+
+    @guarded.post("/v1/admin/forget")
+    async def forget(body: Forget) -> JSONResponse:
+        """Delete a session; its turns are gone from every list, and no batch will hold them."""
+        try:
+            forgotten = await deps.ledger.forget(body.session_id, body.user)
+        except LedgerUnavailable:
+            raise
+        except LedgerError as error:
+            raise RequestError(str(error), status=409, code="not_forgotten") from error
+        return JSONResponse(_plain(forgotten))
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:

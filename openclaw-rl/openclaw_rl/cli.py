@@ -318,6 +318,42 @@ def replay(
         print(f"  {count} turns left out: {reason}")
 
 
+@app.command()
+def forget(
+    session: Annotated[str, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")],
+    user: Annotated[str | None, typer.Option(help="Whose, when several users have one of that name.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Delete a session from the ledger: its turns, samples, feedback, and every message nobody else refers to.
+
+    A batch that holds one of its samples is taken from the trainer. Weights that were trained on the session cannot be
+    changed: they are named. `openclaw-rl rollback` goes behind them; `openclaw-rl replay` trains anew from what is
+    left. Backups, exports and the folders of those versions are yours to delete.
+    """
+    body = _call("POST", "/v1/admin/forget", config, data_dir, json={"session_id": session, "user": user})
+    print(f"{body['turns']} turns of session {session} are gone, and {body['pieces']} contents that were only theirs")
+    if body["trained_in"]:
+        print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
+
+
+@app.command("backup")
+def backup_ledger(
+    path: Annotated[Path, typer.Argument(help="The new file.")],
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Copy the ledger, whole and consistent, also while a server runs. To go back to it: stop the server, and put the
+    copy in the place of ledger.sqlite3 (removing its -wal and -shm files)."""
+    from openclaw_rl.ledger.backup import backup
+
+    try:
+        size = backup(DataDir.of(_target(config, data_dir).data_dir).ledger, path)
+    except OpenClawRLError as error:
+        _fail(str(error))
+    print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
+
+
 @app.command("export")
 def export_rows(
     path: Annotated[Path, typer.Argument(help="The new file.")],

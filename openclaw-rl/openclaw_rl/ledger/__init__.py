@@ -6,9 +6,20 @@ from openclaw_rl.ledger.records import (
     Event,
     FeedbackOutcome,
     FeedbackTarget,
+    Forgotten,
     Identity,
     TurnRecord,
     TurnSummary,
 )
 
-__all__ = ["Effect", "Event", "FeedbackOutcome", "FeedbackTarget", "Identity", "Ledger", "TurnRecord", "TurnSummary"]
+__all__ = [
+    "Effect",
+    "Event",
+    "FeedbackOutcome",
+    "FeedbackTarget",
+    "Forgotten",
+    "Identity",
+    "Ledger",
+    "TurnRecord",
+    "TurnSummary",
+]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
-from openclaw_rl.ledger import audit, chain, feedback, judging, leases, meta, open, reports, serving, versions
+from openclaw_rl.ledger import audit, chain, feedback, forget, judging, leases, meta, open, reports, serving, versions
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.ledger.reader import Reader
-from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget, Identity, TurnRecord, TurnSummary
+from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget, Forgotten, Identity, TurnRecord, TurnSummary
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers.api import Commit, Tip
@@ -115,12 +115,13 @@ class Ledger:
         """Turns that wait for a next state: the newest `limit`, newest last."""
         return await self._reader.read(lambda db: serving.open_turns(db, limit))
 
-    async def pair(self, turn_id: str, next_state: NextState, *, by_request_id: str) -> None:
-        """SERVED → PAIRED. A turn that was dropped stays so; its next state is kept for the record. Without an fsync,
-        as
-        `begin`: a power cut leaves the turn open."""
+    async def pair(
+        self, turn_id: str, next_state: NextState, *, by_request_id: str, superseded: Collection[str] = ()
+    ) -> None:
+        """SERVED → PAIRED, and its `superseded` retries → DROPPED, in one. A turn that was dropped stays so; its next
+        state is kept for the record. Without an fsync, as `begin`: a power cut leaves the turns open."""
         await self._writer.write(
-            lambda db: serving.pair(db, turn_id, next_state, by_request_id, at=self._clock()),
+            lambda db: serving.pair(db, turn_id, next_state, by_request_id, superseded, at=self._clock()),
             timeout_s=_CHAT_TIMEOUT_S,
             is_synced=False,
         )
@@ -189,6 +190,13 @@ class Ledger:
 
     async def set_learning(self, on: bool) -> None:
         await self._writer.write(lambda db: meta.put(db, "learning", int(on)))
+
+    async def forget(self, session_id: str, user: str | None = None) -> Forgotten:
+        """Delete a session and all that it alone refers to. Raises LedgerError when there is none, when several users
+        have one of that name and none is named, or while it is being answered."""
+        whose = await self._reader.read(lambda db: forget.owner(db, session_id, user))
+        plan = await self._reader.read(lambda db: forget.plan(db, whose, session_id))
+        return await self._writer.write(lambda db: forget.carry_out(db, plan, at=self._clock()))
 
     # Training
 

@@ -71,6 +71,19 @@ class FeedbackTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a forgotten session took with it."""
+
+    user: str
+    session_id: str
+    turns: int
+    pieces: int
+    """Messages, stretches of prompts and the like that nobody else referred to."""
+    trained_in: tuple[int, ...]
+    """Versions that trained on it, dead ones too: their weights stay."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """All that is known of one turn: what was said, what became of it, and why."""
 

@@ -4,6 +4,7 @@
 """
 
 import sqlite3
+from collections.abc import Collection
 
 import orjson
 
@@ -121,9 +122,17 @@ def open_turns(db: sqlite3.Connection, limit: int) -> list[OpenTurn]:
     ]
 
 
-def pair(db: sqlite3.Connection, turn_id: str, next_state: NextState, by_request_id: str, *, at: float) -> None:
+def pair(
+    db: sqlite3.Connection,
+    turn_id: str,
+    next_state: NextState,
+    by_request_id: str,
+    superseded: Collection[str] = (),
+    *,
+    at: float,
+) -> None:
     """A turn dropped before stays dropped, and one that its user rated goes its way; the next state is kept all the
-    same."""
+    same. The retries that this continuation passed over, if they are open yet, end with it or not at all."""
     row = find_turn(db, turn_id)
     (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
     if db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
@@ -134,6 +143,9 @@ def pair(db: sqlite3.Connection, turn_id: str, next_state: NextState, by_request
     reactions = orjson.dumps(next_state.reactions).decode() if next_state.reactions else None
     messages = pack_ids(pieces.put_messages(db, next_state.messages))
     db.execute("INSERT INTO next_state VALUES (?, ?, ?, ?)", (row, by_request_id, messages, reactions))
+    for other in superseded:
+        if db.execute("SELECT 1 FROM turn WHERE turn_id = ? AND state = 'served'", (other,)).fetchone():
+            drop(db, other, DropReason.SUPERSEDED, f"continued: {turn_id}", at=at)
 
 
 def drop(

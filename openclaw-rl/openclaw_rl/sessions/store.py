@@ -8,7 +8,7 @@ parallel requests of one session cannot take the same turn.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import structlog
@@ -33,7 +33,9 @@ class SessionLedger(Protocol):
 
     async def open_turns(self, limit: int) -> list[OpenTurn]: ...
 
-    async def pair(self, turn_id: str, next_state: NextState, *, by_request_id: str) -> None: ...
+    async def pair(
+        self, turn_id: str, next_state: NextState, *, by_request_id: str, superseded: Collection[str] = ()
+    ) -> None: ...
 
     async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
 
@@ -105,14 +107,16 @@ class Sessions:
         if paired is None:
             return None
         self._ended.discard(paired.turn_id)
+        superseded = self._forget(paired.superseded)
         try:
-            await self._ledger.pair(paired.turn_id, paired.next_state, by_request_id=by_request_id)
+            await self._ledger.pair(
+                paired.turn_id, paired.next_state, by_request_id=by_request_id, superseded=superseded
+            )
         except LedgerError as error:
-            # The turn stays open in the ledger, and ends there as no_next_state when its time is over.
+            # The turn and its retries stay open in the ledger, and end there as no_next_state when their time is over.
             _log.error("turn.pair_not_recorded", turn_id=paired.turn_id, error=str(error))
         else:
             self._paired.set()
-        await self._drop(paired.superseded, DropReason.SUPERSEDED, f"continued: {paired.turn_id}")
         return paired.turn_id
 
     async def _drop(self, turn_ids: Iterable[str], reason: DropReason, detail: str) -> None:

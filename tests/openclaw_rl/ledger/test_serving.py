@@ -11,6 +11,7 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
 from openclaw_rl.types import (
     DropReason,
+    Feedback,
     NextState,
     Request,
     SamplingParams,
@@ -102,6 +103,19 @@ async def test_every_verdict_even_none_goes_on_to_the_method(ledger, driver, ver
     await ledger.drop(turn_id, DropReason.NEUTRAL)  # what binary_rl says of a 0
     assert (await ledger.counts())["dropped.neutral"] == 1
     assert await ledger.audit() == []
+
+
+async def test_a_continuation_and_the_end_of_its_retries_are_one_transaction(ledger, driver):
+    retry, other, continued, rated = [await driver.served() for _ in range(4)]
+    state = NextState((Message(role="user", content="go on"),))
+    with pytest.raises(LedgerError, match="no turn ghost"):
+        await ledger.pair("ghost", state, by_request_id="x", superseded=[retry])
+    assert await driver.state(retry) == "served"
+    await ledger.record_feedback(Feedback("f", rated, 1.0, 1.0), user="ann")
+    await ledger.pair(continued, state, by_request_id="x", superseded=[retry, rated, "ghost"])
+    states = [await driver.state(turn) for turn in (retry, other, continued, rated)]
+    assert states == ["dropped.superseded", "served", "paired", "judged"]
+    assert (await ledger.turn(retry)).events[-1].detail == f"superseded: continued: {continued}"
 
 
 async def test_open_turns_expire(ledger, driver):
