@@ -34,7 +34,8 @@ _DEFAULT_TARGETS = TrainerSettings.model_fields["target_modules"].default
 
 
 class LoraPolicy:
-    """`between` is called before each decoder layer: a raise there ends a pass early, a pause yields the processor."""
+    """`between` is called before each decoder layer, forward and backward: a raise there ends a pass early, a pause
+    yields the processor."""
 
     parameters: dict[str, nn.Parameter]
     """The trainable ones, in the order of their names."""
@@ -191,7 +192,11 @@ class LoraPolicy:
 
         def interruptible(*args: Any, **kwargs: Any) -> Any:
             self.between()
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
+            if hidden.requires_grad:  # and again when the gradient comes back to this layer
+                hidden.register_hook(lambda _: self.between())
+            return output
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if self._recompute and torch.is_grad_enabled():
