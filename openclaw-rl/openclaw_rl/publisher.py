@@ -8,6 +8,7 @@ what fails then is swapped back.
 
 import asyncio
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -173,17 +174,21 @@ class Publisher:
     async def _publish(self, version: Version, *, newer_waits: bool) -> None:
         number = version.weight_version
         bound = log.bind(weight_version=number, parent=version.parent)
+        times = _PhaseTimes()
         try:
             await self._load(version)
         except EngineRefused as error:
             await self._reject(number, f"the engine refused it: {error}")
             return
+        times.ends("load_s")
         if version.state is VersionState.CANDIDATE:
             report = Report.model_validate(json.loads(version.report_json))
             result = await self._gate.check(version, report)
+            times.ends("gate_s")
             refusal = result.refusal
             if refusal is None and version.kind is WeightKind.LORA:
                 refusal = await self._gate.self_test(number, report.probes)
+            times.ends("self_test_s")
             self.last_gate = result
             bound.info("gate", step_kl=result.step_kl, base_kl=result.base_kl, refusal=refusal)
             if refusal:
@@ -203,8 +208,9 @@ class Publisher:
         if version.kind is WeightKind.LORA:
             await self._prewarm(number)
             self._switch(number)
+        times.ends("switch_s")
         await self._ledger.set_version_state(number, VersionState.SERVING)
-        bound.info("published")
+        bound.info("published", **times.seconds)
 
     async def _reject(self, number: int, reason: str) -> None:
         rejected = await self._ledger.reject(number, reason)
@@ -314,3 +320,15 @@ class Publisher:
         for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._score(number, prompt_ids[:-1], prompt_ids[-1:])
+
+
+class _PhaseTimes:
+    """What a publication spent its time on, for the log."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def ends(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._since = round(now - self._since, 3), now
