@@ -2,9 +2,9 @@
 
     python benchmarks/loop_latency.py [--chats 8] [--out benchmarks/results/loop_latency.json]
 
-A real server on the embedded default. One chat streams long replies all the time: its inter-token gaps are taken
-while nothing trains
-and while the step runs, in the same run.
+A real server on the embedded default. One chat streams long replies all the time: its inter-token gaps are taken while
+nothing trains, while the step runs (lease to commit), and while the version is published (gate, load, self-test), in
+the same run.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 from chat_load import Reply, chat, quantile
 
+from openclaw_rl.testing.phases import moments, phases
 from openclaw_rl.testing.running_server import RunningServer
 
 QUESTIONS = [
@@ -60,26 +61,42 @@ async def measure(server: RunningServer, chats: int) -> dict[str, object]:
             answer = "Thanks, perfect!" if number % 2 else "No, that is wrong. Shorter please."
             last = time.perf_counter()
             await chat(client, [*history, {"role": "user", "content": answer}], session=f"chat-{number}", max_tokens=1)
-        before = time.perf_counter()
         while server.status()["serving"] < 1:
             await asyncio.sleep(0.2)
             if time.perf_counter() - last > 600:
                 raise TimeoutError(json.dumps(server.status()))
         served = time.perf_counter()
+        used = memory(server)
         stop.set()
         await task
-        version = server.admin("GET", "/v1/admin/versions/1")
-    gaps = [(at, gap) for reply in running for at, gap in zip(reply.token_times[1:], reply.gaps, strict=True)]
-    idle, busy = [gap for at, gap in gaps if at < last - 10], [gap for at, gap in gaps if before <= at <= served]
+        turns, version = server.turns(), server.admin("GET", "/v1/admin/versions/1")
+    metrics = json.loads(version["report_json"])["metrics"]
+    log = server.data_dir / "server.log"
+    at = moments(turns, log, 1)
+    to_unix = time.time() - time.perf_counter()
+    gaps = [(t + to_unix, gap) for reply in running for t, gap in zip(reply.token_times[1:], reply.gaps, strict=True)]
+    windows = {
+        "idle": (0.0, last + to_unix - 10),
+        "in the step": (at.leased, at.committed),
+        "in the publication": (at.committed, at.published),
+    }
+    during = {name: [gap for t, gap in gaps if start <= t <= end] for name, (start, end) in windows.items()}
     return {
         "chats": chats,
         "last feedback to serving, s": round(served - last, 2),
-        "trainer's own phases": json.loads(version["report_json"])["metrics"],
-        "inter-token gap idle p50 / p99, ms": [round(1e3 * quantile(idle, q), 1) for q in (0.5, 0.99)],
-        "inter-token gap in a step p50 / p99, ms": [round(1e3 * quantile(busy, q), 1) for q in (0.5, 0.99)],
-        "gap ratio p50": round(quantile(busy, 0.5) / quantile(idle, 0.5), 2),
+        "its phases, s": phases(turns, log, 1, metrics),
+        "trainer's own figures": metrics,
+        "inter-token gap p50 / p99, ms": {
+            name: [round(1e3 * quantile(values, q), 1) for q in (0.5, 0.99)] for name, values in during.items()
+        },
+        "gap over idle p50 / p99": {
+            name: [round(quantile(values, q) / quantile(during["idle"], q), 2) for q in (0.5, 0.99)]
+            for name, values in during.items()
+            if name != "idle"
+        },
+        "tokens counted": {name: len(values) for name, values in during.items()},
         "errors of the running chat": [reply.error for reply in running if reply.error],
-        "resident memory, MB": memory(server),
+        "resident memory, MB": used,
     }
 
 
@@ -103,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        RunningServer(Path(folder), ["--batch-size", str(options.chats)]) as server,
+        RunningServer(Path(folder), ["--batch-size", str(options.chats), "--set", "log_format=json"]) as server,
     ):
         figures = asyncio.run(measure(server, options.chats)) | {
             "machine": f"{platform.machine()}, {platform.system()}"
