@@ -1,7 +1,7 @@
 """The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they
 talk.
 
-    python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--keep-log FILE]
+    python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--report FILE]
 
 FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn
 is in the ledger,
@@ -17,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openclaw_client import OpenClaw
 
+from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
 
 CHAT = (
@@ -26,9 +28,11 @@ CHAT = (
     "No, that is wrong. I asked for no lists: answer again in one short sentence.",
     "Too long. Shorter, please.",
     "Thanks, that is perfect!",
+    "And what helps me to wake up early?",
 )
+"""Each is the feedback for the reply before it; the last one completes the batch."""
 AFTER_THE_STEP = "One more: what is a good time to go to bed?"
-BATCH = 2
+BATCH = len(CHAT) - 1
 
 
 def main() -> int:
@@ -42,18 +46,20 @@ def main() -> int:
     data_dir = options.folder.absolute() / f"data-{options.identity}-{int(time.time())}"
     compat = {"sendSessionAffinityHeaders": True} if options.identity == "headers" else {}
     report: dict[str, Any] = {"identity": options.identity, "turns": [], "seconds": {}}
-    with RunningServer(data_dir, ["--batch-size", str(BATCH)]) as server:
+    with RunningServer(data_dir, ["--batch-size", str(BATCH), "--set", "log_format=json"]) as server:
         with OpenClaw(
             options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat, heartbeat_every="30m"
         ) as client:
             replies = [timed(report, f"turn {number}", client.say, "e2e", text) for number, text in enumerate(CHAT, 1)]
             client.event("The oven is hot.")  # a heartbeat: served, not recorded
-            started = time.monotonic()
             server.wait_for("version 1 serves", lambda status: status["serving"] >= 1, 600)
-            report["seconds"]["last reply to new version"] = round(time.monotonic() - started, 1)
             replies.append(timed(report, "turn after the step", client.say, "e2e", AFTER_THE_STEP))
-            server.wait_for("the heartbeat was served", lambda status: status["counts"]["side"] >= 1, 600)
+            server.wait_for("the heartbeat was served", lambda status: "side.heartbeat" in status["counts"], 600)
+            report["header"] = version_header(server.url)
             status, turns = server.status(), server.turns()
+            version = server.admin("GET", "/v1/admin/versions/1")
+        metrics = json.loads(version["report_json"])["metrics"]
+        report["last feedback to serving"] = phases(turns, data_dir / "server.log", 1, metrics)
     report |= {"status": status, "turns": turns, "replies": replies}
     if options.report:
         options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False))
@@ -68,6 +74,13 @@ def timed(report: dict[str, Any], what: str, call: Any, *args: str) -> str:
     return reply
 
 
+def version_header(url: str) -> int:
+    """Of a reply now: the client shows no headers, so a side request asks for its own."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"X-Turn-Type": "side"}, timeout=120)
+    return int(answer.raise_for_status().headers["x-weight-version"])
+
+
 def judge(report: dict[str, Any]) -> int:
     """Print each check; 1 when one fails."""
     said = [*CHAT, AFTER_THE_STEP]
@@ -77,7 +90,7 @@ def judge(report: dict[str, Any]) -> int:
     versions = [turn["turn"]["versions"][0]["weight_version"] for turn in turns]
     verdicts = [turn["verdict"]["value"] if turn.get("verdict") else None for turn in turns]
     texts = [turn["turn"]["reply"]["content"] for turn in turns]
-    side = counts["side"]
+    side = counts.get("side.heartbeat", 0)
     checks = {
         "every message the user sent is one recorded turn": len(turns) == len(said)
         and all(w in a for w, a in zip(said, asked, strict=True)),
@@ -85,16 +98,19 @@ def judge(report: dict[str, Any]) -> int:
             w in (a or "") for w, a in zip(said[1:], answered, strict=False)
         )
         and answered[-1] is None,
-        "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, None],
+        "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, 1, None],
         "the client sends back what was recorded": all(
             last_reply(after["request"]["messages"]) == text for after, text in zip(turns[1:], texts, strict=False)
         ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,
         "the reply after it carries its version": versions[-1] == report["status"]["serving"] and versions[0] == 0,
+        "so does the header of a reply": report["header"] == report["status"]["serving"],
+        "no request failed": counts["abandoned"] == 0 and counts["requests"] == len(said),
         "nothing is degraded": not report["status"]["problems"],
     }
-    print(f"\nverdicts {verdicts}, versions {versions}, side requests {side}, counts {counts}")
+    print(f"\nlast feedback of {BATCH} turns to serving, s: {json.dumps(report['last feedback to serving'])}")
+    print(f"verdicts {verdicts}, versions {versions}, side requests {side}, counts {counts}")
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(checks.values()) else 1
