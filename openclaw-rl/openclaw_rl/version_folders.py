@@ -1,4 +1,5 @@
-"""Keeps `versions/` to what the ledger knows: at start, folders that no version names are deleted.
+"""Keeps `versions/` and the ledger of one mind: at start, folders that no version names are deleted, and optimizer
+states that the trainer pruned are noted. Adapters stay, all of them: a rollback may go back to any.
 
 A crash can leave half a checkpoint, or a whole one that was never committed. The second may yet be: the trainer commits
 it when it comes back, as long as its lease is live. So a folder stays when a version names it, or when its own name
@@ -7,7 +8,7 @@ folders directly below `versions/` are looked at, and links are not followed.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import structlog
@@ -19,11 +20,14 @@ log = structlog.get_logger()
 
 
 async def tidy(ledger: Ledger, versions: Path) -> None:
-    """Delete what no version names and no live lease may yet commit. Call it before leases are handed out."""
-    named = [version.folder for version in await ledger.versions() if version.folder is not None]
-    removed = await asyncio.to_thread(remove_unnamed, versions, named, await ledger.live_lease())
+    """Delete what no version names and no live lease may yet commit; tell the ledger which optimizer states are gone.
+    Call it before leases are handed out."""
+    folders = {row.weight_version: row.folder for row in await ledger.versions() if row.folder is not None}
+    removed = await asyncio.to_thread(remove_unnamed, versions, folders.values(), await ledger.live_lease())
     if removed:
         log.info("version_folders_removed", folders=removed)
+    for weight_version in await asyncio.to_thread(without_optimizer, versions.parent, folders):
+        await ledger.optimizer_pruned(weight_version)
 
 
 def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None) -> list[str]:
@@ -40,3 +44,8 @@ def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None)
         else:
             removed.append(folder.name)
     return removed
+
+
+def without_optimizer(root: Path, folders: Mapping[int, str]) -> list[int]:
+    """Versions whose checkpoint was written with an optimizer state that is not there any more."""
+    return [version for version, folder in folders.items() if checkpoint.is_pruned(root / folder)]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.version_folders import remove_unnamed, tidy
+from openclaw_rl.trainers import checkpoint
+from openclaw_rl.version_folders import remove_unnamed, tidy, without_optimizer
 
 
 def make(versions: Path, *names: str) -> None:
@@ -56,3 +57,19 @@ async def test_a_new_ledger_names_nothing(tmp_path: Path) -> None:
     finally:
         await ledger.aclose()
     assert left(versions) == set()
+
+
+def test_a_pruned_optimizer_state_is_found_and_the_adapter_stays(tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+
+    def fill(folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_text("weights")
+        (folder / checkpoint.OPTIMIZER_FILE).write_text("moments")
+
+    newest = [checkpoint.write(versions, f"lease-{number}-aa", fill) for number in (1, 2, 3)][-1]
+    make(versions, "foreign")  # not written by us: it has no optimizer state that could be gone
+    folders = {number: f"versions/lease-{number}-aa" for number in (1, 2, 3)} | {4: "versions/foreign", 5: "away"}
+    assert without_optimizer(tmp_path, folders) == []
+    checkpoint.prune(versions, 2, newest)
+    assert without_optimizer(tmp_path, folders) == [1]
+    assert all((versions / f"lease-{number}-aa" / "adapter_model.safetensors").exists() for number in (1, 2, 3))

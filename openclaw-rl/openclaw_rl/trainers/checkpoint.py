@@ -72,6 +72,15 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
+def is_pruned(folder: Path) -> bool:
+    """Whether the optimizer state was taken away (`prune`)."""
+    try:
+        files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
+        return OPTIMIZER_FILE in files and not (folder / OPTIMIZER_FILE).exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # torn, or another trainer's: `verify` is who says so
+
+
 def discard(folder: Path) -> None:
     """Remove a folder; half of it must never look like a checkpoint, so its manifest goes first."""
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
