@@ -1,7 +1,8 @@
 """Attention of one step: each span over its own sequence, whose keys and values it first extends.
 
-All views into the sequences' blocks are cut once per step, for every layer at a time: with hundreds of small calls in a
-step, slicing would cost as much as some of the arithmetic.
+Sequences that decode one token and sit side by side (`seats`) are computed together, padded to the longest; the others
+one after the other. All views and indices are cut once per step, for every layer at a time: with hundreds of small
+calls in a step, slicing would cost as much as some of the arithmetic.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,103 @@ class Rows:
         return self.end - self.begin
 
 
+class StepAttention:
+    def __init__(
+        self,
+        spans: Sequence[Rows],
+        blocks: Tensor,
+        seated: Sequence[BlockKV],
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None:
+        """Room for the new tokens must be reserved. seated: those that sit in `blocks`, in order."""
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        seats = {id(kv): at for at, kv in enumerate(seated)}
+        together = sorted((rows for rows in spans if id(rows.kv) in seats), key=lambda rows: seats[id(rows.kv)])
+        self._table = _Table(together, blocks) if together else None
+        self._places = [_Place(rows) for rows in spans if id(rows.kv) not in seats]
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        """qkv [N, heads + 2 kv_heads, head_dim], the first two parts rotated → [N, heads * head_dim]."""
+        if self._table is not None and self._table.is_whole_step(qkv.shape[0]):
+            return self._table(layer, qkv, self._heads)
+        if self._table is None and len(self._places) == 1:
+            return self._span(layer, self._places[0], qkv)
+        seen = qkv.new_empty(qkv.shape[0], self._heads * self._head_dim)
+        if self._table is not None:
+            seen[self._table.rows] = self._table(layer, qkv, self._heads)
+        for place in self._places:
+            seen[place.rows.begin : place.rows.end] = self._span(layer, place, qkv)
+        return seen
+
+    def _span(self, layer: int, place: "_Place", qkv: Tensor) -> Tensor:
+        begin, end, count = place.rows.begin, place.rows.end, place.rows.count
+        q, k, v = qkv[begin:end].split([self._heads, self._kv_heads, self._kv_heads], 1)
+        if count == 1:  # The query heads that share a kv head stand as its rows: no head is repeated.
+            place.new_keys[layer].copy_(k[0])
+            place.new_values[layer].copy_(v[0])
+            query = q.view(1, self._kv_heads, -1, self._head_dim)
+            return F.scaled_dot_product_attention(query, place.keys[layer], place.values[layer]).reshape(1, -1)
+        place.new_keys[layer].copy_(k)
+        place.new_values[layer].copy_(v)
+        seen = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            place.keys[layer],
+            place.values[layer],
+            attn_mask=place.mask,
+            is_causal=place.mask is None,
+            enable_gqa=self._heads != self._kv_heads,
+        )
+        return seen[0].transpose(0, 1).reshape(count, -1)
+
+
+class _Table:
+    """The seated sequences: one token each."""
+
+    def __init__(self, seated: Sequence[Rows], blocks: Tensor) -> None:
+        layers, _, count, kv_heads, capacity, head_dim = blocks.shape
+        n, lengths = len(seated), [rows.kv.length for rows in seated]
+        longest = max(lengths) + 1
+        begins = [rows.begin for rows in seated]
+        self.rows = torch.tensor(begins)
+        self._in_order = begins == list(range(n))
+        self._scale = head_dim**-0.5
+        # One flat row of the layer for each new key and value of each head.
+        seat, head = torch.arange(n)[:, None], torch.arange(kv_heads)[None]
+        keys_at = (seat * kv_heads + head) * capacity + torch.tensor(lengths)[:, None]
+        self._written = torch.cat((keys_at, keys_at + count * kv_heads * capacity), 1).flatten()
+        self._flat = blocks.view(layers, -1, head_dim).unbind(0)
+        used = blocks[:, :, :n].flatten(2, 3)[..., :longest, :]  # [layers, 2, n * kv_heads, longest, head_dim]
+        self._keys: Sequence[Tensor] = used[:, 0].transpose(-1, -2).unbind(0)
+        self._values: Sequence[Tensor] = used[:, 1].unbind(0)
+        self._mask: Tensor | None = None
+        if min(lengths) < longest - 1:
+            beyond = torch.arange(longest)[None] > torch.tensor(lengths)[:, None]
+            mask = torch.zeros(n, longest).masked_fill_(beyond, float("-inf"))
+            self._mask = mask.repeat_interleave(kv_heads, 0)[:, None]  # [n * kv_heads, 1, longest]
+
+    def is_whole_step(self, count: int) -> bool:
+        """Whether the step's `count` tokens are these sequences', in the order of their seats."""
+        return self._in_order and count == self.rows.shape[0]
+
+    def __call__(self, layer: int, qkv: Tensor, heads: int) -> Tensor:
+        """[n, heads * head_dim], in the order of the seats."""
+        if not self.is_whole_step(qkv.shape[0]):
+            qkv = qkv.index_select(0, self.rows)
+        n, _, head_dim = qkv.shape
+        self._flat[layer].index_copy_(0, self._written, qkv[:, heads:].reshape(-1, head_dim))
+        # The query heads that share a kv head stand as its rows: no head is repeated.
+        q = torch.mul(qkv[:, :heads], self._scale).view(self._keys[layer].shape[0], -1, head_dim)
+        scores = torch.bmm(q, self._keys[layer])  # [n * kv_heads, heads / kv_heads, longest]
+        if self._mask is not None:
+            scores.add_(self._mask)
+        return torch.bmm(scores.softmax(-1), self._values[layer]).view(n, -1)
+
+
 class _Place:
-    """One span's views, a list over layers each."""
+    """A span computed alone: its views, a list over layers each."""
 
     __slots__ = ("keys", "mask", "new_keys", "new_values", "rows", "values")
 
@@ -48,49 +144,3 @@ class _Place:
         if rows.count > 1 and start > 0:
             blocked = torch.full((rows.count, stop), float("-inf"), device=kv.keys.device)
             self.mask = blocked.triu_(start + 1)
-
-
-class StepAttention:
-    def __init__(self, spans: Sequence[Rows], *, kv_heads: int) -> None:
-        """Room for the new tokens must be reserved."""
-        self._places = [_Place(rows) for rows in spans]
-        self._kv_heads = kv_heads
-        self._is_decode = all(rows.count == 1 for rows in spans)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N, heads, head_dim], k and v [N, kv_heads, head_dim] → [N, heads * head_dim]."""
-        if self._is_decode:
-            seen = self._decode(layer, q, k, v)
-        else:
-            seen = [self._span(layer, place, q, k, v) for place in self._places]
-        return seen[0] if len(seen) == 1 else torch.cat(seen)
-
-    def _decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """One token each. The query heads that share a kv head stand as its rows: no head is repeated."""
-        places = self._places
-        torch._foreach_copy_([place.new_keys[layer] for place in places], k.unbind(0))
-        torch._foreach_copy_([place.new_values[layer] for place in places], v.unbind(0))
-        queries = q.view(q.shape[0], 1, self._kv_heads, -1, q.shape[-1]).unbind(0)
-        return [
-            F.scaled_dot_product_attention(query, place.keys[layer], place.values[layer]).reshape(1, -1)
-            for query, place in zip(queries, places, strict=True)
-        ]
-
-    def _span(self, layer: int, place: _Place, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        begin, end, count = place.rows.begin, place.rows.end, place.rows.count
-        if count == 1:
-            place.new_keys[layer].copy_(k[begin])
-            place.new_values[layer].copy_(v[begin])
-            query = q[begin].view(1, self._kv_heads, -1, q.shape[-1])
-            return F.scaled_dot_product_attention(query, place.keys[layer], place.values[layer]).reshape(1, -1)
-        place.new_keys[layer].copy_(k[begin:end])
-        place.new_values[layer].copy_(v[begin:end])
-        seen = F.scaled_dot_product_attention(
-            q[begin:end].transpose(0, 1)[None],
-            place.keys[layer],
-            place.values[layer],
-            attn_mask=place.mask,
-            is_causal=place.mask is None,
-            enable_gqa=q.shape[1] != self._kv_heads,
-        )
-        return seen[0].transpose(0, 1).reshape(count, -1)

@@ -1,4 +1,6 @@
-"""Keys and values of one sequence, in one block that grows."""
+"""Keys and values of one sequence, in one block that grows. While it decodes beside others it may lie in a seat
+(`seats`) instead: then the block is a view, and nothing else changes for who reads it.
+"""
 
 from typing import Self
 
@@ -12,7 +14,7 @@ _STEP = 256
 class BlockKV:
     """[layers, kv_heads, capacity, head_dim] each; the first `length` tokens hold something."""
 
-    __slots__ = ("keys", "length", "values")
+    __slots__ = ("__weakref__", "keys", "length", "values")
 
     def __init__(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
         self.keys, self.values, self.length = keys, values, length
@@ -28,7 +30,10 @@ class BlockKV:
             return
         wanted = max(length, capacity + capacity // 8)
         wanted += -wanted % _STEP
-        keys, values = (old.new_empty(layers, heads, wanted, width) for old in (self.keys, self.values))
+        self.move(*(old.new_empty(layers, heads, wanted, width) for old in (self.keys, self.values)))
+
+    def move(self, keys: Tensor, values: Tensor) -> None:
+        """Into other tensors, that have room for it."""
         keys[:, :, : self.length] = self.keys[:, :, : self.length]
         values[:, :, : self.length] = self.values[:, :, : self.length]
         self.keys, self.values = keys, values

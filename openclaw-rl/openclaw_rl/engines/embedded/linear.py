@@ -42,10 +42,8 @@ class Linear:
         rows, width = x.shape
         if not self._on_cpu or rows == 0:
             return F.linear(x, self.weight, self.bias)
-        if self._may_pack and rows in _PACKED_ROWS:
-            if self._packed is None:
-                self._packed = _pack(self.weight)
-            return _onednn(x, self._packed, self.bias)
+        if (packed := self._packed_for(rows)) is not None:
+            return _onednn(x, packed, self.bias)
         if rows == 1 and self._halves is not None:
             y = torch.bmm(self._halves, x.t().unsqueeze(0).expand(2, -1, -1)).view(1, -1)
         elif rows <= _FEW_ROWS and (rows == 2 or width < _WIDE or not self._has_onednn):
@@ -56,9 +54,33 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         return y if self.bias is None else y.add_(self.bias)
 
+    # What follows a product is free while its result is in the cache, so packed weights do it in the same kernel.
+
+    def plus(self, x: Tensor, y: Tensor) -> Tensor:
+        """y + self(x); y may be overwritten."""
+        packed = self._packed_for(x.shape[0])
+        return y.add_(self(x)) if packed is None else _onednn_binary(x, y, packed, self.bias, "add")
+
+    def times(self, x: Tensor, y: Tensor) -> Tensor:
+        """y * self(x); y may be overwritten."""
+        packed = self._packed_for(x.shape[0])
+        return y.mul_(self(x)) if packed is None else _onednn_binary(x, y, packed, self.bias, "mul")
+
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(self(x))"""
+        packed = self._packed_for(x.shape[0])
+        return F.silu(self(x)) if packed is None else _onednn(x, packed, self.bias, "swish")
+
+    def _packed_for(self, rows: int) -> Tensor | None:
+        if not (self._may_pack and rows in _PACKED_ROWS):
+            return None
+        if self._packed is None:
+            self._packed = _pack(self.weight)
+        return self._packed
+
 
 class FusedLinear:
-    """Layers that read the same input: one product where the weights are packed, so one copy, and one barrier."""
+    """Layers that read the same input, their outputs side by side: one product where the weights are packed."""
 
     __slots__ = ("_bias", "_may_pack", "_packed", "layers")
 
@@ -68,10 +90,19 @@ class FusedLinear:
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        """The layers' outputs; views of one tensor when fused."""
+    def __call__(self, x: Tensor) -> Tensor:
+        whole = self._fused(x)
+        if whole is not None:
+            return whole
+        return torch.cat([layer(x) for layer in self.layers], 1)
+
+    def split(self, whole: Tensor) -> Sequence[Tensor]:
+        """The layers' parts of it."""
+        return whole.split([layer.weight.shape[0] for layer in self.layers], 1)
+
+    def _fused(self, x: Tensor) -> Tensor | None:
         if not (self._may_pack and x.shape[0] in _PACKED_ROWS):
-            return [layer(x) for layer in self.layers]
+            return None
         if self._packed is None:
             self._packed = _pack(torch.cat([layer.weight for layer in self.layers]))
             if any(layer.bias is not None for layer in self.layers):
@@ -80,11 +111,7 @@ class FusedLinear:
                     zero if layer.bias is None else layer.bias for layer, zero in zip(self.layers, zeros, strict=True)
                 ]
                 self._bias = torch.cat(biases)
-        return _onednn(x, self._packed, self._bias).split([layer.weight.shape[0] for layer in self.layers], 1)
-
-
-def _bias_or_zero(layer: Linear) -> Tensor:
-    return layer.weight.new_zeros(layer.weight.shape[0]) if layer.bias is None else layer.bias
+        return _onednn(x, self._packed, self._bias)
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -92,6 +119,11 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none") -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
+    return y
+
+
+def _onednn_binary(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, then)
     return y

@@ -1,8 +1,8 @@
 """The fast runner: a hand-written forward of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3), in fp32.
 
 All new tokens of a step run together through every linear layer, whatever sequence, length or adapter they belong to;
-only attention goes sequence by sequence, over keys and values that each sequence keeps in one block. Spans are ordered
-by adapter, so that an adapter's rows are one slice. It computes what transformers computes; the tests hold it to that.
+attention goes sequence by sequence, or over those that sit together (`seats`). Spans are ordered by adapter, so that
+an adapter's rows are one slice. It computes what transformers computes; the tests hold it to that.
 """
 
 import time
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from openclaw_rl.engines.embedded.attention import Rows, StepAttention
 from openclaw_rl.engines.embedded.block_kv import BlockKV
-from openclaw_rl.engines.embedded.linear import FusedLinear, Linear
+from openclaw_rl.engines.embedded.linear import Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
-from openclaw_rl.engines.embedded.llama_weights import DOWN, GATE_UP, OUT, QKV, Layer, read_weights
+from openclaw_rl.engines.embedded.llama_weights import DOWN, GATE, OUT, QKV, UP, Layer, read_weights
 from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
+from openclaw_rl.engines.embedded.seats import Seats
 from openclaw_rl.engines.embedded.threads import ThreadChooser
 from openclaw_rl.errors import EngineRefused
 
@@ -45,11 +46,20 @@ class LlamaRunner:
     can_share = True
 
     def __init__(
-        self, folder: Path, shape: Shape, *, context_length: int, device: torch.device, threads: int = 1
+        self,
+        folder: Path,
+        shape: Shape,
+        *,
+        context_length: int,
+        device: torch.device,
+        threads: int = 1,
+        seats: int = 0,
     ) -> None:
-        """threads: the most CPU threads of a step."""
+        """threads: the most CPU threads of a step. seats: sequences whose attention may be computed together."""
         self._shape, self._device = shape, device
         self._threads = ThreadChooser(threads)
+        self._seats = Seats(seats, layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self._root_eps = torch.tensor(shape.eps**0.5, device=device)
         self._token_bytes = 8 * shape.layers * shape.kv_heads * shape.head_dim
         self._weights = read_weights(folder, shape, device)
         frequencies, self._rope_factor = rope_frequencies(folder, shape)
@@ -86,18 +96,23 @@ class LlamaRunner:
         return logits
 
     def _forward(self, spans: Sequence[Span]) -> list[Logits]:
-        order = sorted(range(len(spans)), key=lambda index: id(spans[index].adapter))
+        seated = self._seats.seat([_block(span) for span in spans if len(span.ids) == 1])
+        seats = {id(kv): at for at, kv in enumerate(seated)}
+        order = sorted(
+            range(len(spans)), key=lambda index: (id(spans[index].adapter), seats.get(id(spans[index].kv), len(seats)))
+        )
         rows, groups = self._lay_out([spans[index] for index in order])
         ids = [token for index in order for token in spans[index].ids]
         positions = [at for span in rows for at in range(span.kv.length, span.kv.length + span.count)]
-        attention = StepAttention(rows, kv_heads=self._shape.kv_heads)
+        shape = self._shape
+        attention = StepAttention(
+            rows, self._seats.blocks, seated, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim
+        )
         hidden = F.embedding(torch.tensor(ids, device=self._device), self._weights.embedding)  # [N, hidden]
         cos, sin = self._rope(positions)
         for index, layer in enumerate(self._weights.layers):
-            hidden.add_(
-                self._attention(index, layer, self._norm(hidden, layer.attention_norm), cos, sin, attention, groups)
-            )
-            hidden.add_(self._mlp(index, layer, self._norm(hidden, layer.mlp_norm), groups))
+            hidden = self._attend(index, layer, hidden, cos, sin, attention, groups)
+            hidden = self._mlp(index, layer, hidden, groups)
         kept = [
             at for index, span in zip(order, rows, strict=True) for at in range(span.end - spans[index].keep, span.end)
         ]
@@ -123,8 +138,7 @@ class LlamaRunner:
         at = 0
         last: Adapter | None = None
         for span in spans:
-            kv, count = span.kv, len(span.ids)
-            assert isinstance(kv, BlockKV)
+            kv, count = _block(span), len(span.ids)
             kv.reserve(kv.length + count)
             rows.append(Rows(at, at + count, kv))
             if span.adapter is not None:
@@ -143,44 +157,60 @@ class LlamaRunner:
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._shape.eps)
+        """x / √(mean x² + eps) * weight, in fewer kernels than torch's own."""
+        width = x.shape[-1]
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.div(x, length.mul_(width**-0.5).hypot_(self._root_eps)).mul_(weight)
 
-    def _project(
-        self, index: int, names: Sequence[str], fused: FusedLinear, x: Tensor, groups: Sequence[_Group]
-    ) -> Sequence[Tensor]:
-        """The base's projections of x, and each adapter's part for its rows."""
-        projected = fused(x)
+    def _add_adapters(self, index: int, name: str, y: Tensor, x: Tensor, groups: Sequence[_Group]) -> None:
+        """To a projection y of x, each adapter's part for its rows."""
         for begin, end, pairs in groups:
-            for name, y in zip(names, projected, strict=True):
-                pair = pairs[index].get(name)
-                if pair is not None:
-                    pair.add_to(y[begin:end], x[begin:end])
-        return projected
+            pair = pairs[index].get(name)
+            if pair is not None:
+                pair.add_to(y[begin:end], x[begin:end])
 
-    def _attention(
+    def _attend(
         self,
         index: int,
         layer: Layer,
-        x: Tensor,
+        hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
         attention: StepAttention,
         groups: Sequence[_Group],
     ) -> Tensor:
+        """hidden + attention(norm(hidden)); hidden may be overwritten, as in `_mlp`."""
         shape = self._shape
-        q, k, v = (
-            y.view(x.shape[0], -1, shape.head_dim) for y in self._project(index, QKV, layer.qkv, x, groups)
-        )  # [N, heads or kv_heads, head_dim]
+        x = self._norm(hidden, layer.attention_norm)
+        projected = layer.qkv(x)
+        if groups:
+            for name, y in zip(QKV, layer.qkv.split(projected), strict=True):
+                self._add_adapters(index, name, y, x, groups)
+        qkv = projected.view(x.shape[0], -1, shape.head_dim)
+        qk = qkv[:, : shape.heads + shape.kv_heads]  # normed and rotated in place
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        qk = torch.cat((q, k), 1)  # [N, heads + kv_heads, head_dim]: rotated together
-        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
-        q, k = qk[:, : shape.heads], qk[:, shape.heads :]
-        return self._project(index, OUT, layer.out, attention(index, q, k, v), groups)[0]
+            q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+            q.copy_(self._norm(q, layer.q_norm))
+            k.copy_(self._norm(k, layer.k_norm))
+        turned = qk.roll(shape.head_dim // 2, -1)
+        qk.mul_(cos).addcmul_(turned, sin)
+        seen = attention(index, qkv)
+        hidden = layer.out.plus(seen, hidden)
+        self._add_adapters(index, OUT, hidden, seen, groups)
+        return hidden
 
-    def _mlp(self, index: int, layer: Layer, x: Tensor, groups: Sequence[_Group]) -> Tensor:
-        gate, up = self._project(index, GATE_UP, layer.gate_up, x, groups)
-        return self._project(index, DOWN, layer.down, F.silu(gate).mul_(up), groups)[0]
+    def _mlp(self, index: int, layer: Layer, hidden: Tensor, groups: Sequence[_Group]) -> Tensor:
+        x = self._norm(hidden, layer.mlp_norm)
+        if any(GATE in pairs[index] or UP in pairs[index] for _, _, pairs in groups):
+            gate, up = layer.gate(x), layer.up(x)
+            self._add_adapters(index, GATE, gate, x, groups)
+            self._add_adapters(index, UP, up, x, groups)
+            gated = F.silu(gate).mul_(up)
+        else:
+            gated = layer.up.times(x, layer.gate.silu(x))
+        hidden = layer.down.plus(gated, hidden)
+        self._add_adapters(index, DOWN, hidden, gated, groups)
+        return hidden
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -199,3 +229,8 @@ class LlamaRunner:
         if shape != self._shape:
             raise EngineRefused(f"{folder} is another model than the one that runs", status=400)
         self._weights = read_weights(folder, self._shape, self._device)
+
+
+def _block(span: Span) -> BlockKV:
+    assert isinstance(span.kv, BlockKV)
+    return span.kv

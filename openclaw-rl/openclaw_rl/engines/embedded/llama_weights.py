@@ -12,8 +12,8 @@ from openclaw_rl.engines.embedded.linear import FusedLinear, Linear
 from openclaw_rl.engines.embedded.llama_shape import Shape
 from openclaw_rl.errors import EngineRefused
 
-QKV, OUT, GATE_UP, DOWN = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)
-PROJECTIONS = QKV + OUT + GATE_UP + DOWN
+QKV, OUT, GATE, UP, DOWN = ("q_proj", "k_proj", "v_proj"), "o_proj", "gate_proj", "up_proj", "down_proj"
+PROJECTIONS = (*QKV, OUT, GATE, UP, DOWN)
 _PACK_BELOW = 1 << 30
 """Bytes of a model up to which its weights may be held twice (`linear`)."""
 
@@ -25,14 +25,15 @@ class Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
     qkv: FusedLinear
-    out: FusedLinear
-    gate_up: FusedLinear
-    down: FusedLinear
+    out: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """Of every projection, by name."""
-        layers = [linear for fused in (self.qkv, self.out, self.gate_up, self.down) for linear in fused.layers]
+        layers = [*self.qkv.layers, self.out, self.gate, self.up, self.down]
         return {name: linear.weight.shape for name, linear in zip(PROJECTIONS, layers, strict=True)}
 
 
@@ -68,20 +69,20 @@ def _assemble(tensors: Mapping[str, Tensor], shape: Shape) -> Weights:
     def layer(index: int) -> Layer:
         prefix = f"model.layers.{index}."
 
-        def fused(block: str, *names: str) -> FusedLinear:
-            paths = [f"{prefix}{block}.{name}" for name in names]
-            layers = [Linear(tensors[f"{path}.weight"], tensors.get(f"{path}.bias")) for path in paths]
-            return FusedLinear(layers, may_pack=may_pack)
+        def linear(path: str, may_pack: bool) -> Linear:
+            weight, bias = tensors[f"{prefix}{path}.weight"], tensors.get(f"{prefix}{path}.bias")
+            return Linear(weight, bias, may_pack=may_pack)
 
         return Layer(
             attention_norm=tensors[f"{prefix}input_layernorm.weight"],
             mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
             q_norm=tensors.get(f"{prefix}self_attn.q_norm.weight"),
             k_norm=tensors.get(f"{prefix}self_attn.k_norm.weight"),
-            qkv=fused("self_attn", *QKV),
-            out=fused("self_attn", *OUT),
-            gate_up=fused("mlp", *GATE_UP),
-            down=fused("mlp", *DOWN),
+            qkv=FusedLinear([linear(f"self_attn.{name}", False) for name in QKV], may_pack=may_pack),
+            out=linear("self_attn.o_proj", may_pack),
+            gate=linear("mlp.gate_proj", may_pack),
+            up=linear("mlp.up_proj", may_pack),
+            down=linear("mlp.down_proj", may_pack),
         )
 
     embedding = tensors["model.embed_tokens.weight"]

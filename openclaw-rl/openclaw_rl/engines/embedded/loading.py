@@ -20,8 +20,15 @@ def load_runner(folder: Path, model: ModelSettings, engine: EngineSettings) -> R
     device = torch.device(engine.device)
     shape = read_shape(folder)
     if shape is not None:
-        threads = (engine.threads or os.cpu_count() or 1) if device.type == "cpu" else 1
-        return LlamaRunner(folder, shape, context_length=length, device=device, threads=threads)
+        on_cpu = device.type == "cpu"
+        return LlamaRunner(
+            folder,
+            shape,
+            context_length=length,
+            device=device,
+            threads=(engine.threads or os.cpu_count() or 1) if on_cpu else 1,
+            seats=engine.max_running if on_cpu else 0,
+        )
     # Imported here: transformers' model code costs seconds and memory that the fast runner does without.
     from transformers import AutoModelForCausalLM
 
