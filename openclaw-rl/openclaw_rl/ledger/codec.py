@@ -32,8 +32,10 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids, or row ids of pieces."""
     if not ids:
         return b""
-    width, letter = (_U16, "H") if max(ids) < 1 << 16 else (_U32, "I")
-    return struct.pack(f"<B{len(ids)}{letter}", width, *ids)
+    try:
+        return struct.pack(f"<B{len(ids)}H", _U16, *ids)
+    except struct.error:  # an id beyond 16 bits; to look for one first would cost as much as to pack
+        return struct.pack(f"<B{len(ids)}I", _U32, *ids)
 
 
 def unpack_ids(blob: bytes) -> Ids:

@@ -125,10 +125,9 @@ class FrontEnd:
         if sum(len(message.text()) for message in messages) > _INLINE_RENDER_CHARS:
             return await asyncio.to_thread(self.render, messages, tools, template_kwargs)
         text, parsed = self._text(messages, tools, template_kwargs)
-        if self._pieces.new_chars(text) > _INLINE_CHARS:
+        ids = self._pieces.encode_if_short(text, _INLINE_CHARS)
+        if ids is None:
             ids = await asyncio.to_thread(self._pieces.encode, text)
-        else:
-            ids = self._pieces.encode(text)
         return self._rendered(text, ids, parsed)
 
     def parser(self, rendered: Rendered, *, stop: Sequence[str] = ()) -> StreamParser:

@@ -98,8 +98,18 @@ class PieceTokenizer:
                 lambda match: _broken(match.group(1) or self._stood_for.get(match.group(), "")), rendered
             )
             return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._joined(self._split(rendered))
+
+    def encode_if_short(self, rendered: str, new_chars: int) -> Ids | None:
+        """The same, or None when more than `new_chars` of it are not in the cache: `encode` would take a while."""
+        if not self.is_exact:
+            return self.encode(rendered) if len(rendered) <= new_chars else None
+        pairs = self._split(rendered)
+        return self._joined(pairs) if self._new_chars(pairs) <= new_chars else None
+
+    def _joined(self, pairs: list[tuple[str, int | None]]) -> Ids:
         parts: list[Ids] = []
-        for text, control in self._split(rendered):
+        for text, control in pairs:
             if text:
                 parts.append(self._piece(text))
             if control is not None:
@@ -108,8 +118,11 @@ class PieceTokenizer:
 
     def new_chars(self, rendered: str) -> int:
         """How much of the text is not in the cache: what `encode` would cost."""
+        return self._new_chars(self._split(rendered))
+
+    def _new_chars(self, pairs: list[tuple[str, int | None]]) -> int:
         with self._lock:
-            return sum(len(text) for text, _ in self._split(rendered) if text not in self._cache)
+            return sum(len(text) for text, _ in pairs if text not in self._cache)
 
     def _split(self, rendered: str) -> list[tuple[str, int | None]]:
         """(piece, the control id behind it) pairs; the last has none."""
