@@ -142,7 +142,12 @@ def turns(
     for row in _call("GET", "/v1/turns", config, data_dir, params={k: v for k, v in query.items() if v is not None})[
         "turns"
     ]:
-        print("  ".join(f"{value}" for value in row.values() if value is not None))
+        said = row.pop("feedback")
+        line = "  ".join(f"{value}" for value in row.values() if value is not None)
+        if said is not None:
+            is_late = row["state"] in ("leased", "trained") and (said > 0) - (said < 0) != row["verdict"]
+            line += f"  (its user said {said:+g}" + (", too late)" if is_late else ")")
+        print(line)
 
 
 @app.command()

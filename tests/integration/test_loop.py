@@ -75,3 +75,34 @@ def test_chats_become_a_new_version_that_serves(server: RunningServer, tmp_path:
     assert server.status()["pinned"] == 0
     command(server, "pin", "--off")
     assert server.status()["pinned"] is None
+
+
+def test_the_users_own_word_trains_and_the_ledger_can_be_taken_away(server: RunningServer, tmp_path: Path) -> None:
+    trained = server.status()["counts"]["trained"]
+    _, _, events = stream(server, [{"role": "user", "content": "One tip to sleep better?"}], "rated")
+    turn_id = events[0]["id"]
+    said = ("--bad", "--comment", "too long", "--demonstration", "Go to bed early.", "--feedback-id", "f1")
+    words = command(server, "feedback", turn_id, *said, "--key", "sk-test")
+    assert words == f"{turn_id}: judged, the turn is judged; {turn_id}-demo waits for the trainer\n"
+    server.wait_for("both samples are trained on", lambda now: now["counts"]["trained"] >= trained + 2, 300)
+    demonstration = server.admin("GET", f"/v1/turns/{turn_id}-demo")
+    assert (demonstration["state"], demonstration["sample"]["is_demonstration"]) == ("trained", True)
+    body = {"session_id": "rated", "value": True}
+    assert httpx.post(f"{server.url}/v1/feedback", json=body, timeout=30).status_code == 401
+    key = {"Authorization": "Bearer sk-test"}
+    late = httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=30).json()
+    assert (late["turn_id"], late["effect"]) == (turn_id, "late")
+
+    out = tmp_path / "replayed"
+    assert "1 steps on 2 samples" in command(server, "replay", str(out), "--session", "rated", "--batch-size", "2")
+    assert {"adapter_config.json", "adapter_model.safetensors", "metrics.jsonl"} <= {
+        file.name for file in out.iterdir()
+    }
+    command(server, "export", str(tmp_path / "turns.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
+    assert turn_id in [row["turn_id"] for row in rows]
+    assert "the ledger is in" in command(server, "backup", str(tmp_path / "copy.sqlite3"))
+    words = command(server, "forget", "rated")
+    assert words.startswith("2 turns of session rated are gone")
+    assert f"versions trained on it: {demonstration['trained_in']}" in words
+    assert httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=30).status_code == 404
