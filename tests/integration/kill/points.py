@@ -16,6 +16,7 @@ from openclaw_rl import version_folders
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.ledger import open as ledger_open
+from openclaw_rl.ledger import syncer as ledger_syncer
 from openclaw_rl.ledger import writer as ledger_writer
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.client import TrainerClient
@@ -115,7 +116,9 @@ def hook_server(death: Death) -> None:
         death("answered", *map(_work, group))
 
     writer._commit, ledger_writer._attempt, writer._settle = hooked_commit, hooked_attempt, hooked_settle
-    death.around(writer, "_checkpoint", "checkpoint")
+    death.around(ledger_syncer.Syncer, "sync", "sync")
+    for module in (ledger_syncer, ledger_writer):  # either thread may move the log into the file
+        death.around(module, "checkpoint", "checkpoint")
     for name in ("migrate", "_claim"):
         death.around(ledger_open, name, name)
     death.around(ledger_open.serving, "abandon_interrupted", "abandon_interrupted")
