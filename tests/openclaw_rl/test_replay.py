@@ -103,7 +103,8 @@ async def ledger(tmp_path: Path, model: ModelSettings) -> AsyncIterator[Ledger]:
             drop,
         )
         await ledger.finish(turn, TurnKey("r", "b", "h"))
-        await ledger.pair(name, NextState((Message(role="user", content="no"),)), by_request_id="x")
+        following = NextState((Message(role="user", content="No, shorter please."),))
+        await ledger.pair(name, following, by_request_id="x")
         if drop is None:
             value = 0 if number == 6 else 1 if number % 2 else -1
             await ledger.record_verdict(name, Verdict(value, (value,), "rules"))
@@ -156,6 +157,16 @@ def test_every_turn_that_can_teach_does_and_the_rest_is_counted(settings: Settin
     assert told[-1].startswith("step 3 of 3: ")
     written = json.loads((out / "replay.json").read_text())
     assert (written["left_out"], written["method"]["name"]) == ({"neutral": 1, "opted_out": 1}, "binary_rl")
+
+
+def test_distillation_scores_with_an_embedded_engine_of_its_own(settings: Settings, tmp_path: Path) -> None:
+    method = settings.method.model_copy(update={"name": "opd", "hint_source": "verbatim"})
+    told: list[str] = []
+    report = replay(settings.model_copy(update={"method": method}), Plan(tmp_path / "out"), told.append)
+    assert "the engine starts" in told
+    assert (report.samples, report.demonstrations, report.steps) == (5, 1, 2)  # four corrections
+    assert report.left_out == {"method": 4, "opted_out": 1}
+    assert not (tmp_path / "data" / "run").exists()  # a server's own engine has its files there
 
 
 def test_equal_seeds_give_equal_adapters_and_others_do_not(settings: Settings, tmp_path: Path) -> None:
