@@ -35,7 +35,7 @@ from openclaw_rl.settings import ModelSettings
 PLANS = {
     "gpu": Plan(),
     "sweep": Plan(marks=(2, 4, 8), replies=1),
-    "cpu": Plan(updates=3, marks=(1, 3), reply_tokens=56, held_out=12, replies=1, others=1),
+    "cpu": Plan(updates=3, marks=(3,), reply_tokens=56, held_out=16, replies=1, others=1),
     "smoke": Plan(updates=1, turns=2, marks=(1,), reply_tokens=8, held_out=3, replies=1, others=1),
 }
 SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "cpu": (0,), "smoke": (0,)}
@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--preset", choices=sorted(PLANS), default="cpu")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(PREFERENCES))
+    parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=None)
     parser.add_argument("--seeds", nargs="+", type=int, default=None)
     parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
     parser.add_argument("--updates", type=int, default=None)
@@ -102,10 +102,11 @@ def main() -> int:
     chosen = {
         method: args.variant or (SWEEP[method] if args.preset == "sweep" else ("default:",)) for method in METHODS
     }
+    preferences = args.preferences or (["short"] if args.preset == "cpu" else list(PREFERENCES))
     runs = [
         Run(method, preference, seed, Variant.parse(text))
         for seed in seeds
-        for preference in args.preferences
+        for preference in preferences
         for method in args.methods
         for text in chosen[method]
     ]
@@ -117,7 +118,7 @@ def main() -> int:
     results.unlink(missing_ok=True)
     threads = args.threads or (2 if device == "cuda" else os.cpu_count() or 1)
     empty = Job(model, args.cache, device, threads, plan, results, seeds=seeds)
-    jobs = [*shared_out(runs, workers, empty), replace(empty, ends_of=tuple(args.preferences))]
+    jobs = [*shared_out(runs, workers, empty), replace(empty, ends_of=tuple(preferences))]
     if device == "cpu":
         jobs.reverse()
     print(f"{len(runs)} runs in {len(jobs)} jobs on {device}", flush=True)
