@@ -16,7 +16,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
@@ -36,7 +36,9 @@ from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.engines.bundled import model_display_name, tokenizer_folder
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.served_base import served_base_hash
 from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.judge.ask import AskEngine, AskUrl
@@ -132,11 +134,12 @@ class _Server:
         if info is None:  # asked to stop before the engine came up
             return await self._stop_children()
         model_name = settings.server.served_model_name or model_display_name(settings.model)
+        base_hash = await asyncio.to_thread(
+            served_base_hash, info, settings.model, cache=data.cache, versions=data.versions
+        )
         ledger = await Ledger.open(
             data.ledger,
-            identity=Identity(
-                _base_hash(info), frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)
-            ),
+            identity=Identity(base_hash, frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)),
             training=settings.training,
         )
         self._stack.push_async_callback(ledger.aclose)
@@ -222,7 +225,7 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if settings.training.enabled and settings.trainer.kind == "local":
-            self._start(trainer_child(settings, data, url=url, token=token, base_hash=_base_hash(info)))
+            self._start(trainer_child(settings, data, url=url, token=token, base_hash=base_hash))
         # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
         gc.collect()
         gc.freeze()
@@ -238,7 +241,7 @@ class _Server:
         """
         settings, keepers = self._settings, list[EngineKeeper]()
         url = settings.engine.url
-        if settings.engine.kind == "embedded":
+        if settings.engine.kind != "url":
             port = free_port()
             url = f"http://127.0.0.1:{port}"
 
@@ -247,7 +250,10 @@ class _Server:
                 for keeper in keepers:
                     keeper.child_exited()
 
-            self._start(engine_child(settings, data, port, on_exit))
+            if settings.engine.kind == "embedded":
+                self._start(engine_child(settings, data, port, on_exit))
+            else:
+                self._start(await asyncio.to_thread(_sglang, settings, data, port, on_exit))
         assert url is not None  # settings say so
         engine = HttpEngine(url, settings=settings.engine)
         self._stack.push_async_callback(engine.aclose)
@@ -332,6 +338,23 @@ def _render(frontend: FrontEnd) -> Render:
     return render
 
 
+def _sglang(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], Awaitable[None]]) -> Child:
+    """SGLang for this model and these adapters. Blocks: a first conversion of the model takes its time."""
+    engine = settings.engine
+    arguments = launch.argv(
+        launch.look(engine.python),
+        engine,
+        folder=tokenizer_folder(settings.model, data.cache),
+        name=settings.server.served_model_name or model_display_name(settings.model),
+        port=port,
+        context_length=settings.model.context_length,
+        adapters=launch.Adapters.of(settings.trainer, settings.publisher)
+        if settings.training.weights == "lora"
+        else None,
+    )
+    return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)
+
+
 async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
     """Tell waiting trainers that samples came."""
     while True:
@@ -356,11 +379,6 @@ async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
         yield
     finally:
         data.server_file.unlink(missing_ok=True)
-
-
-def _base_hash(info: ModelInfo) -> str:
-    """The embedded engine tells the hash of its tensors; of SGLang we only know the path it loaded."""
-    return info.base_hash or f"path:{info.model_path}"
 
 
 def _http_app() -> FastAPI:

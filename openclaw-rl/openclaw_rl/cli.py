@@ -55,8 +55,12 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Anything but loopback needs server.api_keys.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: 30000")] = None,
     model: Annotated[str | None, typer.Option(help="`bundled`, a folder, or a Hugging Face causal LM.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="`embedded`, or `sglang`: started on the GPU, from the environment engine.python."),
+    ] = None,
     engine_url: Annotated[
-        str | None, typer.Option(help="Use a running SGLang at this URL in place of the embedded engine.")
+        str | None, typer.Option(help="Use a running SGLang at this URL in place of an engine of our own.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl.")] = None,
     judge: Annotated[str | None, typer.Option(help="`rules`, or `llm`.")] = None,
@@ -71,6 +75,7 @@ def serve(
         "server.host": host,
         "server.port": port,
         "model.path": model,
+        "engine.kind": engine,
         "method.name": method,
         "judge.kind": judge,
         "training.batch_size": batch_size,

@@ -87,12 +87,19 @@ class ModelSettings(Branch):
 
 
 class EngineSettings(Branch):
-    kind: Literal["embedded", "url"] = "embedded"
+    kind: Literal["embedded", "sglang", "url"] = "embedded"
+    """`sglang`: the server starts SGLang and keeps it running. `url`: one that runs already."""
     url: str | None = None
     """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
     python: str | None = None
-    """Interpreter that runs the embedded engine; this one when unset."""
+    """Interpreter of the engine's environment; this one when unset. SGLang needs one of its own: its pins conflict with
+    ours."""
+    args: tuple[str, ...] = ()
+    """SGLang: more flags (`["--tp", "2"]`). One that we set too replaces ours."""
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1)
+    """SGLang: share of the GPU's memory for its weights and KV cache; a trainer on the same GPU needs the rest."""
     device: str = "cpu"
+    """Embedded engine: `cpu` or `cuda`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine; all cores when unset."""
     max_running: int = Field(default=16, ge=1)

@@ -1,0 +1,143 @@
+"""How SGLang is started for us: the command line as a pure function, and the supervised child that runs it.
+
+The flags are those the server relies on: adapters that come and go, streams of what is new, background calls that
+yield to chats, and a share of the GPU left to the trainer. `engine.args` goes last, and a flag named there replaces
+ours.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings
+from openclaw_rl.supervisor import Child
+
+MODULE = "sglang.launch_server"
+ENVIRON = {
+    # Its health check otherwise generates a token, which takes a second, fails while generation is paused and keeps
+    # the cache from being flushed. A scheduler that hangs is ended by SGLang's own watchdog.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+_PROBE = Path(__file__).with_name("probe.py")
+_PROBE_S = 60.0
+_STOP_GRACE_S = 30.0
+"""It looks for SIGTERM every 5 s and gives its workers 15 s more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What the engine's environment holds."""
+
+    version: str
+    options: frozenset[str]
+    """Names of its server's options, with underscores."""
+    has_flash_attention: bool
+    has_flashinfer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The room for adapters; none in a run that trains full weights."""
+
+    rank: int
+    target_modules: tuple[str, ...]
+    slots: int
+    """Served together, the base counted as one."""
+
+    @classmethod
+    def of(cls, trainer: TrainerSettings, publisher: PublisherSettings) -> "Adapters":
+        return cls(trainer.rank, trainer.target_modules, publisher.max_versions + 2)  # + base + teacher
+
+
+def look(python: str | None) -> Installed:
+    """Ask the environment of this interpreter. Blocks. Raises SettingsError, one line."""
+    interpreter = python or sys.executable
+    try:
+        answer = subprocess.run(
+            [interpreter, "-I", str(_PROBE)], capture_output=True, text=True, timeout=_PROBE_S, check=True
+        )
+        found = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SettingsError(f"engine.python {interpreter}: cannot be run: {error}") from error
+    if found["version"] is None:
+        raise SettingsError(
+            f"engine.python {interpreter}: SGLang is not installed there (instructions/one-gpu-sglang.md)"
+        )
+    return Installed(
+        found["version"], frozenset(found["options"]), found["has_flash_attention"], found["has_flashinfer"]
+    )
+
+
+def argv(
+    installed: Installed,
+    engine: EngineSettings,
+    *,
+    folder: Path,
+    name: str,
+    port: int,
+    context_length: int | None,
+    adapters: Adapters | None,
+) -> list[str]:
+    """The command line of SGLang's server. Raises SettingsError when that SGLang is too old for us."""
+    flags: dict[str, Sequence[str]] = {
+        "--model-path": [str(folder)],
+        "--served-model-name": [name],
+        "--host": ["127.0.0.1"],
+        "--port": [str(port)],
+        # "auto" would serve our fp32 folders as fp16; the trainer's numbers are nearer to bf16's range.
+        "--dtype": ["bfloat16"],
+        "--mem-fraction-static": [f"{engine.memory_fraction:g}"],
+        _streaming_flag(installed): [],
+        "--log-level-http": ["warning"],
+    }
+    if context_length is not None:
+        flags["--context-length"] = [str(context_length)]
+    if "max_running" in engine.model_fields_set:
+        flags["--max-running-requests"] = [str(engine.max_running)]
+    if adapters is not None:
+        flags |= {
+            "--enable-lora": [],
+            "--max-lora-rank": [str(adapters.rank)],
+            "--lora-target-modules": list(adapters.target_modules),
+            "--max-loras-per-batch": [str(adapters.slots)],
+        }
+    if "enable_priority_scheduling" in installed.options:
+        flags["--enable-priority-scheduling"] = []
+        if "disable_priority_preemption" in installed.options:
+            flags["--disable-priority-preemption"] = []  # a judge's call waits its turn; it is not thrown out
+    if not installed.has_flash_attention:
+        flags["--attention-backend"] = ["triton"]
+    if not installed.has_flashinfer:
+        flags["--sampling-backend"] = ["pytorch"]
+    if "disable_prefill_cuda_graph" in installed.options:
+        flags["--disable-prefill-cuda-graph"] = []  # a minute of every start, for little
+    named = {word.partition("=")[0] for word in engine.args if word.startswith("--")}
+    ours = [word for flag, values in flags.items() if flag not in named for word in (flag, *values)]
+    return [*ours, *engine.args]
+
+
+def sglang_child(
+    arguments: Sequence[str], engine: EngineSettings, *, log_file: Path, on_exit: Callable[[], Awaitable[None]]
+) -> Child:
+    return Child(
+        "engine",
+        MODULE,
+        arguments,
+        python=engine.python,
+        log_file=log_file,
+        stop_grace_s=_STOP_GRACE_S,
+        on_exit=on_exit,
+        is_foreign=True,
+        environ=ENVIRON,
+    )
+
+
+def _streaming_flag(installed: Installed) -> str:
+    for option in ("incremental_streaming_output", "stream_output"):  # the second is its older name
+        if option in installed.options:
+            return "--" + option.replace("_", "-")
+    raise SettingsError(f"SGLang {installed.version} cannot stream only what is new; 0.5.15 can")

@@ -1,0 +1,94 @@
+"""How SGLang is started. That it starts is checked on a GPU host (scripts/gpu); here: what it would be told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.engines.sglang import launch
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings
+
+OPTIONS = frozenset(
+    {
+        "incremental_streaming_output",
+        "enable_priority_scheduling",
+        "disable_priority_preemption",
+        "disable_prefill_cuda_graph",
+    }
+)
+WHOLE = launch.Installed("0.5.15.post1", OPTIONS, has_flash_attention=True, has_flashinfer=True)
+ENGINE = EngineSettings(kind="sglang")
+ADAPTERS = launch.Adapters.of(TrainerSettings(rank=8, target_modules=("q_proj", "v_proj")), PublisherSettings())
+
+
+def line(
+    installed: launch.Installed = WHOLE,
+    engine: EngineSettings = ENGINE,
+    adapters: launch.Adapters | None = ADAPTERS,
+    context_length: int | None = None,
+) -> str:
+    words = launch.argv(
+        installed, engine, folder=Path("/model"), name="tiny", port=7, context_length=context_length, adapters=adapters
+    )
+    return " ".join(words)
+
+
+def test_the_command_line_of_a_lora_run() -> None:
+    assert line(context_length=4096) == (
+        "--model-path /model --served-model-name tiny --host 127.0.0.1 --port 7 --dtype bfloat16"
+        " --mem-fraction-static 0.5 --incremental-streaming-output --log-level-http warning --context-length 4096"
+        " --enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj --max-loras-per-batch 5"
+        " --enable-priority-scheduling --disable-priority-preemption --disable-prefill-cuda-graph"
+    )
+
+
+def test_full_weights_need_no_room_for_adapters() -> None:
+    assert "lora" not in line(adapters=None)
+
+
+def test_kernels_that_are_not_installed_are_not_asked_for() -> None:
+    bare = launch.Installed("0.5.15", OPTIONS, has_flash_attention=False, has_flashinfer=False)
+    assert "--attention-backend triton --sampling-backend pytorch" in line(bare)
+
+
+def test_flags_of_the_user_replace_ours() -> None:
+    engine = EngineSettings(kind="sglang", max_running=64, args=("--dtype=float16", "--tp", "2", "--port", "9"))
+    words = line(engine=engine)
+    assert words.endswith("--dtype=float16 --tp 2 --port 9")
+    assert "bfloat16" not in words
+    assert words.count("--port") == 1
+    assert "--max-running-requests 64" in words
+
+
+def test_an_sglang_that_repeats_whole_streams_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"SGLang 0\.3 cannot stream only what is new"):
+        line(launch.Installed("0.3", frozenset(), has_flash_attention=True, has_flashinfer=True))
+
+
+def test_an_environment_tells_what_it_holds(tmp_path: Path) -> None:
+    python = environment(tmp_path)
+    with pytest.raises(SettingsError, match="SGLang is not installed there"):
+        launch.look(str(python))
+    site = next((tmp_path / "lib").glob("python3*")) / "site-packages"
+    for folder in ("sglang/srt", "sgl_kernel", "sglang-0.5.15.post1.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "sglang" / "__init__.py").write_text("raise SystemExit('nobody imports it')")
+    (site / "sglang" / "srt" / "server_args.py").write_text("class ServerArgs:\n    enable_lora: bool = False\n")
+    (site / "sglang-0.5.15.post1.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.15.post1\n")
+    (site / "sgl_kernel" / "__init__.py").touch()
+    (site / "sgl_kernel" / "flash_ops.abi3.so").touch()
+    assert launch.look(str(python)) == launch.Installed(
+        "0.5.15.post1", frozenset({"enable_lora"}), has_flash_attention=True, has_flashinfer=False
+    )
+
+
+def test_an_interpreter_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be run"):
+        launch.look(str(tmp_path / "python"))
+
+
+def environment(root: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
+    return root / "bin" / "python"
