@@ -1,0 +1,236 @@
+"""Chats streamed through the whole server while its trainer steps and its adapters swap; then what was recorded is
+held against plain forward passes.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import models
+
+from openclaw_rl.testing.running_server import RunningServer
+
+if TYPE_CHECKING:
+    from sglang_check import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "integration")]
+
+from chat_load import Reply, chat, quantile  # noqa: E402
+
+TOPICS = ("rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees")
+ANSWERS = ("Thanks, that is perfect!", "No, that is wrong. Shorter please.")
+SERVER_LOG_BYTES = 2_000_000
+
+
+def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[str, Any]:
+    settings = [
+        "training.batch_size=8", "training.min_batch=4", "training.max_wait_s=5", "training.max_staleness=100",
+        f'trainer.device="{host.device}"', "publisher.max_step_kl=1000", "publisher.max_base_kl=1000",
+        "engine.hold_s=280", "sampling.temperature=0.8",
+    ]  # fmt: skip
+    settings += ["model.context_length=4096"] if host.engine == "sglang" else ["engine.max_running=8"]
+    flags = ["--model", str(host.model), "--judge", "rules", *flags]
+    flags += [word for setting in settings for word in ("--set", setting)]
+    started = time.monotonic()
+    figures: dict[str, Any] = {}
+    server = RunningServer(data_dir, flags, start_s=280)
+    try:
+        with server:
+            figures["start_s"] = round(time.monotonic() - started, 1)
+            watch = Watch(server)
+            watch.start()
+            try:
+                figures |= asyncio.run(_load(host, server, watch, kill=kill))
+                figures |= _rest(server)
+            finally:
+                watch.stop()
+            figures |= watch.figures()
+            turns = server.turns(limit=120)
+            versions = {row["weight_version"]: row for row in server.status()["versions"]}
+        figures |= _recorded(host, data_dir, turns, versions)
+    finally:
+        for log in (data_dir / "server.log", *(data_dir / "logs").glob("*.log")):
+            kept = log.read_bytes()[-SERVER_LOG_BYTES:]
+            (host.out / f"{'child' if kill else 'attached'}-{log.name}").write_bytes(kept)
+    return figures
+
+
+class Watch:
+    """Looks at the server twice a second: when versions came to serve, what memory the GPU has, who ran."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.served: dict[int, float] = {}
+        self._memory: dict[str, int] = {}
+        self._problems: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.5):
+            try:
+                status = self._server.status()
+            except (httpx.HTTPError, OSError):
+                continue
+            self.served.setdefault(status["serving"], time.perf_counter())
+            self._problems.update(status["problems"])
+            query = ["nvidia-smi", "--query-compute-apps=process_name,used_memory", "--format=csv,noheader,nounits"]
+            try:
+                rows = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+            except (OSError, subprocess.SubprocessError):
+                continue
+            for name, _, used in (row.rpartition(",") for row in rows):
+                if used.strip().isdigit():
+                    self._memory[name] = max(self._memory.get(name, 0), int(used))
+
+    def figures(self) -> dict[str, Any]:
+        return {"gpu MiB at most": self._memory, "problems seen": dict(self._problems)}
+
+
+async def _load(host: "Host", server: RunningServer, watch: Watch, *, kill: bool) -> dict[str, Any]:
+    replies: list[Reply] = []
+    stop = asyncio.Event()
+    figures: dict[str, Any] = {}
+    started = time.perf_counter()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(host.streams):
+            tasks.create_task(_talk(client, number, stop, replies))
+        if kill:
+            await asyncio.sleep(min(20.0, host.load_s / 2))
+            figures["killed"] = await asyncio.to_thread(_kill_engine, server)
+        while True:
+            await asyncio.sleep(0.5)
+            lasted = time.perf_counter() - started
+            if lasted > host.load_s and (len(watch.served) > host.swaps or lasted > 2 * host.load_s):
+                break
+        stop.set()
+    took = time.perf_counter() - started
+    gaps = [gap for reply in replies for gap in reply.gaps]
+    swaps = sorted(watch.served.values())[1:]
+    near = [
+        b - a
+        for reply in replies
+        for a, b in itertools.pairwise(reply.token_times)
+        if any(a <= at <= b + 0.5 for at in swaps)
+    ]
+    tokens = sum((reply.usage or {}).get("completion_tokens", 0) for reply in replies)
+    errors = Counter(reply.error for reply in replies if reply.error)
+    return figures | {
+        "streams": host.streams,
+        "load_s": round(took, 1),
+        "replies": len(replies),
+        "tokens_per_s": round(tokens / took, 1),
+        "ttft p50/p99 s": _p(sorted(reply.token_times[0] - reply.started for reply in replies if reply.token_times)),
+        "gap p50/p99/max s": [*_p(gaps), round(max(gaps, default=0.0), 3)],
+        "gap near a swap p50/p99/max s": [*_p(near), round(max(near, default=0.0), 3)],
+        "finish": dict(Counter(reply.finish_reason for reply in replies)),
+        "swaps": len(swaps),
+        "seconds between swaps": [round(b - a, 1) for a, b in itertools.pairwise(sorted(watch.served.values()))],
+        "refused or cut": dict(errors),
+        "findings": [f"{sum(errors.values())} requests were refused or cut"] if errors else [],
+    }
+
+
+async def _talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, into: list[Reply]) -> None:
+    """Two-turn sessions; the second user message says what was thought of the first reply."""
+    for session in itertools.count():
+        if stop.is_set():
+            return
+        name = f"person-{number}-{session}"
+        messages = [
+            {"role": "user", "content": f"Tell me about {TOPICS[number % 8]}, story {session}. " * (1 + number % 5)}
+        ]
+        first = await chat(client, messages, session=name, max_tokens=32 + 16 * (number % 6))
+        into.append(first)
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": ANSWERS[session % 2]}]
+        into.append(await chat(client, messages, session=name, max_tokens=16))
+        if first.error:
+            await asyncio.sleep(0.5)
+
+
+def _kill_engine(server: RunningServer) -> dict[str, Any]:
+    def of(status: Any) -> Any:
+        return next(child for child in status["children"] if child["name"] == "engine")
+
+    status = server.status()
+    pid, before = of(status)["pid"], status["serving"]
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    status = server.wait_for(
+        "the engine is back", lambda now: not now["problems"] and of(now)["pid"] not in (None, pid), 250
+    )
+    return {"serving before": before, "serving after": status["serving"], "back_s": round(time.monotonic() - killed, 1)}
+
+
+def _rest(server: RunningServer) -> dict[str, Any]:
+    """Let the last samples be trained; what the ledger counts then."""
+
+    def is_so(now: Any) -> bool:
+        moving = sum(now["counts"].get(state, 0) for state in ("running", "paired", "judged", "leased"))
+        return not moving and now["serving"] == now["tip"]
+
+    try:
+        status = server.wait_for("everything came to rest", is_so, 30)
+    except TimeoutError:
+        status = server.status()
+    reasons = Counter(f"{row['state']}: {row.get('reason')}" for row in status["versions"] if row.get("reason"))
+    return {
+        "serving": status["serving"],
+        "tip": status["tip"],
+        "counts": status["counts"],
+        "versions": dict(Counter(row["state"] for row in status["versions"])),
+        "version reasons": dict(reasons),
+    }
+
+
+def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int, Any]) -> dict[str, Any]:
+    """The recorded log-probs of the newest turns against plain forward passes under the versions the ledger names."""
+    from kill.audit import audit
+
+    by_version: dict[int, list[models.Forced]] = {}
+    mixed = 0
+    for turn in turns:
+        runs, reply = turn["turn"]["versions"], turn["turn"]
+        if len(runs) != 1:
+            mixed += 1
+        elif reply["response_ids"]:
+            temperature = turn["request"]["sampling"]["temperature"]
+            by_version.setdefault(runs[0]["weight_version"], []).append(
+                models.Forced(
+                    turn["request"]["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature
+                )
+            )
+    figures: dict[str, Any] = {}
+    newest = sorted(by_version, key=lambda version: -len(by_version[version]))[:3]
+    for version in newest:
+        folder = versions[version]["folder"] if version else None
+        where = data_dir / folder if folder else None
+        figures[f"recorded under v{version}"] = models.compare(by_version[version][:24], host.model, where, host.device)
+    found = audit(data_dir / "ledger.sqlite3", [], is_deep=True)
+    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": json.loads(json.dumps(found))}
+
+
+def _p(values: list[float]) -> list[float]:
+    return [round(quantile(values, q), 4) for q in (0.5, 0.99)]
