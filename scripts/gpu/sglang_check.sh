@@ -17,7 +17,7 @@ export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELI
 mkdir -p "$WORK" "$OUT"
 
 unpack() { # ARCHIVE FOLDER
-  [ -e "$2/.unpacked-$(basename "$1")" ] && return
+  [ -e "$2/.unpacked-$(basename "$1")" ] && return # by an earlier call; later ones need not bring BUNDLE
   mkdir -p "$2" && tar -xf "$1" -C "$2" && touch "$2/.unpacked-$(basename "$1")"
 }
 
