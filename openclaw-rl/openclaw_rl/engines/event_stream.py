@@ -266,5 +266,5 @@ def error_message(body: bytes) -> str:
         return body[:500].decode("utf-8", "replace")
     error = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(error, dict):
-        error = error.get("message", error)
+        error = error.get("message", error.get("error_message", error))  # the second: of SGLang's adapters
     return error if isinstance(error, str) else str(error)

@@ -3,6 +3,10 @@
 Promises: every call has a deadline; a 4xx is `EngineRefused`, everything else that goes wrong on the way
 `EngineGone`; closing a stream's iterator aborts the request on the engine, by closing the connection and by
 `/abort_request`. Does not retry: the callers know what may be repeated.
+
+SGLang counts the requests of each adapter, and loses count of those it refused, or that ended before they ran. An
+unload waits for that count to reach zero, and until then no adapter is loaded: so an adapter whose count may be off is
+not unloaded. It stays in the engine's host memory until the engine is restarted.
 """
 
 import asyncio
@@ -14,6 +18,7 @@ from typing import Literal
 
 import httpx
 import orjson
+import structlog
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
@@ -34,6 +39,8 @@ from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
 
+log = structlog.get_logger()
+
 _ABORT_S = 2.0
 
 
@@ -43,6 +50,8 @@ class HttpEngine:
     def __init__(self, url: str, *, settings: EngineSettings, client: httpx.AsyncClient | None = None) -> None:
         self.url = url.rstrip("/")
         self._settings = settings
+        self._miscounted: set[str] = set()
+        """Adapters of SGLang that may never be unloaded."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
@@ -60,7 +69,7 @@ class HttpEngine:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         body = _json(request if request.stream else request.model_copy(update={"stream": True}))
-        finished = refused = False
+        finished = refused = started = False
         try:
             async with EventStream(self._generate, body, silence_s=self._settings.token_timeout_s) as wire:
                 async with aclosing(wire.events()) as events:
@@ -69,11 +78,14 @@ class HttpEngine:
                             break
                         reply = _parse(data)
                         finished = reply.meta_info.finish_reason is not None
+                        started = started or bool(reply.output_ids)
                         yield reply
         except EngineRefused:
             refused = True
             raise
         finally:
+            if not started:
+                self._miscount(request)
             if not finished and not refused and request.rid is not None:
                 await self._abort(request.rid)
         if not finished:
@@ -86,6 +98,8 @@ class HttpEngine:
             reply = _parse(await self._post("/generate", body))
             finished = True
         finally:
+            if not finished:
+                self._miscount(request)
             if not finished and request.rid is not None:
                 await self._abort(request.rid)
         return reply
@@ -131,8 +145,12 @@ class HttpEngine:
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         await self._post("/load_lora_adapter", LoadAdapter(lora_name=name, lora_path=str(folder)))
+        self._miscounted.discard(name)  # a name it did not have: a fresh count
 
     async def unload_adapter(self, name: str) -> None:
+        if name in self._miscounted:
+            log.warning("adapter_stays_loaded", name=name, reason="the engine may have lost count of its requests")
+            return
         await self._post("/unload_lora_adapter", UnloadAdapter(lora_name=name))
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
@@ -150,6 +168,10 @@ class HttpEngine:
     async def update_weights(self, folder: Path, weight_version: int) -> None:
         body = UpdateWeights(model_path=str(folder), weight_version=str(weight_version))
         await self._post("/update_weights_from_disk", body)
+
+    def _miscount(self, request: GenerateRequest) -> None:
+        if request.lora_path is not None and self._settings.kind != "embedded":
+            self._miscounted.add(request.lora_path)
 
     async def _post(self, path: str, body: BaseModel | Mapping[str, str]) -> bytes:
         content = body.model_dump_json(exclude_none=True) if isinstance(body, BaseModel) else "{}"

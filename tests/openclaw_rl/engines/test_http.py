@@ -343,3 +343,41 @@ async def test_warming_up_for_an_engine_that_is_gone_says_nothing() -> None:
     with pytest.raises(EngineGone):
         await collect(engine, request([1]))
     await engine.aclose()
+
+
+@pytest.mark.parametrize(("kind", "stays"), [("sglang", True), ("embedded", False)])
+async def test_an_adapter_whose_requests_sglang_may_have_miscounted_is_not_unloaded(
+    tmp_path: Path, kind: str, stays: bool
+) -> None:
+    """An unload there would wait for ever, and hold up every load. A fresh load of the name starts a fresh count."""
+    fake = FakeEngine()
+    async with served(fake, SETTINGS.model_copy(update={"kind": kind})) as engine:
+        for name in ("refused", "whole"):
+            await engine.load_adapter(name, tmp_path)
+        fake.script(Scripted(ids=(), refuse=(400, "too long")))
+        with pytest.raises(EngineRefused):
+            await engine.generate(request([1], lora_path="refused"))
+        await engine.generate(request([1], lora_path="whole"))
+        for name in ("refused", "whole"):
+            await engine.unload_adapter(name)
+        assert list(fake.adapters) == (["refused"] if stays else [])
+        fake.adapters.clear()  # it was restarted
+        await engine.load_adapter("refused", tmp_path)
+        await engine.unload_adapter("refused")
+        assert not fake.adapters
+
+
+async def test_a_stream_that_never_began_leaves_its_adapter_loaded_one_that_did_does_not(tmp_path: Path) -> None:
+    fake = FakeEngine()
+    async with served(fake) as engine:
+        for name in ("never", "begun"):
+            await engine.load_adapter(name, tmp_path)
+        fake.script(Scripted(ids=(), refuse=(400, "too long")))
+        with pytest.raises(EngineRefused):
+            async with aclosing(engine.stream(request([1], lora_path="never"))) as events:
+                await anext(events)
+        async with aclosing(engine.stream(request([1], lora_path="begun"))) as events:
+            await anext(events)
+        for name in ("never", "begun"):
+            await engine.unload_adapter(name)
+        assert list(fake.adapters) == ["never"]
