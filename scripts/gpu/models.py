@@ -24,13 +24,13 @@ class Forced:
     temperature: float
 
 
-def random_model(tokenizer: Path, folder: Path, spread: float, **changes: Any) -> Path:
+def random_model(tokenizer: Path, folder: Path, spread: float, *, seed: int = 0, **changes: Any) -> Path:
     """Random weights of the shape in `tokenizer`/config.json, with its tokenizer; fp32 safetensors.
 
     spread: standard deviation of the logits; nearly flat ones leave an adapter nothing to change.
     """
     if not (folder / "model.safetensors").exists():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(tokenizer)
         for name, value in changes.items():
             setattr(config, name, value)

@@ -33,6 +33,7 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"random": 60, "gguf": 90, "engine": 240, "conformance": 150, "logprobs": 100, "attached": 150, "quirks": 60}
+LIMITS["weights"] = 90
 LIMITS |= {"stop": 60, "child": 330, "jit": 40}
 
 
@@ -90,6 +91,7 @@ def random(host: Host) -> dict[str, Any]:
         {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8} if host.is_tiny else {}
     )
     folder = models.random_model(host.work / "tokenizer", host.work / "random", 0.8, **changes)
+    models.random_model(host.work / "tokenizer", host.work / "random-other", 0.8, seed=1, **changes)
     return _with_adapters(host, folder, nats=0.5)
 
 
@@ -178,12 +180,22 @@ def stop(host: Host) -> dict[str, Any]:
 
 
 def conformance(host: Host) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "pytest", "tests/conformance", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    argv += ["--timeout", "75", "--engine-url", host.engine_url, "--engine-vocab", "10000", "-W", "ignore"]
-    argv += [word for name, folder in host.adapters.items() for word in ("--adapter", f"{name}={folder}")]
-    with (host.out / "conformance.log").open("wb") as log:
+    adapters = [word for name, folder in host.adapters.items() for word in ("--adapter", f"{name}={folder}")]
+    return _suite(host, "conformance", ["tests/conformance", *adapters])
+
+
+def weights(host: Host) -> dict[str, Any]:
+    other = host.work / f"{host.model.name}-other"
+    return _suite(host, "weights", ["tests/conformance/test_weights.py", "--other-weights", str(other)])
+
+
+def _suite(host: Host, name: str, words: list[str]) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "pytest", *words, "-q", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore"]
+    argv += ["--timeout", "75", "--engine-url", host.engine_url, "--engine-vocab", "10000"]
+    file = host.out / f"{name}.log"
+    with file.open("wb") as log:
         done = subprocess.run(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
-    lines = (host.out / "conformance.log").read_text(errors="replace").splitlines()
+    lines = file.read_text(errors="replace").splitlines()
     notable = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR", "SKIPPED", "E  "))]
     return {"exit": done.returncode, "result": lines[-1:], "notable": notable[:40]}
 
@@ -350,7 +362,8 @@ def _gpu() -> dict[str, Any]:
 
 
 STAGES: dict[str, Callable[[Host], dict[str, Any]]] = {
-    stage.__name__: stage for stage in (random, gguf, engine, conformance, logprobs, attached, quirks, stop, child, jit)
+    stage.__name__: stage
+    for stage in (random, gguf, engine, conformance, weights, logprobs, attached, quirks, stop, child, jit)
 }
 
 
