@@ -5,6 +5,7 @@ prints a secret.
 """
 
 import hmac
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -100,9 +101,9 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
                 "counts": await deps.ledger.counts(),
                 "scoring": {
                     "counts": dict(deps.meters.counts),
-                    "means": {name: mean.value for name, mean in deps.meters.means.items()},
+                    "means": {name: _plain(mean.value) for name, mean in deps.meters.means.items()},
                 },
-                "last_gate": asdict(deps.publisher.last_gate) if deps.publisher.last_gate else None,
+                "last_gate": _plain(deps.publisher.last_gate),
                 "versions": [version_row(version) for version in versions[-20:]],
             }
         )
@@ -173,6 +174,10 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
             raise RequestError(str(error), status=409, code="not_forgotten") from error
         return JSONResponse(_plain(forgotten))
 
+    @guarded.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> JSONResponse:
+        return JSONResponse(request.app.openapi())
+
     @guarded.get("/metrics")
     async def prometheus() -> Response:
         return PlainTextResponse(
@@ -219,4 +224,6 @@ def _plain(row: object) -> Any:
         return {key: _plain(value) for key, value in row.items()}
     if isinstance(row, list | tuple):
         return [_plain(value) for value in row]
+    if isinstance(row, float) and not math.isfinite(row):
+        return None  # JSON has no word for it: the log-prob an engine did not give, a KL that overflowed
     return row

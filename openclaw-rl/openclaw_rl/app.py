@@ -382,7 +382,7 @@ async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
 
 
 def _http_app() -> FastAPI:
-    app = FastAPI(title="OpenClaw-RL", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="OpenClaw-RL", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
