@@ -79,7 +79,9 @@ def _nothing(judged: JudgedTurn, detail: str) -> Dropped:
     """By what the verdict was, so that the ledger's counts of neutral and unjudged turns are those of binary RL."""
     if judged.verdict is None:
         return Dropped(DropReason.UNJUDGED, detail)
-    return Dropped(DropReason.NEUTRAL if judged.verdict.value == 0 else DropReason.METHOD, detail)
+    if judged.verdict.value == 0:
+        return Dropped(DropReason.NEUTRAL, detail)
+    return Dropped(DropReason.METHOD, detail or "method.binary_weight is 0")
 
 
 METHOD = Combined()

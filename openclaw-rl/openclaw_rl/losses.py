@@ -66,9 +66,10 @@ def selected_log_probs(
         scaled = log_probs_of(logits, i, t)
         if gather is None and not unscaled:
             return scaled, None, None
-        normaliser = logits.logsumexp(-1, keepdim=True)  # at temperature 1; the logits are shared
-        at_one = logits.gather(-1, i.unsqueeze(-1)).sub(normaliser).squeeze(-1).detach() if unscaled else None
-        return scaled, at_one, None if gather is None else logits.gather(-1, more) - normaliser
+        shared = logits.detach() if gather is None else logits
+        normaliser = shared.logsumexp(-1, keepdim=True)  # at temperature 1
+        at_one = shared.gather(-1, i.unsqueeze(-1)).sub(normaliser).squeeze(-1).detach() if unscaled else None
+        return scaled, at_one, None if gather is None else shared.gather(-1, more) - normaliser
 
     chunks = zip(*(values.split(chunk) for values in (hidden, ids, temperature, empty)), strict=True)
     parts = [checkpoint(one, *c, use_reentrant=False) if hidden.requires_grad else one(*c) for c in chunks]

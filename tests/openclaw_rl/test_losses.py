@@ -222,6 +222,8 @@ def test_the_supervised_loss_by_hand() -> None:
     assert loss.item() == pytest.approx(3.25)
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [-1.0, -1.0, 0.0, -1.0]
+    mask, point = torch.tensor([True, False, True]), tensor([-1.0, -2.0, -3.0], grad=True)
+    assert torch.autograd.gradcheck(lambda values: losses.supervised_loss(values, mask), (point,))
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
