@@ -1,0 +1,134 @@
+"""Server processes: importing the server takes seconds, a fork of a process that has done so milliseconds.
+
+    python -m harness.host FOLDER    (reads one JSON object of settings a line, answers with the pid of the new server)
+
+The host only forks; each server is ended by whoever asked for it. It ends with its standard input.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    data_dir: Path
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def admin(self, path: str) -> Any:
+        key = (self.data_dir / "keys" / "admin.key").read_text().strip()
+        reply = httpx.get(self.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        assert reply.status_code == 200, f"{path}: {reply.status_code} {reply.text}"
+        return reply.json() if "json" in reply.headers["content-type"] else reply.text
+
+
+class Host:
+    """A context manager."""
+
+    def __init__(self, model_folder: Path) -> None:
+        environ = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parent.parent)}
+        argv = [sys.executable, "-m", "harness.host", str(model_folder)]
+        self._process = subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "Host":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    @asynccontextmanager
+    async def server(self, folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[Server]:
+        """One server with its own data directory, ended with the block."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        data_dir, log_file = folder / "data", folder / "server.log"
+        folder.mkdir(exist_ok=True)
+        order = {"log": str(log_file), "settings": {"data_dir": str(data_dir), "server.port": 0, **settings}}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        try:
+            where = data_dir / "run" / "server.json"
+            yield Server(await asyncio.to_thread(_wait_for, where, pid, log_file), data_dir, log_file)
+        finally:
+            await asyncio.to_thread(_end, pid)
+
+
+def _wait_for(where: Path, pid: int, log_file: Path) -> str:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end and _is_alive(pid):
+        try:
+            url = json.loads(where.read_text())["url"]
+            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                return str(url)
+        except (OSError, ValueError, httpx.HTTPError):
+            pass
+        time.sleep(0.02)
+    raise RuntimeError(f"the server did not come up:\n{log_file.read_text()[-3000:] if log_file.exists() else ''}")
+
+
+def _end(pid: int) -> None:
+    for number, wait_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        end = time.monotonic() + wait_s
+        if _is_alive(pid):
+            os.kill(pid, number)
+        while _is_alive(pid):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _serve() -> None:
+    from openclaw_rl import app
+    from openclaw_rl.proxy.frontend import FrontEnd
+    from openclaw_rl.settings import ModelSettings, load
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the servers: let the kernel
+    frontend = FrontEnd(ModelSettings(reasoning_parser="qwen3", tool_call_parser="qwen25"), Path(sys.argv[1]))
+    for line in sys.stdin:
+        order = json.loads(line)
+        if pid := os.fork():
+            print(pid, flush=True)  # noqa: T201
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0), os.dup2(log, 1), os.dup2(log, 2)
+        status = 1
+        try:
+            asyncio.run(app.run(load(None, order["settings"], {}), frontend=frontend))
+            status = 0
+        finally:
+            os._exit(status)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,39 @@
+"""The table of `README.md`: case, test. `python -m harness.table` (in `tests/cases`) writes it."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+HEAD = """\
+# Public cases
+
+The cases are in `tests/data/open_cases.jsonl`: faults that users of comparable servers reported, each with a small
+input and the right behaviour. Those marked *server* run on the real server over stubs of engine, judge and teacher
+(`harness/`), and their checks are evaluated as they stand in the file; *parser* ones go to the parser they are about;
+the rest run where the table says. Written by `python -m harness.table`, checked by `test_cases.py`.
+
+| case | about | where |
+| --- | --- | --- |
+"""
+
+
+def table(
+    cases: Mapping[str, Any], parsed: Collection[str], elsewhere: Mapping[str, str], still_open: Mapping[str, str]
+) -> str:
+    lines = []
+    for case_id, case in cases.items():
+        if case_id in elsewhere:
+            where = f"`{elsewhere[case_id]}`"
+        elif case_id in still_open:
+            where = f"**open**: {still_open[case_id]}"
+        else:
+            name = "test_case_of_a_parser" if case_id in parsed else "test_case"
+            where = f"{'parser' if case_id in parsed else 'server'}: `test_cases.py::{name}[{case_id}]`"
+        lines.append(f"| {case_id} | {case['title'].replace('|', '/')} | {where} |\n")
+    return HEAD + "".join(lines)
+
+
+if __name__ == "__main__":
+    from test_cases import CASES, ELSEWHERE, OPEN, PARSED
+
+    (Path(__file__).parent.parent / "README.md").write_text(table(CASES, PARSED, ELSEWHERE, OPEN))
