@@ -18,6 +18,7 @@ from openclaw_rl.engines.bundled import base_hash, resolve
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.embedded.config import EngineConfig
 from openclaw_rl.engines.embedded.loading import end_ids, load_runner
+from openclaw_rl.engines.embedded.memory import keep_large_buffers_apart
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.server import Service, build_app
 from openclaw_rl.engines.embedded.stopping import load_decode
@@ -30,6 +31,7 @@ DRAIN_S = 30
 
 async def serve(config: EngineConfig) -> None:
     """Until SIGTERM or SIGINT. The port file appears once the engine can serve."""
+    keep_large_buffers_apart()
     resolved = await asyncio.to_thread(resolve, config.model, config.cache_dir)
     runner = await asyncio.to_thread(load_runner, resolved.folder, config.model, config.engine)
     limits = Limits(runner.vocab_size, runner.context_length, end_ids(resolved.folder), load_decode(resolved.folder))

@@ -228,6 +228,23 @@ async def test_an_end_token_ends_a_reply_and_stays_in_it(make_tiny, start_engine
         assert (job.finish.type, job.finish.matched) == ("stop", end)
 
 
+async def test_a_reply_that_ends_by_its_limit_holds_what_was_sampled_and_no_more(make_tiny, start_engine):
+    """No end token is put after it, and one that comes with the last place ends the reply by itself."""
+    async with start_engine(make_tiny("llama").folder) as engine:
+        free = await engine.generate(prompt(20), 30, params={"temperature": 0.0})
+        last = free.output[10]
+        greedy = {"temperature": 0.0, "ignore_eos": False}
+        cut = await engine.generate(prompt(20), 8, params=greedy)
+        assert cut.output == free.output[:8]
+        assert len(cut.log_probs) == 8
+        assert not set(cut.output) & cut.end_ids
+        assert (cut.finish.type, cut.finish.length) == ("length", 8)
+        limit = free.output.index(last) + 1
+        whole = await engine.generate(prompt(20), limit, params=greedy | {"stop_token_ids": [last]})
+        assert whole.output == free.output[:limit]
+        assert whole.finish.type == "stop"
+
+
 async def test_aborting_what_waits_and_what_is_being_computed(make_tiny, start_engine):
     async with start_engine(make_tiny("llama").folder, max_running=1, prefill_chunk=16) as engine:
         await paused(engine)
