@@ -1,15 +1,20 @@
 """Is any reply refused, cut or mixed while versions are published under load?
 
     python benchmarks/swap_under_load.py [--clients 8] [--versions 10] [--out benchmarks/results/swap_under_load.json]
+    python benchmarks/swap_under_load.py --keep FOLDER      # the load only; the scoring later:
+    python benchmarks/swap_under_load.py --score FOLDER
 
 A real server with the bundled model. Clients stream replies without a pause; meanwhile this script is the trainer and
-commits synthetic adapters, each more than one nat per token from the others. Afterwards every recorded reply is scored
-by a plain transformers + PEFT forward under the version the ledger names, and under another one: a reply that mixed two
-versions could not agree with either. Memory is that of the engine and the server while each version serves.
+commits synthetic adapters. Their scale is raised until any two that follow each other differ by more than one nat a
+token on a fixed text. Afterwards every recorded reply is scored by a plain transformers + PEFT forward under the
+version the ledger names, and every fourth under another one too: a reply that mixed two versions could not agree with
+either.
+Memory is that of the engine and the server while each version serves.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
@@ -23,7 +28,7 @@ import torch
 from chat_load import Reply, chat, quantile
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from openclaw_rl.engines.bundled import load_model, resolve
+from openclaw_rl.engines.bundled import load_model, load_tokenizer, resolve
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_rl.trainers.api import Commit, Manifest, Report
@@ -40,6 +45,13 @@ SETTINGS = [
     "publisher.max_base_kl=1000",
     "engine.cache_tokens=4096",  # full before version 4, so that its filling is not taken for a leak
 ]
+TEXT = (
+    "The old lighthouse stood at the end of the pier. Every evening its keeper climbed the stairs, lit the lamp and "
+    "wrote down the weather, the ships that passed and anything else that seemed worth remembering."
+)
+"""What the adapters' distance is measured on before the run."""
+APART = 1.25
+"""Nats a token there, so that replies, which are other texts, stay more than one nat apart."""
 TOPICS = ["rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees"]
 
 
@@ -68,6 +80,30 @@ def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None
     peft.unload()
 
 
+@torch.no_grad()
+def make_adapters(model: Any, folder: Path, count: int, scale: float) -> tuple[list[Path], float, float]:
+    """(folders, the scale it took, the smallest distance between two that follow each other). The base is the first."""
+    ids = load_tokenizer(resolve(ModelSettings(), folder / "data" / "cache"))(TEXT, return_tensors="pt").input_ids
+    adapters = [folder / f"adapter-{number}" for number in range(1, count + 1)]
+
+    def log_probs(policy: Any) -> torch.Tensor:
+        return policy(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+    while True:
+        for number, adapter in enumerate(adapters, 1):
+            synthetic_adapter(model, adapter, number, scale)
+        rows = [log_probs(model)]
+        for adapter in adapters:
+            policy = PeftModel.from_pretrained(model, adapter)
+            rows.append(log_probs(policy))
+            policy.unload()
+        distance = min(float((a - b).abs().mean()) for a, b in itertools.pairwise(rows))
+        print(f"scale {scale:.2f}: the closest neighbours are {distance:.2f} nats a token apart", flush=True)
+        if distance > APART:
+            return adapters, scale, distance
+        scale *= 1.3
+
+
 def commit_version(trainer: TrainerClient, data_dir: Path, adapter: Path) -> int:
     while (lease := trainer.lease("swap_under_load", wait_s=10)) is None:
         pass
@@ -90,7 +126,9 @@ def private_mb(pid: int) -> float:
     return int(next(line for line in rollup.splitlines() if line.startswith("Anonymous:")).split()[1]) / 1024
 
 
-async def measure(server: RunningServer, adapters: list[Path], clients: int) -> tuple[dict[str, Any], list[Any]]:
+async def measure(
+    server: RunningServer, adapters: list[Path], clients: int, settle_s: float
+) -> tuple[dict[str, Any], list[Any]]:
     trainer = TrainerClient(server.url, (server.data_dir / "keys" / "trainer.token").read_text().strip())
     stop, replies, memory, publish_s = asyncio.Event(), list[Reply](), [], []
     async with httpx.AsyncClient(base_url=server.url, timeout=600) as client, asyncio.TaskGroup() as tasks:
@@ -103,7 +141,7 @@ async def measure(server: RunningServer, adapters: list[Path], clients: int) -> 
             while (status := await asyncio.to_thread(server.status))["serving"] < version:
                 await asyncio.sleep(0.1)
             publish_s.append(time.perf_counter() - started)
-            await asyncio.sleep(15)  # the old version's replies end, its adapter is unloaded
+            await asyncio.sleep(settle_s)  # the old version's replies end, its adapter is unloaded
             assert server.process is not None
             children = {child["name"]: child["pid"] for child in status["children"]}
             memory.append(
@@ -139,7 +177,7 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 @torch.no_grad()
 def check_versions(model: Any, adapters: list[Path], turns: list[Any]) -> dict[str, Any]:
-    """|recorded − plain forward| of every reply under its own version, and under the one before."""
+    """|recorded − plain forward| of every reply under its own version, and of every fourth under the one before."""
     by_version: dict[int, list[Any]] = {}
     mixed = []
     for turn in turns:
@@ -150,46 +188,75 @@ def check_versions(model: Any, adapters: list[Path], turns: list[Any]) -> dict[s
             by_version.setdefault(runs[0]["weight_version"], []).append(turn)
     own, other = [], []
     for version, its in sorted(by_version.items()):
-        for under, into in ((version, own), (version - 1 if version else 1, other)):
+        before = version - 1 if version else 1
+        for under, chosen, into in ((version, its, own), (before, its[::4], other)):
             policy = model if under == 0 else PeftModel.from_pretrained(model, adapters[under - 1])
-            for turn in its:
-                prompt, reply = turn["request"]["prompt_ids"], turn["turn"]["response_ids"]
-                logits = policy(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1].float()
-                log_probs = (logits / turn["request"]["sampling"]["temperature"]).log_softmax(-1)
-                forced = log_probs.gather(1, torch.tensor(reply)[:, None])[:, 0]
-                gap = (forced - torch.tensor(turn["turn"]["rollout_log_probs"])).abs()
-                into.append((float(gap.max()), float(gap.mean())))
+            into += [gap(policy, turn) for turn in chosen]
             if under:
                 policy.unload()
+        print(f"version {version}: {len(its)} replies scored", flush=True)
+    apart = quantile([mean for _, mean in other], 0.5)
     return {
         "replies scored": len(own),
         "replies of two versions": mixed,
         "own version: max |Δ log-prob|": max(worst for worst, _ in own),
         "another version: smallest mean |Δ log-prob|": min(mean for _, mean in other),
-        "another version: median of the mean |Δ log-prob|": quantile([mean for _, mean in other], 0.5),
+        "another version: median of the mean |Δ log-prob|": apart,
+        "versions are more than 1 nat a token apart": apart > 1,
     }
+
+
+def gap(policy: Any, turn: Any) -> tuple[float, float]:
+    """Largest and mean |recorded − forced| over a reply's tokens."""
+    prompt, reply = turn["request"]["prompt_ids"], turn["turn"]["response_ids"]
+    hidden = policy(torch.tensor([prompt + reply]), logits_to_keep=len(reply) + 1).logits[0, :-1].float()
+    log_probs = (hidden / turn["request"]["sampling"]["temperature"]).log_softmax(-1)
+    forced = log_probs.gather(1, torch.tensor(reply)[:, None])[:, 0]
+    difference = (forced - torch.tensor(turn["turn"]["rollout_log_probs"])).abs()
+    return float(difference.max()), float(difference.mean())
+
+
+def load(options: argparse.Namespace, folder: Path) -> None:
+    """Serve, publish, and leave what was measured and recorded in the folder."""
+    flags = [part for setting in SETTINGS for part in ("--set", setting)]
+    model = load_model(resolve(ModelSettings(), folder / "data" / "cache"))
+    adapters, scale, distance = make_adapters(model, folder, options.versions, options.scale)
+    del model
+    with RunningServer(folder / "data", flags) as server:
+        figures, turns = asyncio.run(measure(server, adapters, options.clients, options.settle_s))
+    figures["adapters"] = {"scale": round(scale, 3), "closest neighbours on a fixed text, nats a token": distance}
+    (folder / "load.json").write_text(json.dumps({"figures": figures, "turns": turns}))
+
+
+def score(options: argparse.Namespace, folder: Path) -> None:
+    """Check every reply of the load, and write the result."""
+    found = json.loads((folder / "load.json").read_text())
+    adapters = [folder / f"adapter-{number}" for number in range(1, options.versions + 1)]
+    model = load_model(resolve(ModelSettings(), folder / "data" / "cache"))
+    figures = found["figures"] | check_versions(model, adapters, found["turns"])
+    print(json.dumps(figures, indent=2, ensure_ascii=False))
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--versions", type=int, default=10)
-    parser.add_argument("--scale", type=float, default=0.3, help="of the synthetic adapters' B matrices")
+    parser.add_argument("--scale", type=float, default=0.6, help="of the synthetic adapters' B matrices, to begin with")
+    parser.add_argument("--settle-s", type=float, default=15.0, help="from a new version to the reading of memory")
     parser.add_argument("--out", type=Path)
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--keep", type=Path, help="only the load; leaves everything in this folder")
+    only.add_argument("--score", type=Path, help="only the scoring of what --keep left")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        data_dir = Path(scratch) / "data"
-        flags = [part for setting in SETTINGS for part in ("--set", setting)]
-        model = load_model(resolve(ModelSettings(), data_dir / "cache"))
-        adapters = [Path(scratch) / f"adapter-{number}" for number in range(1, options.versions + 1)]
-        for number, folder in enumerate(adapters, 1):
-            synthetic_adapter(model, folder, number, options.scale)
-        with RunningServer(data_dir, flags) as server:
-            figures, turns = asyncio.run(measure(server, adapters, options.clients))
-        figures |= check_versions(model, adapters, turns)
-    print(json.dumps(figures, indent=2))
-    if options.out:
-        options.out.write_text(json.dumps(figures, indent=2) + "\n")
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or options.score or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        if not options.score:
+            load(options, folder)
+        if not options.keep:
+            score(options, folder)
 
 
 if __name__ == "__main__":
