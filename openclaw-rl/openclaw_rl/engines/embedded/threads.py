@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_WARM = 2
-"""Steps before one thread is measured: the first ones page the weights in."""
+_WARM = 3
+"""Steps of a size that are not measured: the first ones page the weights in, and pack them."""
+_PROBE = 2
+"""Steps of a probe; the fastest counts, since the first finds the other threads asleep."""
 _WORSE, _BETTER = 1.3, 0.9
 """Many threads are given up, or taken up again, at this multiple of the time of one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
@@ -27,6 +29,8 @@ class _Measured:
     is_crowded: bool = False
     probe_at: float = 0.0
     pause_s: float = _FIRST_PAUSE_S
+    probed: int = 0
+    """Steps of the probe that runs."""
 
 
 class ThreadChooser:
@@ -50,10 +54,15 @@ class ThreadChooser:
             measured.one = cost if measured.one is None else 0.7 * measured.one + 0.3 * cost
             return
         measured.steps += 1
-        if measured.is_crowded and measured.one is not None:  # a probe
+        if measured.steps <= _WARM:
+            return
+        if measured.is_crowded and measured.one is not None:
+            measured.probed += 1
             if cost < _BETTER * measured.one:
                 measured.is_crowded, measured.many, measured.pause_s = False, cost, _FIRST_PAUSE_S
-            else:
+                measured.probed = 0
+            elif measured.probed == _PROBE:
+                measured.probed = 0
                 measured.pause_s = min(2 * measured.pause_s, _LONGEST_PAUSE_S)
                 measured.probe_at = self._clock() + measured.pause_s
             return

@@ -32,7 +32,7 @@ def test_a_crowded_machine_falls_back_to_one_and_returns():
     machine = Machine()
     machine.run(5)
     machine.is_crowded = True
-    assert machine.run(60).count(2) <= 9  # the step that found out, and the probes
+    assert machine.run(60).count(2) <= 16  # the step that found out, and the probes: two steps each
     machine.is_crowded = False
     machine.run(35)  # at most the longest pause
     assert machine.run(5).count(1) == 0
@@ -42,7 +42,16 @@ def test_a_machine_crowded_from_the_start():
     machine = Machine()
     machine.is_crowded = True
     used = machine.run(10)
-    assert used[4:20] == [1] * 16
+    assert used[3:5] == [1, 2]  # measured once each, after the first steps
+    assert used[5:25] == [1] * 20
+
+
+def test_a_first_step_that_also_packs_the_weights_is_no_crowd():
+    machine = Machine()
+    machine.step(work=1.0)
+    assert machine.chooser.choose(300) == 2
+    machine.chooser.record(300, 2, 10.0, 1.0)
+    assert [machine.step(rows=300) for _ in range(20)].count(1) == 1  # measured once
 
 
 def test_longer_texts_are_no_crowd():
@@ -54,7 +63,7 @@ def test_longer_texts_are_no_crowd():
 def test_sizes_are_measured_apart():
     machine = Machine()
     machine.run(2)
-    assert [machine.step(rows=300) for _ in range(4)] == [2, 2, 1, 2]
+    assert [machine.step(rows=300) for _ in range(5)] == [2, 2, 2, 1, 2]
 
 
 def test_one_thread_is_one_thread():
