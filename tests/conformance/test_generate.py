@@ -80,7 +80,8 @@ async def test_a_sampled_end_token_is_part_of_the_reply(http, served):
     request = body(prompt(served, 20), 16, params={"temperature": 0.0})
     full = (await generate(http, request))["output_ids"]
     stop = full[5 if served.is_deterministic else 0]  # any token can be made the end
-    cut = await generate(http, body(prompt(served, 20), 16, params={"temperature": 0.0, "stop_token_ids": [stop]}))
+    params = {"temperature": 0.0, "stop_token_ids": [stop], "ignore_eos": False}
+    cut = await generate(http, body(prompt(served, 20), 16, params=params))
     assert cut["output_ids"] == full[: full.index(stop) + 1]
     assert len(cut["meta_info"]["output_token_logprobs"]) == len(cut["output_ids"])
     assert cut["meta_info"]["finish_reason"]["type"] == "stop"

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from openclaw_rl.errors import TrainerError
 
-MANIFEST_FILE, COMMIT_FILE, OPTIMIZER_FILE = "manifest.json", "commit.json", "optimizer.safetensors"
+MANIFEST_FILE, COMMIT_FILE = "manifest.json", "commit.json"
+OPTIMIZER_FILE = "optimizer.state"
+"""Safetensors by content, not by name: SGLang takes every `*.safetensors` of an adapter's folder for its weights."""
 
 
 def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:

@@ -4,7 +4,7 @@ Promises: N steps in a row equal k steps, a write, a load elsewhere and N − k 
 safetensors and JSON, never a pickle.
 
     adapter_config.json  adapter_model.safetensors   the PEFT adapter, what an engine serves
-    optimizer.safetensors                            AdamW's moments and the random generators
+    optimizer.state                                  AdamW's moments and the random generators
     state.json                                       steps, the method's state, and what the adapter belongs to
 """
 

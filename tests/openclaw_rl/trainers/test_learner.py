@@ -219,3 +219,11 @@ def test_one_rng_state_per_version(make_learner: MakeLearner, batch: list[Sample
     drawn = torch.rand(3)
     learner.load(tmp_path, fresh_moments=False)
     assert torch.equal(torch.rand(3), drawn)
+
+
+def test_only_the_adapter_is_named_as_weights(make_learner, tmp_path):
+    """SGLang loads every `*.safetensors` of an adapter's folder: moments among them were a layer's weights to it."""
+    learner = make_learner()
+    learner.load(None, fresh_moments=False)
+    learner.write(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]

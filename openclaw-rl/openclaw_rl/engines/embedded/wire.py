@@ -58,7 +58,7 @@ def check(request: GenerateRequest, limits: Limits) -> None:
 def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) -> Job:
     sampling = request.sampling_params
     stops = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop or ())
-    ends = set(sampling.stop_token_ids or ()) | (set() if sampling.ignore_eos else limits.end_ids)
+    ends = set() if sampling.ignore_eos else {*(sampling.stop_token_ids or ()), *limits.end_ids}  # as SGLang does
     wants_prompt = request.return_logprob and request.logprob_start_len >= 0
     return Job(
         rid=request.rid or uuid4().hex,
