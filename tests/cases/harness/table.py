@@ -9,8 +9,10 @@ HEAD = """\
 
 The cases are in `tests/data/open_cases.jsonl`: faults that users of comparable servers reported, each with a small
 input and the right behaviour. Those marked *server* run on the real server over stubs of engine, judge and teacher
-(`harness/`), and their checks are evaluated as they stand in the file; *parser* ones go to the parser they are about;
-the rest run where the table says. Written by `python -m harness.table`, checked by `test_cases.py`.
+(`harness/`), and their checks are evaluated as they stand in the file, but for three: ST-1 and CO-2 run in a fraction
+of their time, limits with it, and in AS-1 `/v1/models` answers without a key, because OpenClaw asks so. *Parser* ones
+go to the parser they are about; the rest run where the table says. Written by `python -m harness.table`, checked by
+`test_cases.py`.
 
 | case | about | where |
 | --- | --- | --- |
