@@ -3,11 +3,22 @@
 `configure` is called once per process by its composition root.
 """
 
+import io
 import logging
 import sys
 from typing import Literal
 
 import structlog
+
+
+class _StandardError(io.TextIOBase):
+    """Whatever standard error is when a line is written: loggers are kept for good, a captured stream is not."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def configure(level: str = "info", fmt: Literal["console", "json"] = "console", *, process: str = "server") -> None:
@@ -27,7 +38,7 @@ def configure(level: str = "info", fmt: Literal["console", "json"] = "console", 
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_StandardError()),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

@@ -1,0 +1,28 @@
+"""Where log lines go."""
+
+import contextlib
+import io
+
+import pytest
+import structlog
+
+from openclaw_rl import log
+
+
+@pytest.fixture
+def reset():
+    before = structlog.get_config()
+    yield
+    structlog.contextvars.clear_contextvars()
+    structlog.configure(**before)
+
+
+def test_a_logger_outlives_the_stream_it_was_first_used_on(reset):
+    with contextlib.redirect_stderr(io.StringIO()) as first:
+        log.configure("info")
+        logger = structlog.get_logger()
+        logger.info("one")
+    first.close()
+    with contextlib.redirect_stderr(io.StringIO()) as second:
+        logger.info("two", n=2)
+    assert "two" in second.getvalue()
