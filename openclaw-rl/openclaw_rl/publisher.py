@@ -9,6 +9,7 @@ what fails then is swapped back.
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -137,20 +138,32 @@ class Publisher:
                 log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
-        """Take the oldest candidate through the gate, and serve it unless a newer one waits. False when nothing
-        waits.
+        """Take the newest waiting version through the gate and serve it; the ones before it, which it contains, are
+        superseded with it. Never the oldest first: where steps come faster than gates, none would ever serve. False
+        when nothing waits.
         """
         async with self._turn:
             if await self._ledger.pinned() is not None:
                 return False
             unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
-            waiting = [version for version in await self._ledger.versions() if version.state in unfinished]
+            waiting = [v.weight_version for v in await self._ledger.versions() if v.state in unfinished]
+            serving = await self._ledger.serving_version()
+            await self._supersede([number for number in waiting if number < serving])  # a crash came in between
+            waiting = [number for number in waiting if number > serving]
             if not waiting or len(self._loaded) >= self._settings.max_versions:
-                # Every slot has running replies: the newest candidate waits and supersedes the older ones meanwhile.
+                # Every slot has running replies: the newest version waits, and a newer one supersedes it meanwhile.
                 return False
-            number = min(candidate.weight_version for candidate in waiting)
-            await self._publish(await self._ledger.version(number), newer_waits=len(waiting) > 1)
+            *older, newest = sorted(waiting)
+            if await self._publish(await self._ledger.version(newest)):
+                await self._supersede(older)
         return True
+
+    async def _supersede(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (await self._ledger.version(number)).state is VersionState.CANDIDATE:
+                await self._ledger.set_version_state(number, VersionState.GATED)
+            await self._ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
+            await self._unload(number)
 
     async def _serve_tip(self) -> None:
         """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
@@ -171,7 +184,8 @@ class Publisher:
         await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
         await self._serve(version)
 
-    async def _publish(self, version: Version, *, newer_waits: bool) -> None:
+    async def _publish(self, version: Version) -> bool:
+        """Whether it serves now."""
         number = version.weight_version
         bound = log.bind(weight_version=number, parent=version.parent)
         times = _PhaseTimes()
@@ -179,7 +193,7 @@ class Publisher:
             await self._load(version)
         except EngineRefused as error:
             await self._reject(number, f"the engine refused it: {error}")
-            return
+            return False
         times.ends("load_s")
         if version.state is VersionState.CANDIDATE:
             report = Report.model_validate(json.loads(version.report_json))
@@ -194,23 +208,20 @@ class Publisher:
             if refusal:
                 await self._unload(number)
                 await self._reject(number, refusal)
-                return
+                return False
             await self._ledger.set_version_state(number, VersionState.GATED)
-        if newer_waits:
-            await self._ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
-            await self._unload(number)
-            return
         if version.state is not VersionState.LOADING:
             await self._ledger.set_version_state(number, VersionState.LOADING)
         if version.kind is WeightKind.FULL and (refusal := await self._try_full(version)) is not None:
             await self._reject(number, refusal)
-            return
+            return False
         if version.kind is WeightKind.LORA:
             await self._prewarm(number)
             self._switch(number)
         times.ends("switch_s")
         await self._ledger.set_version_state(number, VersionState.SERVING)
         bound.info("published", **times.seconds)
+        return True
 
     async def _reject(self, number: int, reason: str) -> None:
         rejected = await self._ledger.reject(number, reason)

@@ -268,8 +268,9 @@ class PublisherSettings(Branch):
     """Tokens of each such reply."""
     gate_prompt_tokens: int = Field(default=4096, ge=1)
     """Prompt tokens the gate may prefill for one comparison; the shortest prompts are taken first."""
-    self_test_tolerance: float = Field(default=0.05, gt=0)
-    """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading."""
+    self_test_tolerance: float = Field(default=0.15, gt=0)
+    """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading. An fp32 engine
+    agrees to 1e-4; bfloat16 was measured at 0.01 on flat distributions and 0.05 on peaked ones."""
     max_versions: int = Field(default=3, ge=2)
     """Policy versions an engine serves at once; a newer one waits, and supersedes what waits."""
     prewarm_sessions: int = Field(default=1, ge=0)

@@ -212,7 +212,11 @@ async def test_of_two_waiting_commits_the_newer_serves_and_the_older_is_supersed
     second = await world.commit(sampled_by=0)
     await world.ledger.set_pin(None)
     await publish(world, second)
-    assert await world.state(first) is VersionState.SUPERSEDED
+
+    async def superseded() -> bool:
+        return await world.state(first) is VersionState.SUPERSEDED
+
+    await until(superseded)
     assert list(world.engine.adapters) == ["policy-v2"]
 
 
@@ -328,3 +332,43 @@ async def test_a_restarted_engine_gets_back_what_replies_still_use(world: World)
     world.engine.come_up()
     await world.publisher.restore()
     assert set(world.engine.adapters) == {"policy-v2"}
+
+
+async def test_steps_that_come_faster_than_gates_are_served_all_the_same(world: World) -> None:
+    """Seen on a real engine: while each gate ran another commit came, and nothing was ever served."""
+    check = world.publisher._gate.check
+    made = []
+
+    async def another_commit_comes(*args: object) -> object:
+        if len(made) < 6:
+            made.append(await world.commit(sampled_by=world.serving.current))
+        return await check(*args)  # type: ignore[arg-type]
+
+    world.publisher._gate.check = another_commit_comes  # type: ignore[method-assign,assignment]
+    first = await world.commit(sampled_by=0)
+    served = []
+    switch = world.serving.switch
+    world.serving.switch = lambda n, path: (served.append(n), switch(n, path))[1]  # type: ignore[method-assign]
+    world.publisher.wake()
+
+    async def newest_serves() -> bool:
+        return world.serving.current == first + 6
+
+    await until(newest_serves)
+    assert len(served) > 3
+
+
+async def test_what_a_crash_left_behind_the_serving_version_never_serves(world: World) -> None:
+    await world.ledger.set_pin(0)
+    first = await world.commit(sampled_by=0)
+    second = await world.commit(sampled_by=0)
+    for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
+        await world.ledger.set_version_state(second, state)
+    await world.ledger.set_pin(None)
+    await publish(world, second)
+
+    async def superseded() -> bool:
+        return await world.state(first) is VersionState.SUPERSEDED
+
+    await until(superseded)
+    assert world.serving.current == second

@@ -223,7 +223,9 @@ async def test_an_end_token_ends_a_reply_and_stays_in_it(make_tiny, start_engine
     async with start_engine(make_tiny("llama").folder) as engine:
         free = await engine.generate(prompt(20), 30, params={"temperature": 0.0})
         end = free.output[10]
-        job = await engine.generate(prompt(20), 30, params={"temperature": 0.0, "stop_token_ids": [end]})
+        job = await engine.generate(
+            prompt(20), 30, params={"temperature": 0.0, "stop_token_ids": [end], "ignore_eos": False}
+        )
         assert job.output == free.output[: free.output.index(end) + 1]
         assert (job.finish.type, job.finish.matched) == ("stop", end)
 
@@ -240,7 +242,9 @@ async def test_a_reply_that_ends_by_its_limit_holds_what_was_sampled_and_no_more
         assert not set(cut.output) & cut.end_ids
         assert (cut.finish.type, cut.finish.length) == ("length", 8)
         limit = free.output.index(last) + 1
-        whole = await engine.generate(prompt(20), limit, params=greedy | {"stop_token_ids": [last]})
+        whole = await engine.generate(
+            prompt(20), limit, params=greedy | {"stop_token_ids": [last], "ignore_eos": False}
+        )
         assert whole.output == free.output[:limit]
         assert whole.finish.type == "stop"
 
