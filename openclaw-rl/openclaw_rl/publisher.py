@@ -93,7 +93,8 @@ class Publisher:
                 while await self._publish_next():
                     pass
                 await self._serve_tip()
-                await self._retire_idle()
+                if await self._retire_idle():
+                    continue  # a version may have waited for the place
             except (EngineError, LedgerError, TimeoutError) as error:
                 log.warning("publish_delayed", error=repr(error), retry_s=RETRY_S)
                 await asyncio.sleep(RETRY_S)
@@ -313,16 +314,19 @@ class Publisher:
     def _draining(self) -> bool:
         return bool(self._loaded - {self._serving.current})
 
-    async def _retire_idle(self) -> None:
+    async def _retire_idle(self) -> bool:
         """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
-        load.
+        load. Whether anything was.
         """
+        unloaded = False
         for number in sorted(self._loaded):
             async with self._turn:  # looked at inside: a pin or a rollback may just have brought it back
                 if number == self._serving.current or self._serving.users(number):
                     continue
                 await self._unload(number)
+            unloaded = True
             log.info("adapter_unloaded", weight_version=number)
+        return unloaded
 
     async def _prewarm(self, number: int) -> None:
         """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its
