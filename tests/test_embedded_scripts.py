@@ -11,8 +11,8 @@ from openclaw_rl.settings import MethodSettings
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = {
     "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl",
-    "openclaw-opd/run_embedded_opd.sh": "openclaw-rl serve --method opd --set method.hint_source=verbatim",
-    "openclaw-combine/run_embedded_combine.sh": "openclaw-rl serve --method combine --set method.hint_source=verbatim",
+    "openclaw-opd/run_embedded_opd.sh": "openclaw-rl serve --method opd --set method.hint_source=verbatim --set method.teacher=base --set trainer.learning_rate=3e-4",
+    "openclaw-combine/run_embedded_combine.sh": "openclaw-rl serve --method combine --set method.hint_source=verbatim --set method.teacher=base --set trainer.learning_rate=3e-4 --set method.binary_weight=0.3 --set method.baseline=ema",
 }
 
 
