@@ -55,6 +55,9 @@ _CORRECTS = _phrases(
     r"""
     {that_is} (?:wrong|incorrect|false|a mistake)
     {is_not} (?:right|correct|true|quite right|working|what i .*)
+    {that_is} (?:far |way |much |rather |a bit |a little )?too {size}
+    ^(?:far |way |much |rather |a bit |a little )?too {size}
+    i (?:don't|do not) (?:like|want|need) (?:the |your |any |so many |these |those )?(?:numbered |long )?{format}
     not what i (?:asked|wanted|meant|said|need|needed|was)
     you(?:'re| are) (?:wrong|mistaken|not listening)
     you (?:forgot|missed|ignored|misread|misunderstood|skipped|broke|didn't|did not|got it wrong|keep)

@@ -190,3 +190,17 @@ async def test_the_verdict_names_its_rule(judged) -> None:
     verdict = await RulesJudge().verdict(judged(REQUEST, "Sleep.", "No, I meant the night train."))
     assert (verdict.value, verdict.votes, verdict.source) == (-1, (-1,), "rules")
     assert verdict.rationale == "correction: i meant"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "That is far too long. Please answer in one or two short sentences.",
+        "Too long for me. Just say it in one or two short sentences.",
+        "I don't like lists. Please write plain sentences, in one short paragraph.",
+        "This is way too technical for me, could you explain it as you would to somebody who never saw a computer?",
+        "I do not want numbered lists in an answer like that one, please write it as you would say it to a friend.",
+    ],
+)
+def test_a_complaint_of_many_words_is_no_moving_on(judged, said: str) -> None:
+    assert rule_on(judged(REQUEST, "Sleep more.", said)).value == -1
