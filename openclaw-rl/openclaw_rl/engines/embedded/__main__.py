@@ -78,6 +78,10 @@ def _run(config: EngineConfig) -> None:
     # starve each other, and everything else, as soon as another process wants a core; a short spin is as fast on a
     # quiet machine. GNU's runtime reads this when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    # oneDNN keeps a compiled kernel for every number of rows it has met, 1,024 by default: prompts come in all lengths,
+    # so memory would grow for days. This many hold what decoding uses; compiling one anew takes about a millisecond.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "128")  # torch's own, in front of it
     from openclaw_rl.engines.embedded.process import serve
 
     asyncio.run(serve(config))

@@ -87,7 +87,7 @@ def _zeros(*shape: int) -> Tensor:
     """Zero without being written: what lies beyond a sequence's end is multiplied by 0, so it must be a number."""
     if not math.prod(shape):
         return torch.zeros(shape)
-    return torch.frombuffer(mmap.mmap(-1, 4 * math.prod(shape)), dtype=torch.float32).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, 4 * math.prod(shape), mmap.MAP_PRIVATE), dtype=torch.float32).view(shape)
 
 
 def _copy_out(kv: BlockKV) -> None:
