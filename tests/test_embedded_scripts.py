@@ -9,10 +9,12 @@ import pytest
 from openclaw_rl.settings import MethodSettings
 
 ROOT = Path(__file__).resolve().parents[1]
+OPD = "--set method.hint_source=verbatim --set method.teacher=base --set trainer.learning_rate=3e-4"
+COMBINED = f"{OPD} --set method.binary_weight=0.3 --set method.baseline=ema"
 PRINTED = {
     "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl",
-    "openclaw-opd/run_embedded_opd.sh": "openclaw-rl serve --method opd --set method.hint_source=verbatim --set method.teacher=base --set trainer.learning_rate=3e-4",
-    "openclaw-combine/run_embedded_combine.sh": "openclaw-rl serve --method combine --set method.hint_source=verbatim --set method.teacher=base --set trainer.learning_rate=3e-4 --set method.binary_weight=0.3 --set method.baseline=ema",
+    "openclaw-opd/run_embedded_opd.sh": f"openclaw-rl serve --method opd {OPD}",
+    "openclaw-combine/run_embedded_combine.sh": f"openclaw-rl serve --method combine {COMBINED}",
 }
 
 
