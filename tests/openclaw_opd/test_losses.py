@@ -135,7 +135,7 @@ def test_order_changes_nothing(case: Tokens, data: st.DataObject) -> None:
     columns = torch.tensor(data.draw(st.permutations(range(case.ids.shape[1]))))
     one = losses.top_k_reverse_kl(student, teacher, case.mask).kl
     other = losses.top_k_reverse_kl(student[rows][:, columns], teacher[rows][:, columns], case.mask[rows]).kl
-    assert other.item() == pytest.approx(one.item(), abs=1e-12)
+    assert other.item() == pytest.approx(one.item(), rel=1e-9, abs=1e-9)
 
 
 @given(tokens(), st.sampled_from([0.0, 1e30, math.nan, math.inf, -math.inf]))
