@@ -123,7 +123,7 @@ def test_a_student_that_is_the_teacher_stays(case: Tokens) -> None:
     log_probs = torch.log_softmax(student, -1).gather(-1, case.ids)
     found = losses.top_k_reverse_kl(log_probs, log_probs, case.mask).kl
     found.backward()
-    assert found.item() == pytest.approx(0, abs=1e-12)
+    assert found.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
     torch.testing.assert_close(student.grad, torch.zeros_like(student), rtol=0, atol=1e-12)
 
