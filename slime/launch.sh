@@ -5,6 +5,7 @@
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        checkpoints go here and resume from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=4  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
 #   HOST=127.0.0.1 PORT=30000 SERVED_MODEL_NAME SGLANG_API_KEY    TOOL_CALL_PARSER=qwen25
+#   PRM_URL (a judge elsewhere; with PRM_GPUS=0)
 #   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE LR KL_COEF=0 MAX_TOKENS_PER_GPU=32768
 #   PYTHON           interpreter of the environment that holds slime, Megatron and SGLang (default: python3)
 #   SLIME_ROOT MEGATRON_ROOT   your checkouts, when they are not installed in that environment
@@ -50,5 +51,6 @@ arguments=(
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--save "$SAVE_CKPT")
 [ -z "${PRM_MODEL_PATH:-}" ] || arguments+=(--prm-checkpoint "$PRM_MODEL_PATH")
+[ -z "${PRM_URL:-}" ] || arguments+=(--prm-url "$PRM_URL")
 [ -z "${SERVED_MODEL_NAME:-}" ] || arguments+=(--served-model-name "$SERVED_MODEL_NAME")
 exec "${PYTHON:-python3}" -m openclaw_slime.launch "${arguments[@]}" "$@"

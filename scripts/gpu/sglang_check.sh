@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the server on a real SGLang, on a GPU host without internet.
 #
-#   BUNDLE=folder [WORK=/tmp/openclaw-check] [OUT=$WORK/out] scripts/gpu/sglang_check.sh STAGE …
+#   BUNDLE=folder [WORK=folder] [OUT=$WORK/out] scripts/gpu/sglang_check.sh STAGE …
 #
 # BUNDLE holds packed site folders: site.tar.xz and fi.tar.xz (SGLang's environment), ours.tar.xz (the server's),
 # tok.tar.xz (a tokenizer and config.json for a random-weight model), maybe jit.tgz (a kernel cache of an earlier run).
@@ -11,7 +11,7 @@
 # stop the others.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-WORK=${WORK:-/tmp/openclaw-check}
+WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-check}
 OUT=${OUT:-$WORK/out}
 export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 mkdir -p "$WORK" "$OUT"

@@ -35,6 +35,8 @@ class ServerOptions:
     judge_votes: int = 3
     judge_temperature: float = 0.6
     judge_max_new_tokens: int = 4096
+    judge_url: str | None = None
+    """OpenAI-compatible base URL of a judge elsewhere; the PRM engines of this node when unset."""
     top_k: int = 0
 
 
@@ -60,15 +62,17 @@ def make_plan(options: NodeOptions, server: ServerOptions, *, prm_checkpoint: st
     checkpoint = Path(options.hf_checkpoint)
     config = read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
     has_prm = options.layout.prm_gpus > 0
+    if not has_prm and server.judge_url is None:
+        raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
     if server.top_k:
         raise SettingsError("top-k distillation needs a transport that slime lacks; use the LoRA trainer for it")
     engines = engine_yaml(options, prm_checkpoint or options.hf_checkpoint) if has_prm else None
     arguments = slime_arguments(options, config, engine_config=ENGINE_CONFIG if has_prm else None)
     driver = (python, "-m", "openclaw_slime.driver", *arguments)
-    return Plan(options.layout, driver, _server(options, server, has_prm=has_prm), engines)
+    return Plan(options.layout, driver, _server(options, server), engines)
 
 
-def _server(options: NodeOptions, server: ServerOptions, *, has_prm: bool) -> tuple[str, ...]:
+def _server(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
     argv = ["openclaw-rl", "serve", "--host", server.host, "--port", str(server.port)]
     values: dict[str, object] = {
         "model.path": options.hf_checkpoint,
@@ -86,9 +90,8 @@ def _server(options: NodeOptions, server: ServerOptions, *, has_prm: bool) -> tu
         "judge.max_new_tokens": server.judge_max_new_tokens,
         "engine.kind": "url",
         "engine.url": "POLICY_ENGINE",
+        "judge.url": server.judge_url or "PRM_ENGINE/v1",
     }
-    if has_prm:
-        values["judge.url"] = "PRM_ENGINE/v1"
     if server.served_model_name is not None:
         values["server.served_model_name"] = server.served_model_name
     for key, value in values.items():
@@ -122,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         ("num", 8, "GPUs of the node"),
         ("actor", 4, "GPUs that train"),
         ("rollout", 2, "GPUs that serve the policy"),
-        ("prm", 2, "GPUs of the judge; 0: the server's own judge settings"),
+        ("prm", 2, "GPUs of the judge; 0: one elsewhere, --prm-url"),
     ):
         add(f"--{name}-gpus", type=int, default=default, help=what)
     add("--actor-tp", type=int, default=4, help="tensor-parallel size of Megatron (TP)")
@@ -138,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=30000)
     add("--served-model-name")
     add("--tool-call-parser", default="qwen25")
+    add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
     add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
     add("--prm-temperature", type=float, default=0.6)
     add("--prm-max-new-tokens", type=int, default=4096)
@@ -179,6 +183,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         judge_votes=given.prm_votes,
         judge_temperature=given.prm_temperature,
         judge_max_new_tokens=given.prm_max_new_tokens,
+        judge_url=given.prm_url,
         top_k=given.top_k,
     )
     python = "python3" if given.dry_run else sys.executable

@@ -26,11 +26,12 @@ class Layout:
     """GPUs of one PRM engine."""
 
     def __post_init__(self) -> None:
-        for name in ("num_gpus", "actor_gpus", "rollout_gpus", "actor_tp", "context_parallel", "engine_tp", "prm_tp"):
+        needed = ["num_gpus", "actor_gpus", "rollout_gpus", "actor_tp", "context_parallel", "engine_tp"]
+        for name in needed + ["prm_tp"] * (self.prm_gpus > 0):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name.upper()} is {getattr(self, name)}; at least 1 is needed")
         if self.prm_gpus < 0:
-            raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; 0 leaves judging to the server's own settings")
+            raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; with 0, PRM_URL names a judge elsewhere")
         used = self.actor_gpus + self.rollout_gpus + self.prm_gpus
         if used > self.num_gpus:
             raise SettingsError(
@@ -47,7 +48,7 @@ class Layout:
                 f"ROLLOUT_GPUS {self.rollout_gpus} must be one engine of ENGINE_TP {self.engine_tp} GPUs: the proxy "
                 "drives one policy engine"
             )
-        if self.prm_gpus % self.prm_tp:
+        if self.prm_gpus and self.prm_gpus % self.prm_tp:
             raise SettingsError(f"PRM_GPUS {self.prm_gpus} is no multiple of PRM_TP {self.prm_tp}")
 
     @property

@@ -1,4 +1,4 @@
-"""The versions this plugin was written against, in one place. `openclaw-rl doctor` and the README quote these.
+"""The versions this plugin was written against, in one place; the README beside quotes them.
 
 Nothing here is downloaded or built by us: slime and Megatron-LM are checkouts of the user's, installed as those
 projects say, and SGLang comes with them.

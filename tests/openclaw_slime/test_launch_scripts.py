@@ -43,6 +43,15 @@ def test_a_wrong_layout_is_one_line_and_nothing_starts():
     assert done.stdout == ""
 
 
+def test_without_prm_gpus_a_judge_elsewhere_is_needed():
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_GPUS="0")
+    assert refused.returncode == 2
+    assert "PRM_URL is not set" in refused.stderr
+    given = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_GPUS="0", PRM_URL="http://j/v1")
+    assert "judge.url=http://j/v1" in given.stdout
+    assert "prm" not in given.stdout.split("driver")[0]
+
+
 def test_the_checkpoint_is_needed():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run")
     assert done.returncode == 2
