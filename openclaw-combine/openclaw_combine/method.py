@@ -25,6 +25,7 @@ _BINARY, _OPD = BinaryRL(), OPD()
 
 class Combined:
     name = "combine"
+    needs_engine = True
 
     async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
         """The sample with the terms the turn has. A teacher that fails costs the distillation term, not the reward; it

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 class OPD:
     name = "opd"
+    needs_engine = True
 
     async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
         """A turn without the term is dropped with the reason in `detail`; an outage is worth another try."""

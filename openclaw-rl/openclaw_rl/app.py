@@ -12,11 +12,10 @@ ledger → engine.
 import asyncio
 import contextlib
 import gc
-import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
@@ -41,25 +40,24 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
-from openclaw_rl.judge.ask import AskEngine, AskUrl
-from openclaw_rl.judge.llm import AskJudge, LlmJudge
+from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
-from openclaw_rl.methods.base import Render, ScoringTools, load_method
+from openclaw_rl.methods.base import ScoringTools, load_method
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.rollout import judge_turns, score_turns
+from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
-from openclaw_rl.types import Ids, WeightKind
+from openclaw_rl.types import WeightKind
 
 events = structlog.get_logger()
 
@@ -153,13 +151,14 @@ class _Server:
         sessions = Sessions(ledger, settings.sessions, paired=paired)
         await sessions.refill()
         slots, meters = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE)), Meters()
-        ask = await self._ask(engine, frontend, slots)
+        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        ask = judge_model(settings.judge, engine, frontend, client=client, slots=slots)
         judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
         tools = ScoringTools(
             settings=settings.method,
             teacher=engine,
             serving=serving,
-            render=_render(frontend),
+            render=renderer(frontend),
             ask=ask,
             context_length=info.context_length or frontend.context_length,
             slots=slots,
@@ -275,20 +274,6 @@ class _Server:
             await asyncio.sleep(START_POLL_S)
         return None
 
-    async def _ask(self, engine: HttpEngine, frontend: FrontEnd, slots: asyncio.Semaphore) -> AskJudge:
-        """The model behind verdicts and hints: the one at `judge.url`, else the base in the policy's own engine."""
-        settings = self._settings.judge
-        if settings.url is not None:
-            client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-            return AskUrl(client, settings)
-        return AskEngine(
-            engine,
-            settings,
-            render=lambda messages: frontend.render(messages).ids,
-            decode=frontend.decode,
-            slots=slots,
-        )
-
     # -- running and stopping ----------------------------------------------------------------------------------------
 
     def _own(self, work: object, name: str) -> None:
@@ -326,16 +311,6 @@ class _Server:
 
     async def _stop_children(self) -> None:
         await asyncio.gather(*(child.stop() for child in self._children))
-
-
-def _render(frontend: FrontEnd) -> Render:
-    """The front end as a method uses it: what the ledger keeps of a request, to ids."""
-
-    def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_json: str | None) -> Ids:
-        tools = json.loads(tools_json) if tools_json is not None else None
-        return frontend.render(messages, tools, json.loads(template_kwargs_json or "{}")).ids
-
-    return render
 
 
 def _sglang(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], Awaitable[None]]) -> Child:

@@ -1,8 +1,7 @@
 """`openclaw-rl`: serve, look, steer. Its help is the manual.
 
-The server runs in the foreground; every other command talks to a running server of the same data directory, with that
-directory's admin
-key.
+The server runs in the foreground; the other commands here talk to a running server of the same data directory, with
+that directory's admin key. Those that read the ledger's file are in `cli_ledger`.
 """
 
 import asyncio
@@ -12,14 +11,16 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import httpx
 import typer
 
+from openclaw_rl import cli_ledger
 from openclaw_rl import settings as settings_module
+from openclaw_rl.cli_common import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.errors import OpenClawRLError, SettingsError
+from openclaw_rl.errors import OpenClawRLError
 
 app = typer.Typer(
     name="openclaw-rl",
@@ -36,16 +37,7 @@ learning_app = typer.Typer(
     help="Pause or resume learning; chats go on, turns are still recorded and judged.", no_args_is_help=True
 )
 app.add_typer(learning_app, name="learning")
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="TOML file; openclaw-rl.toml here when present.")
-]
-DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where everything is kept. Default: ~/.openclaw-rl")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting; may be repeated.")
-]
+app.add_typer(cli_ledger.app)
 
 
 @app.command()
@@ -62,7 +54,7 @@ def serve(
     engine_url: Annotated[
         str | None, typer.Option(help="Use a running SGLang at this URL in place of an engine of our own.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl.")] = None,
+    method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl, opd or combine.")] = None,
     judge: Annotated[str | None, typer.Option(help="`rules`, or `llm`.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Judged turns per training step.")] = None,
     learn: Annotated[bool, typer.Option(help="--no-learn: serve and record only.")] = True,
@@ -87,15 +79,15 @@ def serve(
         overrides |= {"engine.kind": "url", "engine.url": engine_url}
     if not learn:
         overrides["training.enabled"] = False
-    overrides |= _sets(sets)
-    settings = _settings(config, overrides)
+    overrides |= parse_sets(sets)
+    settings = settings_of(config, overrides)
     from openclaw_rl.app import run  # heavy: the front end's imports take seconds, and `--help` should not
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(run(settings))
     except OpenClawRLError as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -190,7 +182,7 @@ def feedback(
     A demonstration is a sample of its own, whatever becomes of the turn.
     """
     if good + bad + (value is not None) > 1:
-        _fail("one of --good, --bad and --value")
+        fail("one of --good, --bad and --value")
     body = {
         "turn_id": turn_id,
         "session_id": session,
@@ -199,7 +191,7 @@ def feedback(
         "demonstration": demonstration,
         "feedback_id": feedback_id,
     }
-    keys = _target(config, data_dir).server.api_keys
+    keys = target(config, data_dir).server.api_keys
     chat_key = key or (keys[0].key.get_secret_value() if keys else "")
     said = {name: what for name, what in body.items() if what is not None}
     answer = _call("POST", "/v1/feedback", config, data_dir, key=chat_key, json=said)
@@ -230,7 +222,7 @@ def pin(
 ) -> None:
     """Keep serving one version; training goes on, nothing is published until `pin --off`."""
     if (weight_version is None) != off:
-        _fail("give a version, or --off")
+        fail("give a version, or --off")
     body = _call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version})
     print(f"version {body['serving']} serves" + ("" if off else ", pinned"))
 
@@ -257,75 +249,12 @@ def train(
 ) -> None:
     """Do not wait for a full batch: train now on the samples that wait."""
     if not now:
-        _fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
+        fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
     body = _call("POST", "/v1/admin/train", config, data_dir)
     print(
         f"{body['waiting']} samples wait"
         + (": the trainer takes them now" if body["waiting"] else ", nothing to train on")
     )
-
-
-@app.command()
-def replay(
-    out: Annotated[Path, typer.Argument(help="The new folder: a PEFT adapter, metrics.jsonl, replay.json.")],
-    method: Annotated[str | None, typer.Option(help="binary_rl, opd or combine. Default: method.name.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Any model of the ledger's tokenizer and chat template. Default: model.path.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first adapter and of the order: equal seeds, equal adapters.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step. Default: training.batch_size.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="How often every sample is trained on.")] = 1,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Draw the order; default: the order of time.")] = False,
-    user: Annotated[str | None, typer.Option(help="Only the turns of this user.")] = None,
-    session: Annotated[str | None, typer.Option(help="Only the turns of this session.")] = None,
-    engine_url: Annotated[
-        str | None,
-        typer.Option(help="opd, combine: a running engine with this model; default: start the embedded one."),
-    ] = None,
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    sets: SetOption = None,
-) -> None:
-    """Train from the ledger, offline: what would another method or model have learned from the same chats?
-
-    It reads the ledger as it is at one moment, also while a server runs, and changes nothing there. Every turn of which
-    something was said is scored again by the method (verdicts and feedback are taken as recorded); demonstrations are
-    taken as they are. binary_rl needs no engine; opd and combine need one for the teacher.
-
-    The folder then holds an adapter that PEFT and SGLang load, one line of metrics a step, and what was done.
-    """
-    overrides: dict[str, Any] = {"trainer.seed": seed}
-    named = {
-        "data_dir": None if data_dir is None else str(data_dir),
-        "method.name": method,
-        "model.path": model,
-        "training.batch_size": batch_size,
-    }
-    overrides |= {key: value for key, value in named.items() if value is not None}
-    if batch_size is not None:
-        overrides["training.min_batch"] = min(batch_size, settings_module.TrainingSettings().min_batch)
-    if engine_url is not None:
-        overrides |= {"engine.kind": "url", "engine.url": engine_url}
-    settings = _settings(config, overrides | _sets(sets))
-    from openclaw_rl import log
-    from openclaw_rl.replay import Plan
-    from openclaw_rl.replay import replay as run_replay
-
-    log.configure("warning", settings.log_format)
-    plan = Plan(out, epochs=epochs, max_steps=max_steps, is_shuffled=shuffle, user=user, session_id=session)
-    try:
-        report = run_replay(settings, plan, _progress)
-    except OpenClawRLError as error:
-        _fail(str(error))
-    except ExceptionGroup as group:
-        errors, _ = group.split(OpenClawRLError)
-        if errors is None:
-            raise
-        _fail(str(_first(errors)))
-    print(f"{report.steps} steps on {report.samples} samples; the adapter is in {out}")
-    for reason, count in report.left_out.items():
-        print(f"  {count} turns left out: {reason}")
 
 
 @app.command()
@@ -347,52 +276,6 @@ def forget(
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
 
 
-@app.command("backup")
-def backup_ledger(
-    path: Annotated[Path, typer.Argument(help="The new file.")],
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Copy the ledger, whole and consistent, also while a server runs. To go back to it: stop the server, and put the
-    copy in the place of ledger.sqlite3 (removing its -wal and -shm files)."""
-    from openclaw_rl.ledger.backup import backup
-
-    try:
-        size = backup(DataDir.of(_target(config, data_dir).data_dir).ledger, path)
-    except OpenClawRLError as error:
-        _fail(str(error))
-    print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
-
-
-@app.command("export")
-def export_rows(
-    path: Annotated[Path, typer.Argument(help="The new file.")],
-    what: Annotated[
-        str, typer.Option(help="`turns`: what was said, and what became of it; `samples`: what trains.")
-    ] = ("turns"),
-    format: Annotated[str, typer.Option(help='`jsonl`, or `parquet` (pip install "openclaw-rl[export]").')] = "jsonl",
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Write the ledger's turns or samples to a file, oldest first, for your own tools.
-
-    It reads the ledger as it is at one moment, also while a server runs, and changes nothing. JSONL has one JSON
-    object a line; Parquet has the same columns. The file holds what was said: it is made readable for you alone.
-    """
-    if what not in ("turns", "samples"):
-        _fail(f"--what {what}: turns or samples")
-    if format not in ("jsonl", "parquet"):
-        _fail(f"--format {format}: jsonl or parquet")
-    from openclaw_rl.export import export
-
-    ledger = DataDir.of(_target(config, data_dir).data_dir).ledger
-    try:
-        count = export(ledger, path, what=what, format=format, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
-    except OpenClawRLError as error:
-        _fail(str(error))
-    print(f"{count} {what} are in {path}")
-
-
 @app.command("export-adapter")
 def export_adapter(
     folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
@@ -406,10 +289,10 @@ def export_adapter(
         number = _call("GET", "/v1/admin/status", config, data_dir)["serving"]
     row = _call("GET", f"/v1/admin/versions/{number}", config, data_dir)
     if row["folder"] is None:
-        _fail(f"version {number} is the base: it has no adapter")
+        fail(f"version {number} is the base: it has no adapter")
     if folder.exists():
-        _fail(f"{folder} exists already")
-    source = DataDir.of(_target(config, data_dir).data_dir).root / row["folder"]
+        fail(f"{folder} exists already")
+    source = DataDir.of(target(config, data_dir).data_dir).root / row["folder"]
     folder.mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy2(source / name, folder / name)
@@ -419,7 +302,7 @@ def export_adapter(
 @app.command("settings")
 def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Print every setting: its key, its value now, its meaning."""
-    _print_branch(_settings(config, _sets(sets)), "")
+    _print_branch(settings_of(config, parse_sets(sets)), "")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -442,69 +325,33 @@ def _print_branch(branch: settings_module.Branch, prefix: str) -> None:
             print(f"{prefix}{name} = {value}" + (f"    # {meaning}" if meaning else ""))
 
 
-def _sets(sets: list[str] | None) -> dict[str, Any]:
-    overrides = {}
-    for item in sets or []:
-        key, equals, value = item.partition("=")
-        if not equals:
-            _fail(f"--set {item!r}: write KEY=VALUE")
-        overrides[key] = value
-    return overrides
-
-
-def _settings(config: Path | None, overrides: dict[str, Any]) -> settings_module.Settings:
-    try:
-        return settings_module.load(config, overrides)
-    except SettingsError as error:
-        _fail(str(error))
-
-
-def _target(config: Path | None, data_dir: Path | None) -> settings_module.Settings:
-    """The settings of the server that a command talks to."""
-    return _settings(config, {} if data_dir is None else {"data_dir": str(data_dir)})
-
-
 def _call(
     method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
 ) -> Any:
     """One request to the running server of this data directory, with its admin key unless another is given."""
-    settings = _target(config, data_dir)
+    settings = target(config, data_dir)
     root = DataDir.of(settings.data_dir)
     try:
         where = json.loads(root.server_file.read_text())["url"]
     except OSError:
-        _fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
+        fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
     if key is None:
         key = root.secret("admin.key", settings.server.admin_key)
     try:
         reply = httpx.request(method, where + path, headers={"Authorization": f"Bearer {key}"}, timeout=150.0, **kwargs)
     except httpx.HTTPError as error:
-        _fail(f"the server at {where} does not answer: {error}")
+        fail(f"the server at {where} does not answer: {error}")
     if reply.is_error:
         try:
             message = reply.json()["error"]["message"]
         except (ValueError, KeyError):
             message = reply.text
-        _fail(f"{reply.status_code}: {message}")
+        fail(f"{reply.status_code}: {message}")
     return reply.json()
-
-
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _progress(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 def _when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"openclaw-rl: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def main() -> None:

@@ -146,9 +146,8 @@ def _read(snapshot: Snapshot, plan: Plan) -> _Material:
 async def _score(
     settings: Settings, method: Method, material: _Material, frontend: "FrontEnd", cache: Path, tell: Tell
 ) -> tuple[list[tuple[float, Sample]], Counter[str]]:
-    """Samples with their times, in the turns' order, and how many turns gave none, by reason. A method whose `score`
-    asks no engine says so: `needs_engine = False`."""
-    if not getattr(method, "needs_engine", True):
+    """Samples with their times, in the turns' order, and how many turns gave none, by reason."""
+    if not method.needs_engine:
         return await _score_with(ScoringTools(settings=settings.method), method, material.turns, 1, tell)
     from openclaw_rl.replay_engine import scoring_tools
 

@@ -5,10 +5,9 @@ starts from. It ends with the `async with`.
 """
 
 import asyncio
-import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,14 +19,11 @@ from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError
-from openclaw_rl.judge.ask import AskEngine, AskUrl
-from openclaw_rl.judge.llm import AskJudge
-from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
-from openclaw_rl.types import Ids
 
 _POLL_S = 0.2
 
@@ -45,30 +41,14 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
         engine = HttpEngine(url, settings=settings.engine)
         try:
             info = await _up(engine, child, settings.engine.start_timeout_s)
-            ask: AskJudge = (
-                AskUrl(client, settings.judge)
-                if settings.judge.url is not None
-                else AskEngine(
-                    engine,
-                    settings.judge,
-                    render=lambda messages: frontend.render(messages).ids,
-                    decode=frontend.decode,
-                    slots=slots,
-                )
-            )
-
-            def render(messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
-                tools = None if tools_json is None else json.loads(tools_json)
-                return frontend.render(messages, tools, json.loads(kwargs_json or "{}")).ids
-
             serving = ServingVersions(settings.engine.hold_s)
             serving.switch(0, None)
             yield ScoringTools(
                 settings=settings.method,
                 teacher=engine,
                 serving=serving,
-                render=render,
-                ask=ask,
+                render=renderer(frontend),
+                ask=judge_model(settings.judge, engine, frontend, client=client, slots=slots),
                 context_length=info.context_length or frontend.context_length,
                 slots=slots,
             )

@@ -96,6 +96,8 @@ class SampleLoss:
 
 class Method(Protocol):
     name: str
+    needs_engine: bool
+    """Whether `score` asks an engine."""
 
     async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
         """Make the turn's sample: reward, teacher terms. Raises TeacherError only when nothing can be made."""

@@ -1,4 +1,4 @@
-"""Binary RL's three hooks: what becomes a sample, the credit it gets, and the loss of it."""
+"""Binary RL: what becomes a sample, the credit it gets, and the loss of it."""
 
 import math
 import subprocess
