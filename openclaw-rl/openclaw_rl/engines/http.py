@@ -4,9 +4,13 @@ Promises: every call has a deadline; a 4xx is `EngineRefused`, everything else t
 `EngineGone`; closing a stream's iterator aborts the request on the engine, by closing the connection and by
 `/abort_request`. Does not retry: the callers know what may be repeated.
 
-SGLang counts the requests of each adapter, and loses count of those it refused, or that ended before they ran. An
-unload waits for that count to reach zero, and until then no adapter is loaded: so an adapter whose count may be off is
-not unloaded. It stays in the engine's host memory until the engine is restarted.
+What SGLang does otherwise than the dialect says is put right here:
+
+* It counts the requests of each adapter, and loses count of those it refused, or that ended while they were queued. An
+  unload waits for that count to reach zero, and until then no adapter is loaded: so an adapter whose count may be off
+  is not unloaded. It stays in the engine's host memory until the engine is restarted.
+* A streamed request that is aborted while it is queued (`pause` puts running ones back into the queue) ends with its
+  last token once more, beside the log-probs of its whole reply. What was sent before is taken out.
 """
 
 import asyncio
@@ -42,6 +46,8 @@ from openclaw_rl.types import Ids, LogProbs
 log = structlog.get_logger()
 
 _ABORT_S = 2.0
+_QUEUED_ABORT = "Abort in waiting queue"
+"""How SGLang says that a request was queued when it was aborted."""
 
 
 class HttpEngine:
@@ -69,7 +75,8 @@ class HttpEngine:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         body = _json(request if request.stream else request.model_copy(update={"stream": True}))
-        finished = refused = started = False
+        finished = refused = started = was_queued = False
+        received = 0
         try:
             async with EventStream(self._generate, body, silence_s=self._settings.token_timeout_s) as wire:
                 async with aclosing(wire.events()) as events:
@@ -77,14 +84,19 @@ class HttpEngine:
                         if data == b"[DONE]":
                             break
                         reply = _parse(data)
-                        finished = reply.meta_info.finish_reason is not None
-                        started = started or bool(reply.output_ids)
+                        finish = reply.meta_info.finish_reason
+                        if finish is not None and finish.type == "abort":
+                            reply = _without_repeats(reply, received)
+                            was_queued = finish.message == _QUEUED_ABORT
+                        finished = finish is not None
+                        received += len(reply.output_ids)
+                        started = received > 0
                         yield reply
         except EngineRefused:
             refused = True
             raise
         finally:
-            if not started:
+            if not started or was_queued:
                 self._miscount(request)
             if not finished and not refused and request.rid is not None:
                 await self._abort(request.rid)
@@ -213,6 +225,19 @@ def _parse(data: bytes) -> GenerateReply:
         # SGLang has answered 200 by the time it refuses a streamed request.
         raise EngineRefused(error_message(data), status=400)
     return reply
+
+
+def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
+    """The last event of an aborted reply, less what came before: its count of all tokens says how many are new, and
+    those stand first, also where the engine joined it to events that were waiting.
+    """
+    meta = reply.meta_info
+    new = max(0, meta.completion_tokens - received)
+    if len(reply.output_ids) <= new and len(meta.output_token_logprobs or ()) <= new:
+        return reply
+    lists = {"output_token_logprobs": meta.output_token_logprobs, "output_top_logprobs": meta.output_top_logprobs}
+    cut = {name: values[:new] for name, values in lists.items() if values is not None}
+    return reply.model_copy(update={"output_ids": reply.output_ids[:new], "meta_info": meta.model_copy(update=cut)})
 
 
 def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
