@@ -276,6 +276,8 @@ class PublisherSettings(Branch):
     prewarm_sessions: int = Field(default=1, ge=0)
     """Recently active sessions whose prompts are prefilled on a new version before the switch."""
     call_timeout_s: float = Field(default=120.0, gt=0)
+    push_timeout_s: float = Field(default=600.0, gt=0)
+    """Full weights: how long the engine may take to read a version's."""
     unbroken_drain_s: float = Field(default=5.0, ge=0)
     """Full weights: how long a swap waits for replies that cannot be cut and resumed whole (a grammar, a seed)."""
 
