@@ -166,22 +166,25 @@ class JudgeSettings(Branch):
 class MethodSettings(Branch):
     name: str = "binary_rl"
     """`binary_rl`, `opd`, `combine`, or whatever else is installed under the entry points `openclaw_rl.methods`."""
-    baseline: Literal["none", "ema"] = "none"
-    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn, clamped to ±0.5."""
+    baseline: Literal["none", "ema"] = "ema"
+    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
-    binary_weight: float = Field(default=1.0, ge=0)
+    baseline_limit: float = Field(default=0.5, gt=0, le=1)
+    """The mean is clamped to ± this."""
+    binary_weight: float = Field(default=0.3, ge=0)
     """Combined: weight of the judge's reward; 0 takes the term away."""
     opd_weight: float = Field(default=1.0, ge=0)
     """Combined: weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
     demonstration_weight: float = Field(default=1.0, ge=0)
     """Weight of the supervised loss on replies that users wrote themselves."""
-    hint_source: Literal["judge", "verbatim"] = "judge"
-    """Where hindsight hints come from: the judge reads the next state, or the user's own correction is the hint."""
+    hint_source: Literal["judge", "verbatim"] = "verbatim"
+    """Where hindsight hints come from: the user's own correction is the hint, or a judge of some size reads the next
+    state and writes one."""
     hint_votes: int = Field(default=3, ge=1)
     """Judge samples per turn; the majority says whether there is a hint, the largest teacher gain which."""
     hint_max_tokens: int = Field(default=1024, ge=16)
     """Of one judge answer, reasoning included."""
-    teacher: Literal["policy", "base", "ema"] = "policy"
+    teacher: Literal["policy", "base", "ema"] = "base"
     """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
     mean of the policy's (not built yet)."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
@@ -233,7 +236,7 @@ class TrainerSettings(Branch):
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    learning_rate: float = Field(default=1e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -320,8 +323,8 @@ class Settings(Branch):
         asks_for_hints = self.method.name != "binary_rl" and self.method.hint_source == "judge"
         if self.judge.url is None and (self.judge.kind == "llm" or asks_for_hints):
             raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
-        if self.method.teacher == "base":
-            raise ValueError('method.teacher "base" is not to be had with training.weights = "full"')
+        if self.method.teacher == "base" and self.method.name != "binary_rl":
+            raise ValueError('method.teacher "base" is not to be had with training.weights = "full": use "policy"')
 
 
 def load(

@@ -80,6 +80,8 @@ def _server(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
         "model.reasoning_parser": server.reasoning_parser,
         "model.context_length": options.context_length,
         "method.name": options.method,
+        "method.hint_source": "judge",  # there is one of some size
+        "method.teacher": "policy",  # full weights leave no base in its engine
         "training.batch_size": options.batch_size,
         "training.weights": "full",
         "trainer.kind": "external",

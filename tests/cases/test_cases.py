@@ -51,8 +51,8 @@ PACE = {"ST-1": 0.1, "CO-2": 0.2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ST-1": {"server.keepalive_s": 1.0},
     "JV-3": {"judge.votes": 3, "judge.quorum": 2},
-    "HX-2": {"method.name": "opd", "method.hint_votes": 1},
-    "TN-1": {"method.name": "opd", "method.hint_votes": 1},
+    "HX-2": {"method.name": "opd", "method.hint_source": "judge", "method.hint_votes": 1},
+    "TN-1": {"method.name": "opd", "method.hint_source": "judge", "method.hint_votes": 1},
     "AS-1": {"server.api_keys": [{"key": "s3cr3t-key", "user": "tester"}]},
 }
 

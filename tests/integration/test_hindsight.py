@@ -162,7 +162,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Any]:
                     "model": "judge",
                     "retries": 0,
                 },
-                "method": {"name": method} | more,
+                "method": {"name": method, "hint_source": "judge"} | more,
                 "trainer": {"kind": "external"},
             }
             task = asyncio.create_task(app_module.run(Settings.model_validate(tree), frontend=frontend))

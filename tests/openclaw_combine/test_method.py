@@ -188,7 +188,8 @@ def test_the_credit_by_hand() -> None:
 
 
 def test_the_baseline_is_of_the_rewards_that_are_there() -> None:
-    settings, state = MethodSettings(baseline="ema", baseline_decay=0.5), {"baseline_user": 0.25}
+    settings = MethodSettings(baseline="ema", baseline_decay=0.5, binary_weight=1.0)
+    state = {"baseline_user": 0.25}
     batch = [sample(1.0, (1.0, 0.0, 0.0)), sample(None, (1.0, 0.0, 0.0)), sample(None, None, demonstration=True)]
     assert METHOD.advantages(batch, settings, state) == [[1.75, 0.75, 0.75], [1.0, 0.0, 0.0], [0.0] * 3]
     assert state["baseline_user"] == pytest.approx(0.25 + 0.5 * (1.0 - 0.25))
@@ -221,7 +222,7 @@ def test_absent_adds_nothing_and_a_weight_of_zero_is_absence(b: Any, o: Any, bin
 )
 def test_one_weight_zero_is_the_other_method(rewards: list[float], gaps: list[list[float]], baseline: Any) -> None:
     rewarded, hinted = [sample(r, None) for r in rewards], [sample(None, gap) for gap in gaps]
-    binary = MethodSettings(baseline=baseline, opd_weight=0.0)
+    binary = MethodSettings(baseline=baseline, binary_weight=1.0, opd_weight=0.0)
     state, own_state = {"baseline_user": 0.3}, {"baseline_user": 0.3}
     assert METHOD.advantages(rewarded, binary, state) == BINARY.advantages(rewarded, binary, own_state)
     assert state == own_state

@@ -121,7 +121,7 @@ def bench() -> Callable[..., Bench]:
         serving.switch(0, None)
         ask = StubAsk(list(answers))  # type: ignore[arg-type]
         tools = ScoringTools(
-            settings=MethodSettings.model_validate(method),
+            settings=MethodSettings.model_validate({"hint_source": "judge", "teacher": "policy"} | method),
             teacher=engine,
             serving=serving,
             render=render,

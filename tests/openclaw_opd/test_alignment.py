@@ -151,7 +151,7 @@ async def tools(served: Served) -> AsyncIterator[ScoringTools]:
         offered = json.loads(tools_json) if tools_json else None
         return served.frontend.render(messages, offered, json.loads(kwargs_json or "{}")).ids
 
-    method = MethodSettings(hint_source="verbatim", top_k=5)
+    method = MethodSettings(teacher="policy", top_k=5)
     yield ScoringTools(method, engine, serving, render, context_length=CONTEXT)
     await engine.unload_adapter("policy-v1")
     await engine.aclose()

@@ -84,9 +84,9 @@ FULL = {"training.weights": "full", "trainer.kind": "external"}
         ({}, None),
         ({"judge.kind": "llm"}, "judge.url is needed"),
         ({"judge.kind": "llm", "judge.url": "http://judge/v1"}, None),
-        ({"method.name": "opd"}, "judge.url is needed"),
-        ({"method.name": "opd", "method.hint_source": "verbatim"}, None),
-        ({"method.name": "opd", "method.hint_source": "verbatim", "method.teacher": "base"}, "not to be had"),
+        ({"method.name": "opd", "method.teacher": "policy"}, None),
+        ({"method.name": "opd", "method.teacher": "policy", "method.hint_source": "judge"}, "judge.url is needed"),
+        ({"method.name": "opd"}, 'not to be had .* use "policy"'),
         ({"method.teacher": "ema"}, 'teacher "ema" is not built yet'),
     ],
 )

@@ -1,8 +1,8 @@
 """Binary RL: the judge's ±1 is the advantage of every token of the reply (OpenClaw-RL, arXiv:2603.10165).
 
 A group has one sample, so nothing is normalised: A_t = r. With `baseline = "ema"` a slow mean of the rewards of the
-same kind of turn (user, tool) is subtracted, clamped to ±0.5 so that it can never turn praise into blame. Neutral and
-unjudged turns never become samples.
+same kind of turn (user, tool) is subtracted, clamped to ±`baseline_limit`: at most 1, so that it can never turn praise
+into blame. Neutral and unjudged turns never become samples.
 
 Importing this module does not import torch: `score` runs in the server.
 """
@@ -14,8 +14,6 @@ from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTer
 from openclaw_rl.methods.turns import reward_of, sample_of, unusable
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
-
-BASELINE_LIMIT = 0.5
 
 
 class BinaryRL:
@@ -53,7 +51,8 @@ class BinaryRL:
             key = "baseline_tool" if sample.is_tool_turn else "baseline_user"
             rewards.setdefault(key, []).append(sample.reward)
             mean = state.get(key, 0.0) if settings.baseline == "ema" else 0.0
-            advantage = sample.reward - min(max(mean, -BASELINE_LIMIT), BASELINE_LIMIT)
+            limit = settings.baseline_limit
+            advantage = sample.reward - min(max(mean, -limit), limit)
             credit.append([advantage] * len(sample.response_ids))
         for key, values in rewards.items():
             mean, n = state.get(key, 0.0), len(values)

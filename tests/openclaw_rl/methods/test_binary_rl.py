@@ -127,7 +127,8 @@ async def test_greedy_and_reshaped_sampling_are_not_trainable() -> None:
 def test_without_baseline_the_reward_is_the_advantage_of_every_token() -> None:
     """Case TN-3: single samples, all rewards equal: bounded, and not zero."""
     state: dict[str, float] = {}
-    credit = METHOD.advantages([sample(1.0, n=3), sample(1.0), sample(-1.0)], MethodSettings(), state)
+    settings = MethodSettings(baseline="none")
+    credit = METHOD.advantages([sample(1.0, n=3), sample(1.0), sample(-1.0)], settings, state)
     assert credit == [[1.0] * 3, [1.0] * 2, [-1.0] * 2]
 
 
@@ -145,11 +146,12 @@ def test_ema_baseline_by_hand() -> None:
     st.lists(st.tuples(st.sampled_from([1.0, -1.0]), st.booleans()), min_size=1, max_size=12),
     st.data(),
     st.sampled_from(["none", "ema"]),
+    st.sampled_from([0.5, 1.0]),
 )
 def test_order_changes_nothing_and_advantages_are_bounded(
-    kinds: list[tuple[float, bool]], data: st.DataObject, baseline: str
+    kinds: list[tuple[float, bool]], data: st.DataObject, baseline: str, limit: float
 ) -> None:
-    method_settings = MethodSettings(baseline=baseline)  # type: ignore[arg-type]
+    method_settings = MethodSettings(baseline=baseline, baseline_limit=limit)  # type: ignore[arg-type]
     batch = [sample(reward, tool=tool) for reward, tool in kinds]
     order = data.draw(st.permutations(range(len(batch))))
     start = {"baseline_user": 0.9, "baseline_tool": -0.2}
@@ -160,7 +162,8 @@ def test_order_changes_nothing_and_advantages_are_bounded(
     assert state == pytest.approx(moved_state)
     for one, values in zip(batch, credit, strict=True):
         assert len(values) == len(one.response_ids)
-        assert all(0.5 <= abs(value) <= 1.5 and value * one.reward > 0 for value in values)  # never blame for praise
+        assert all(1 - limit <= abs(value) <= 1 + limit for value in values)
+        assert all(value * one.reward >= 0 for value in values)  # never blame for praise
 
 
 def test_a_sample_without_reward_is_a_bug_not_a_zero() -> None:
