@@ -4,7 +4,6 @@
 prints a secret.
 """
 
-import hmac
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import Meters
+from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.types import TurnState, Version, VersionState
@@ -68,9 +68,10 @@ class Learning(_Body):
 def build_admin_router(deps: AdminDeps) -> APIRouter:
     router = APIRouter()
 
+    key = Secret(deps.admin_key)
+
     async def admin(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), deps.admin_key.encode()):
+        if not key.opens(request.headers.get("authorization")):
             raise RequestError(
                 "this route needs the admin key (keys/admin.key in the data directory)",
                 status=401,

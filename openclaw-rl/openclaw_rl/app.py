@@ -12,6 +12,7 @@ ledger → engine.
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import signal
 import socket
 import time
@@ -28,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from openclaw_rl import __version__, log, version_folders
+from openclaw_rl import __version__, doors, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.children import engine_child, free_port, trainer_child
 from openclaw_rl.data_dir import DataDir, write_json
@@ -54,7 +55,7 @@ from openclaw_rl.publisher import Publisher
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
-from openclaw_rl.settings import Settings
+from openclaw_rl.settings import ServerSettings, Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import WeightKind
@@ -90,12 +91,18 @@ def _listen(settings: Settings) -> socket.socket:
     """Bind before anything heavy starts: a port in use is found out at once, and early clients wait, unrefused."""
     host, port = settings.server.host, settings.server.port
     try:
-        return socket.create_server((host, port), backlog=512)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
 
 
 def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
+    bound = listener.getsockname()[0]
+    if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
+        listener.close()
+        raise SettingsError(f"server.host {host!r} is {bound} here, which is not loopback: set server.api_keys first")
+    return listener
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -230,7 +237,7 @@ class _Server:
         gc.freeze()
         async with _announced(data, url):
             events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
-            await self._http(chats_first(app, chats), lease_wait)
+            await self._http(_behind_doors(chats_first(app, chats), settings.server), lease_wait)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -353,6 +360,11 @@ async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
+def _behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
+    """Keys are the door; where there are none, no web page may come in either."""
+    return app if server.api_keys else doors.local_only(app, allowed_hosts=server.allowed_hosts)
+
+
         data.server_file.unlink(missing_ok=True)
 
 

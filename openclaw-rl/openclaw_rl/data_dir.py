@@ -28,8 +28,10 @@ class DataDir:
         """Make the folders, readable by their owner only. Raises SettingsError when that cannot be done."""
         data = cls.of(root)
         try:
-            for folder in (data.root, data.versions, data.keys, data.run, data.logs, data.cache):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (data.versions, data.keys, data.run, data.logs, data.cache):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                folder.chmod(0o700)  # one that was there may be open to others; the root itself may be the user's own
         except OSError as error:
             raise SettingsError(f"data_dir: {error.filename}: {error.strerror}") from error
         return data
@@ -67,9 +69,11 @@ class DataDir:
         if configured is not None:
             return configured.get_secret_value()
         path = self.keys / name
-        if not path.exists():
-            write_private(path, secrets.token_urlsafe(32).encode())
-        return path.read_text().strip()
+        kept = path.read_text().strip() if path.exists() else ""
+        if not kept:  # an empty file would be a key that everybody has
+            kept = secrets.token_urlsafe(32)
+            write_private(path, kept.encode())
+        return kept
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -11,10 +11,12 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from openclaw_rl.errors import SettingsError
 
@@ -25,6 +27,28 @@ class Branch(BaseModel):
     """A branch of the tree: frozen, and it refuses keys it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+def _plain_url(url: str) -> str:
+    """Of a host, with no password in it: URLs are shown and logged."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("an http or https URL without a query is needed")
+    if "@" in parts.netloc:
+        raise ValueError("no user or password belongs into a URL")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_plain_url)]
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class ApiKey(Branch):
@@ -53,6 +77,9 @@ class ServerSettings(Branch):
     """For status, rollback, pin, learning, train. Made and kept in the data directory when unset."""
     trainer_token: SecretStr | None = None
     """For trainers. Made and kept in the data directory when unset."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Without api_keys, names beside `localhost` and addresses that clients may call this server by (a container's
+    `host.docker.internal`): a web page could have any other name resolve to it."""
     max_body_mb: float = Field(default=16.0, gt=0)
     max_streams: int = Field(default=256, ge=1)
     """Chats served at once; one more is answered 503 with Retry-After."""
@@ -63,12 +90,19 @@ class ServerSettings(Branch):
 
     @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _keys(self) -> Self:
+        secrets = [key.key for key in self.api_keys] + [
+            key for key in (self.admin_key, self.trainer_token) if key is not None
+        ]
+        said = [secret.get_secret_value() for secret in secrets]
+        if any(not value or not value.isprintable() or " " in value for value in said):
+            raise ValueError("a key must have characters, and no blanks (leave admin_key and trainer_token unset)")
+        if len(set(said)) < len(said):
+            raise ValueError("api_keys, admin_key and trainer_token must all differ")
+        return self
 
 
 class ModelSettings(Branch):
@@ -89,7 +123,7 @@ class ModelSettings(Branch):
 class EngineSettings(Branch):
     kind: Literal["embedded", "sglang", "url"] = "embedded"
     """`sglang`: the server starts SGLang and keeps it running. `url`: one that runs already."""
-    url: str | None = None
+    url: Url | None = None
     """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
     python: str | None = None
     """Interpreter of the engine's environment; this one when unset. SGLang needs one of its own: its pins conflict with
@@ -115,6 +149,14 @@ class EngineSettings(Branch):
     hold_s: float = Field(default=120.0, gt=0)
     """How long a chat waits for an engine that is restarting or swapping; then 503 with Retry-After."""
 
+    @model_validator(mode="after")
+    def _is_private(self) -> Self:
+        words = [word for flag in self.args for word in flag.split("=", 1)]
+        hosts = [host for flag, host in pairwise(words) if flag == "--host"]
+        if not all(map(is_loopback, hosts)):
+            raise ValueError(f"args: --host {hosts[-1]}: the engine asks for no key, so it listens on loopback alone")
+        return self
+
 
 class SamplingSettings(Branch):
     """What is used where the client says nothing. OpenClaw sends none of these."""
@@ -138,7 +180,7 @@ class SessionSettings(Branch):
 
 class JudgeSettings(Branch):
     kind: Literal["rules", "llm"] = "rules"
-    url: str | None = None
+    url: Url | None = None
     """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when
     unset.
     """

@@ -1,4 +1,6 @@
-"""Which caller a key belongs to."""
+"""Which caller a key belongs to, and whether a secret is the right one. Digests are compared, in constant time: neither
+time nor an error tells anything of a secret, its length included.
+"""
 
 import hmac
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ class Caller:
 
 
 class Keys:
-    """Compares digests in constant time, and all of them: neither time nor an error tells anything about a key."""
+    """The chat keys. All of them are compared, whichever fits."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._callers = [(_digest(key.key.get_secret_value()), Caller(key.user, key.train)) for key in keys]
@@ -25,8 +27,7 @@ class Keys:
         """The caller behind an Authorization header. Raises RequestError (401). Without keys everybody is `user`."""
         if not self._callers:
             return Caller("user", train=True)
-        scheme, _, token = (authorization or "").partition(" ")
-        given = _digest(token.strip()) if scheme.lower() == "bearer" else b""
+        given = _digest(bearer(authorization))
         found = None
         for digest, caller in self._callers:
             if hmac.compare_digest(digest, given):
@@ -38,5 +39,24 @@ class Keys:
         return found
 
 
+class Secret:
+    """One secret, of an operator or a trainer."""
+
+    def __init__(self, secret: str) -> None:
+        if not secret:
+            raise ValueError("an empty secret would let everybody in")
+        self._digest = _digest(secret)
+
+    def opens(self, authorization: str | None) -> bool:
+        """Whether an Authorization header holds it."""
+        return hmac.compare_digest(self._digest, _digest(bearer(authorization)))
+
+
+def bearer(authorization: str | None) -> str:
+    """The token of `Bearer TOKEN`; empty, which is nobody's, when there is none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def _digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -108,7 +108,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
 @contextmanager
 def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
     """One trainer for a data directory. Waits for one that is on its way out; False when stopped meanwhile."""
-    with (data_dir / "trainer.lock").open("a") as file:
+    with os.fdopen(os.open(data_dir / "trainer.lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         waiting = False
         while not stop.is_set():
             try:

@@ -8,7 +8,6 @@ gone is given back at once.
 """
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.trainers.api import (
     Commit,
     Committed,
@@ -184,15 +184,14 @@ class _Refused(Exception):
 
 def _guarded_by(token: str) -> type[APIRoute]:
     """Routes that ask for the token first, and answer what is refused in one form."""
-    expected = token.encode()
+    secret = Secret(token)
 
     class GuardedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handler = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
-                scheme, _, given = request.headers.get("authorization", "").partition(" ")
-                if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
+                if not secret.opens(request.headers.get("authorization")):
                     return _error(401, "unauthorized", "a trainer says `Authorization: Bearer <trainer token>`")
                 try:
                     return await handler(request)

@@ -1,7 +1,10 @@
 """What the embedded engine's process is told: one JSON file, written by the server that starts it."""
 
+import ipaddress
 from pathlib import Path
 from typing import Literal
+
+from pydantic import field_validator
 
 from openclaw_rl.settings import Branch, EngineSettings, ModelSettings
 
@@ -17,3 +20,11 @@ class EngineConfig(Branch):
     port_file: Path | None = None
     """Gets `{"url", "pid"}` once the engine can serve."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("host")
+    @classmethod
+    def _is_loopback(cls, host: str) -> str:
+        """The engine has no keys: whoever reaches it may load weights into it."""
+        if not ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback:
+            raise ValueError("the engine has no keys, so it listens on loopback alone")
+        return host

@@ -14,6 +14,7 @@ import structlog
 import torch
 import uvicorn
 
+from openclaw_rl import doors
 from openclaw_rl.engines.bundled import base_hash, resolve
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.embedded.config import EngineConfig
@@ -48,7 +49,7 @@ async def serve(config: EngineConfig) -> None:
         prefill_chunk=config.engine.prefill_chunk,
         cache_tokens=config.engine.cache_tokens,
     )
-    app = build_app(Service(scheduler, runner, limits, info))
+    app = doors.local_only(build_app(Service(scheduler, runner, limits, info)))
     with socket.socket(socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
