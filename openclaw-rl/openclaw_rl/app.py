@@ -51,7 +51,7 @@ from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publisher import Publisher, WeightsElsewhere
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
@@ -95,14 +95,14 @@ def _listen(settings: Settings) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
-
-
-def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
     bound = listener.getsockname()[0]
     if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
         listener.close()
         raise SettingsError(f"server.host {host!r} is {bound} here, which is not loopback: set server.api_keys first")
     return listener
+
+
+def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -337,6 +337,11 @@ def _sglang(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], 
     return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)
 
 
+def _behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
+    """Keys are the door; where there are none, no web page may come in either."""
+    return app if server.api_keys else doors.local_only(app, allowed_hosts=server.allowed_hosts)
+
+
 async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
     """Tell waiting trainers that samples came."""
     while True:
@@ -360,11 +365,6 @@ async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-def _behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
-    """Keys are the door; where there are none, no web page may come in either."""
-    return app if server.api_keys else doors.local_only(app, allowed_hosts=server.allowed_hosts)
-
-
         data.server_file.unlink(missing_ok=True)
 
 
