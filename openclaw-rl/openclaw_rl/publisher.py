@@ -3,21 +3,21 @@
 It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the
 version that serves serving. Requests never wait for an adapter: it is loaded beside the old one, new requests take the
 new name, running ones finish. Full weights replace the engine's own (`full_weights`), and are tested once they serve:
-what fails then is swapped back.
+what fails then is swapped back. A version that is not durable is on no disk: its trainer sends it (`take_pushed`).
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import structlog
 
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions, adapter_name
-from openclaw_rl.errors import EngineError, EngineRefused, LedgerError
+from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name
+from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused, LedgerError
 from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
@@ -29,6 +29,10 @@ log = structlog.get_logger()
 
 RETRY_S = 2.0
 REJECTIONS_IN_A_ROW = 3
+
+
+class WeightsElsewhere(EngineError):
+    """The version that should serve is on no disk: its trainer has to send it again."""
 
 
 class Publisher:
@@ -52,12 +56,18 @@ class Publisher:
         )
         self._gate = Gate(ledger, serving, self._score, settings)
         self._full = FullWeightSwap(
-            engine, serving, drain_s=settings.unbroken_drain_s, call_timeout_s=settings.call_timeout_s
+            engine,
+            serving,
+            drain_s=settings.unbroken_drain_s,
+            call_timeout_s=settings.call_timeout_s,
+            push_timeout_s=settings.push_timeout_s,
         )
         self._base_folder = base_folder
         self._loaded: set[int] = set()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
+        self._missed: int | None = None
+        """The version that should serve, while only its trainer has it."""
         self.last_gate: GateResult | None = None
 
     def wake(self) -> None:
@@ -124,6 +134,54 @@ class Publisher:
         await self._reconcile()
         self.wake()
 
+    async def wants_push(self, weight_version: int) -> bool:
+        """Whether the engine should get this version and only its trainer can send it."""
+        if await self._ledger.pinned() not in (None, weight_version):
+            return False
+        version = await self._ledger.version(weight_version)
+        return not version.durable and (self._missed == weight_version or version.state is not VersionState.SERVING)
+
+    async def take_pushed(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
+        """Serve the tip with the weights that its trainer sends to the engine while `transfer` runs; what serves may be
+        sent again. Raises CommitRefused when it may not serve, EngineError when it does not. What broke off on the way
+        leaves the gate shut until the keeper has restored what should serve.
+        """
+        async with self._turn:
+            version = await self._ledger.version(weight_version)
+            if (tip := (await self._ledger.tip()).weight_version) != weight_version:
+                raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
+            if (pinned := await self._ledger.pinned()) not in (None, weight_version):
+                raise CommitRefused(f"version {pinned} is pinned")
+            report = Report.model_validate(json.loads(version.report_json))
+            await self._pass_gate(version, report)
+            times = await self._full.receive(weight_version, transfer)
+            self._missed = None
+            log.info("weights_received", weight_version=weight_version, **asdict(times))
+            refusal = await self._gate.self_test(weight_version, report.probes)
+            if refusal is not None:
+                self._full.is_unsure = True  # of the old weights nothing is left: the keeper restores what should serve
+                self._serving.close_gate(Closed.ENGINE)
+                if version.state is not VersionState.SERVING:
+                    await self._reject(weight_version, refusal)
+                raise CommitRefused(refusal)
+            await self._ledger.set_version_state(weight_version, VersionState.SERVING)
+            unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
+            older = [v.weight_version for v in await self._ledger.versions() if v.state in unfinished]
+            await self._supersede([number for number in older if number < weight_version])
+            log.info("published", weight_version=weight_version, parent=version.parent)
+
+    async def _pass_gate(self, version: Version, report: Report) -> None:
+        """To LOADING, for one that never served. Raises CommitRefused when the gate refuses it."""
+        number = version.weight_version
+        if version.state is VersionState.CANDIDATE:
+            self.last_gate = await self._gate.check(version, report)
+            if (refusal := self.last_gate.refusal) is not None:
+                await self._reject(number, refusal)
+                raise CommitRefused(refusal)
+            await self._ledger.set_version_state(number, VersionState.GATED)
+        if version.state in (VersionState.CANDIDATE, VersionState.GATED):
+            await self._ledger.set_version_state(number, VersionState.LOADING)
+
     # -- one publication -----------------------------------------------------------------------------------------------
 
     async def _target(self) -> Version:
@@ -134,7 +192,7 @@ class Publisher:
         """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
         async with self._turn:
             version = await self._target()
-            if version.weight_version != self._serving.current:
+            if version.weight_version != self._serving.current and not self._is_elsewhere(version):
                 await self._serve(version)
                 log.info("serving", weight_version=version.weight_version)
 
@@ -147,7 +205,8 @@ class Publisher:
             if await self._ledger.pinned() is not None:
                 return False
             unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
-            waiting = [v.weight_version for v in await self._ledger.versions() if v.state in unfinished]
+            rows = [v for v in await self._ledger.versions() if not self._is_elsewhere(v)]
+            waiting = [v.weight_version for v in rows if v.state in unfinished]
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]
@@ -175,7 +234,8 @@ class Publisher:
                 return
             tip = await self._ledger.version((await self._ledger.tip()).weight_version)
             has_room = tip.weight_version in self._loaded or len(self._loaded) < self._settings.max_versions
-            if tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED) and has_room:
+            passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
+            if passed and has_room and not self._is_elsewhere(tip):
                 await self._serve_again(tip)
                 log.info("serving", weight_version=tip.weight_version)
 
@@ -268,13 +328,25 @@ class Publisher:
         """An engine that started again holds the base; one that was only away may still hold what it should."""
         number, info = version.weight_version, await self._engine.model_info()
         holds = info.weight_version or "default"
-        if holds == str(number) or (number == 0 and holds == "default"):
+        if not self._full.is_unsure and (holds == str(number) or (number == 0 and holds == "default")):
             self._serving.switch(number, None)
+        elif self._is_elsewhere(version):
+            self._serving.switch(number, None)
+            self._serving.close_gate(Closed.ENGINE)
+            self._missed = number
+            raise WeightsElsewhere(f"version {number} should serve, and only its trainer has it")
         else:
             await self._serve(version)
+        self._missed = None
         log.info("serving", weight_version=number)
 
+    @staticmethod
+    def _is_elsewhere(version: Version) -> bool:
+        return version.kind is WeightKind.FULL and not version.durable
+
     def _weights_of(self, version: Version) -> Path:
+        if self._is_elsewhere(version):
+            raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
         if version.folder is not None:
             return self._data_dir / version.folder
         if self._base_folder is None:

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Literal
 from uuid import uuid4
 
 import pytest
 
 from openclaw_rl.engines.serving import Closed, ServingVersions
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, EngineRefused
 from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
@@ -42,7 +43,9 @@ class World:
         self.engine = FakeEngine(pacing=Pacing(tokens_per_s=500))
         self.serving = ServingVersions(hold_s=5)
         self.serving.switch(0, None)
-        self.swapper = FullWeightSwap(self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s)
+        self.swapper = FullWeightSwap(
+            self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s, push_timeout_s=5
+        )
 
     async def chat(self, number: int, *, tokens: int = 60, json_schema: str | None = None) -> Sampled:
         running = Generation(
@@ -116,11 +119,40 @@ async def test_a_request_that_passed_the_gate_just_before_is_cut_too() -> None:
     assert world.serving.current == 1
 
 
-async def test_a_failed_push_leaves_the_old_version_serving() -> None:
+async def test_a_request_that_reaches_the_paused_engine_is_answered_by_the_old_weights_or_cut() -> None:
+    """The engine holds it where no abort reaches it, and would start it on the new weights under the old name."""
+    world = World()
+    async with chats(world, 2) as tasks:
+        paused, resumes = world.engine.pause, 0
+
+        async def pause(mode: Literal["abort", "retract", "in_place"]) -> None:
+            await paused(mode)
+            if world.engine.weight_version == 0 and len(tasks) < 3:
+                world.serving.open_gate(Closed.SWAP)  # as if it had passed a moment ago
+                tasks.append(asyncio.create_task(world.chat(2)))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                world.serving.close_gate(Closed.SWAP)
+
+        async def resume() -> None:
+            nonlocal resumes
+            resumes += 1
+            await type(world.engine).resume(world.engine)
+
+        world.engine.pause = pause  # type: ignore[method-assign]
+        world.engine.resume = resume  # type: ignore[method-assign]
+        await world.swapper.swap(1, FOLDER)
+    assert resumes == 2, "the engine was let go on once, for the request that it held"
+    for number, sampled in enumerate(await asyncio.gather(*tasks)):
+        assert sampled.log_probs == pytest.approx(world.expected(number, sampled))
+        assert (len(sampled.ids), sampled.runs[-1][0]) == (60, 1)
+
+
+async def test_a_refused_push_leaves_the_old_version_serving() -> None:
     world = World()
 
     async def broken(folder: Path, weight_version: int) -> None:
-        raise EngineGone("no such weights")
+        raise EngineRefused("no such weights", status=400)
 
     world.engine.update_weights = broken  # type: ignore[method-assign]
     async with chats(world, 2) as tasks:
@@ -130,6 +162,30 @@ async def test_a_failed_push_leaves_the_old_version_serving() -> None:
     assert world.serving.current == 0
     for sampled in await asyncio.gather(*tasks):
         assert sampled.runs == [[0, 60]]
+
+
+async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_was_pushed(tmp_path: Path) -> None:
+    """The engine may still be reading the new weights: what it says it holds proves nothing."""
+    async with published(tmp_path) as (_, world, publisher):
+        update = world.engine.update_weights
+
+        async def unanswered(folder: Path, weight_version: int) -> None:
+            raise EngineGone("silent")
+
+        world.engine.update_weights = unanswered  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="silent"):
+            await publisher._full.swap(1, FOLDER)
+        assert world.serving.is_closed_for(Closed.ENGINE)
+        pushed: list[tuple[Path, int]] = []
+
+        async def answered(folder: Path, weight_version: int) -> None:
+            pushed.append((folder, weight_version))
+            await update(folder, weight_version)
+
+        world.engine.update_weights = answered  # type: ignore[method-assign]
+        await publisher.restore()
+        assert pushed == [(tmp_path / "base", 0)]
+        assert not publisher._full.is_unsure
 
 
 async def test_a_reply_under_a_grammar_is_let_finish() -> None:

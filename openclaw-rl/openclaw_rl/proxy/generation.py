@@ -161,7 +161,8 @@ class Generation:
         return GenerateRequest(
             input_ids=[*self._prompt_ids, *done],
             sampling_params=sampling,
-            rid=self._rid if attempt == 1 else f"{self._rid}-{attempt}",
+            # In front: SGLang aborts every request whose id begins with the one it is given.
+            rid=self._rid if attempt == 1 else f"{attempt}-{self._rid}",
             stream=True,
             return_logprob=True,
             top_logprobs_num=self._extras.top_logprobs,

@@ -51,6 +51,8 @@ class Pacing:
 @dataclass(slots=True)
 class _Running:
     request: GenerateRequest
+    is_held: bool
+    """It came during a pause: no abort reaches it, and the engine counts as empty."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -113,12 +115,13 @@ class FakeEngine:
         if script is not None and script.refuse is not None:
             raise EngineRefused(script.refuse[1], status=script.refuse[0])
         self._check(request)
-        number, running = next(self._count), _Running(request)
+        number, running = next(self._count), _Running(request, is_held=not self._unpaused.is_set())
         self._running[number] = running
         self._users[request.lora_path] += 1
         finished = False
         try:
             await self._unpaused_or_aborted(running)
+            running.is_held = False
             await self._sleep(running, len(request.input_ids), self.pacing.prefill_tokens_per_s)
             events = self._toy(running) if script is None else self._forced(running, script)
             async for reply in events:
@@ -205,16 +208,17 @@ class FakeEngine:
     async def abort_all(self) -> None:
         self._check_up()
         for running in self._running.values():
-            running.aborted.set()
+            if not running.is_held:
+                running.aborted.set()
 
     async def abort(self, rid: str) -> None:
         for running in self._running.values():
-            if running.request.rid == rid:
+            if running.request.rid == rid and not running.is_held:
                 running.aborted.set()
 
     async def flush_cache(self) -> None:
         self._check_up()
-        if self._running:
+        if any(not running.is_held for running in self._running.values()):
             raise EngineRefused("requests are running", status=400)
 
     async def update_weights(self, folder: Path, weight_version: int) -> None:
