@@ -51,12 +51,15 @@ from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publisher import Publisher, WeightsElsewhere
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import ServerSettings, Settings
 from openclaw_rl.supervisor import Child
+from openclaw_rl.trainers.api import Started
+from openclaw_rl.trainers.push_routes import build_push_router
+from openclaw_rl.trainers.pushes import TrainerPushes
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import WeightKind
 
@@ -151,7 +154,8 @@ class _Server:
 
         await version_folders.tidy(ledger, data.versions)
         publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder)
-        await publisher.restore()
+        with contextlib.suppress(WeightsElsewhere):  # then chats wait until the trainer has sent them, or lost them
+            await publisher.restore()
         keeper = EngineKeeper(engine, serving, publisher.restore)
         keeper_exit.append(keeper)
         paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
@@ -188,8 +192,26 @@ class _Server:
         )
         app.include_router(chats)
         app.include_router(
-            build_trainer_router(ledger, token=token, lease_wait=lease_wait, on_commit=lambda _: publisher.wake())
+            build_trainer_router(
+                ledger,
+                token=token,
+                lease_wait=lease_wait,
+                on_commit=lambda _: publisher.wake(),
+                wants_push=publisher.wants_push,
+            )
         )
+        pushes = TrainerPushes(publisher.take_pushed)
+
+        async def trainer_started(name: str) -> Started:
+            await ledger.revoke(trainer=name, reason="its trainer was started again")
+            await ledger.lose_undurable("its trainer was started again")
+            publisher.wake()
+            lease_wait.samples_came()
+            return Started(
+                tip=await ledger.tip(), engine_url=engine.url, trainer=settings.trainer, method=settings.method
+            )
+
+        app.include_router(build_push_router(ledger, token=token, pushes=pushes, on_start=trainer_started))
         app.include_router(
             build_admin_router(
                 AdminDeps(
@@ -221,6 +243,7 @@ class _Server:
 
         self._own(keeper.run(), "keeper")
         self._own(publisher.run(), "publisher")
+        self._own(pushes.run(), "pushes")
         self._own(sessions.expire_forever(), "sessions")
         self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
         sampled = asyncio.Event()

@@ -98,6 +98,17 @@ def read(db: sqlite3.Connection, grant: Grant) -> Lease:
     )
 
 
+def held(db: sqlite3.Connection, lease_id: str, fence: int) -> Grant:
+    """A live lease, as it was granted. Raises CommitRefused when it is over."""
+    row = live(db, lease_id, fence)
+    query = (
+        "SELECT turn FROM lease_sample JOIN turn ON turn = id WHERE fence = ? AND outcome = 'leased'"
+        " ORDER BY sampled_at, turn"
+    )
+    turns = tuple(turn for (turn,) in db.execute(query, (fence,)))
+    return Grant(lease_id=lease_id, fence=fence, parent=row["parent"], expires_at=row["expires_at"], rows=turns)
+
+
 def renew(db: sqlite3.Connection, lease_id: str, fence: int, *, at: float, lease_s: float) -> float:
     live(db, lease_id, fence)
     db.execute("UPDATE lease SET expires_at = ? WHERE lease_id = ?", (at + lease_s, lease_id))

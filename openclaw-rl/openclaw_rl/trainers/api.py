@@ -7,6 +7,13 @@
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
     POST /v1/trainer/durable  → {}
 
+For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
+
+    POST /v1/trainer/start       → Started   "I hold nothing": what was not durable is lost, its samples wait again
+    POST /v1/trainer/leased      → LeaseReply  a live lease once more, for a part of the trainer that did not take it
+    POST /v1/trainer/push/begin  → {}        the gate passed it, the chats wait, the engine is empty: send the weights
+    POST /v1/trainer/push/end    → {}        they are there (or failed): tested, and the chats go on
+
 The checkpoint is the transaction: a trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a fresh
 folder, fsyncs, renames,
 and only then commits. Auth: `Authorization: Bearer <trainer token>`.
@@ -17,6 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import Lease, Sample, VersionRun, WeightKind
 
 
@@ -32,6 +40,8 @@ class Tip(_Body):
     """Relative to the data directory; None: the base."""
     needs_fresh_moments: bool = False
     """The tip is a rollback target whose optimizer state is gone: start with fresh moments and `warmup_steps`."""
+    wants_push: bool = False
+    """Only its trainer has these weights, and the engine does not: `push/begin`."""
 
 
 class SampleBody(_Body):
@@ -184,3 +194,28 @@ class Committed(_Body):
 
 class Durable(_Body):
     weight_version: int
+
+
+class Start(_Body):
+    trainer: str
+    """The name it leases under."""
+
+
+class Started(_Body):
+    tip: Tip
+    engine_url: str
+    """Where full weights are sent."""
+    trainer: TrainerSettings
+    method: MethodSettings
+
+
+class PushBegin(_Body):
+    weight_version: int
+    deadline_s: float = Field(default=90.0, ge=1, le=600)
+    """`push/end` comes within this time, or the trainer is taken for dead and the engine for torn."""
+
+
+class PushEnd(_Body):
+    weight_version: int
+    failure: str | None = None
+    """Why the engine may hold half of it; None: all of it was sent."""

@@ -22,8 +22,12 @@ from openclaw_rl.trainers.api import (
     LeaseRef,
     LeaseReply,
     LeaseRequest,
+    PushBegin,
+    PushEnd,
     Release,
     Renewed,
+    Start,
+    Started,
     Tip,
 )
 from openclaw_rl.types import DropReason
@@ -89,6 +93,26 @@ class TrainerClient:
 
     def durable(self, weight_version: int) -> None:
         self._post("durable", Durable(weight_version=weight_version))
+
+    def start(self, trainer: str) -> Started:
+        """This trainer holds nothing: versions that were not durable are lost. What to load, and where things are."""
+        return self._call("start", Start(trainer=trainer), Started)
+
+    def leased(self, lease_id: str, fence: int) -> LeaseBody:
+        """A live lease once more. Raises CommitRefused when it is over."""
+        lease = self._call("leased", LeaseRef(lease_id=lease_id, fence=fence), LeaseReply).lease
+        if lease is None:
+            raise TrainerError(f"leased: the server knows no lease {lease_id}")
+        return lease
+
+    def push_begin(self, weight_version: int, *, deadline_s: float, wait_s: float = 120.0) -> None:
+        """Returns when the engine is empty and waits for the weights. Raises CommitRefused when this version may not
+        serve."""
+        self._post("push/begin", PushBegin(weight_version=weight_version, deadline_s=deadline_s), extra_s=wait_s)
+
+    def push_end(self, weight_version: int, failure: str | None = None, *, wait_s: float = 120.0) -> None:
+        """Returns when the version serves. Raises CommitRefused when it may not."""
+        self._post("push/end", PushEnd(weight_version=weight_version, failure=failure), extra_s=wait_s)
 
     def _call(self, verb: str, body: BaseModel | None, reply: type[Reply], *, extra_s: float = 0.0) -> Reply:
         content = self._post(verb, body, extra_s=extra_s)

@@ -70,31 +70,40 @@ class LeaseWait:
 
 
 def build_trainer_router(
-    ledger: Ledger, *, token: str, lease_wait: LeaseWait, on_commit: Callable[[int], None]
+    ledger: Ledger,
+    *,
+    token: str,
+    lease_wait: LeaseWait,
+    on_commit: Callable[[int], None],
+    wants_push: Callable[[int], Awaitable[bool]] | None = None,
 ) -> APIRouter:
-    """`on_commit` is told every committed version (again, when a trainer says the same commit again)."""
+    """`on_commit` is told every committed version (again, when a trainer says the same commit again). `wants_push` says
+    whether the tip's trainer should send its weights to the engine."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
-    router = APIRouter(prefix="/v1/trainer", route_class=_guarded_by(token), include_in_schema=False)
+    router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
 
     @router.post("/tip")
     async def tip() -> Tip:
-        return await ledger.tip()
+        found = await ledger.tip()
+        if wants_push is None or not await wants_push(found.weight_version):
+            return found
+        return found.model_copy(update={"wants_push": True})
 
     @router.post("/lease")
     async def lease(request: Request) -> Response:
-        asked = await _parse(request, LeaseRequest)
+        asked = await parse(request, LeaseRequest)
         granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
-        return Response(await asyncio.to_thread(_lease_json, granted), media_type="application/json")
+        return await answer_lease(granted)
 
     @router.post("/renew")
     async def renew(request: Request) -> Renewed:
-        ref = await _parse(request, LeaseRef)
+        ref = await parse(request, LeaseRef)
         return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
 
     @router.post("/release")
     async def release(request: Request) -> dict[str, str]:
-        body = await _parse(request, Release)
+        body = await parse(request, Release)
         try:
             drop = {sample_id: DropReason(reason) for sample_id, reason in body.drop.items()}
         except ValueError as error:
@@ -105,13 +114,13 @@ def build_trainer_router(
 
     @router.post("/commit")
     async def commit(request: Request) -> Committed:
-        weight_version = await ledger.commit(await _parse(request, Commit))
+        weight_version = await ledger.commit(await parse(request, Commit))
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
     @router.post("/durable")
     async def durable(request: Request) -> dict[str, str]:
-        await ledger.durable((await _parse(request, Durable)).weight_version)
+        await ledger.durable((await parse(request, Durable)).weight_version)
         return {}
 
     return router
@@ -159,11 +168,16 @@ async def _disconnected(gone: Callable[[], Awaitable[Any]]) -> None:
         pass
 
 
+async def answer_lease(lease: Lease | None) -> Response:
+    """A batch is large: it is made into JSON off the event loop."""
+    return Response(await asyncio.to_thread(_lease_json, lease), media_type="application/json")
+
+
 def _lease_json(lease: Lease | None) -> bytes:
     return LeaseReply(lease=None if lease is None else LeaseBody.of(lease)).model_dump_json().encode()
 
 
-async def _parse(request: Request, model: type[Body]) -> Body:
+async def parse(request: Request, model: type[Body]) -> Body:
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
@@ -182,7 +196,7 @@ class _Refused(Exception):
         self.status, self.code = status, code
 
 
-def _guarded_by(token: str) -> type[APIRoute]:
+def guarded_by(token: str) -> type[APIRoute]:
     """Routes that ask for the token first, and answer what is refused in one form."""
     secret = Secret(token)
 
