@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,32 +59,43 @@ class Host:
     @asynccontextmanager
     async def server(self, folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[Server]:
         """One server with its own data directory, ended with the block."""
+        pid, server = self._fork(folder, settings, None)
+        try:
+            yield await asyncio.to_thread(_wait_for, server, pid)
+        finally:
+            await asyncio.to_thread(_end, pid)
+
+    @contextmanager
+    def running(self, folder: Path, settings: Mapping[str, Any], *, umask: int | None = None) -> Iterator[Server]:
+        """The same where there is no event loop. umask: of that process."""
+        pid, server = self._fork(folder, settings, umask)
+        try:
+            yield _wait_for(server, pid)
+        finally:
+            _end(pid)
+
+    def _fork(self, folder: Path, settings: Mapping[str, Any], umask: int | None) -> tuple[int, Server]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         data_dir, log_file = folder / "data", folder / "server.log"
         folder.mkdir(exist_ok=True)
-        order = {"log": str(log_file), "settings": {"data_dir": str(data_dir), "server.port": 0, **settings}}
-        self._process.stdin.write(json.dumps(order) + "\n")
+        tree = {"data_dir": str(data_dir), "server.port": 0, **settings}
+        self._process.stdin.write(json.dumps({"log": str(log_file), "settings": tree, "umask": umask}) + "\n")
         self._process.stdin.flush()
-        pid = int(self._process.stdout.readline())
-        try:
-            where = data_dir / "run" / "server.json"
-            yield Server(await asyncio.to_thread(_wait_for, where, pid, log_file), data_dir, log_file)
-        finally:
-            await asyncio.to_thread(_end, pid)
+        return int(self._process.stdout.readline()), Server("", data_dir, log_file)
 
 
-def _wait_for(where: Path, pid: int, log_file: Path) -> str:
-    end = time.monotonic() + _START_S
+def _wait_for(server: Server, pid: int) -> Server:
+    where, end = server.data_dir / "run" / "server.json", time.monotonic() + _START_S
     while time.monotonic() < end and _is_alive(pid):
         try:
             url = json.loads(where.read_text())["url"]
             if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
-                return str(url)
+                return replace(server, url=str(url))
         except (OSError, ValueError, httpx.HTTPError):
             pass
         time.sleep(0.02)
-    raise RuntimeError(f"the server did not come up:\n{log_file.read_text()[-3000:] if log_file.exists() else ''}")
+    raise RuntimeError(f"the server did not come up:\n{server.log[-3000:] if server.log_file.exists() else ''}")
 
 
 def _end(pid: int) -> None:
@@ -119,6 +130,8 @@ def _serve() -> None:
             print(pid, flush=True)  # noqa: T201
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if order["umask"] is not None:
+            os.umask(order["umask"])
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0), os.dup2(log, 1), os.dup2(log, 2)

@@ -1,0 +1,156 @@
+"""Who gets in where: chat keys, the admin key, the trainer token, and nobody's key."""
+
+import ast
+import inspect
+import uuid
+from pathlib import Path
+
+import pytest
+
+import openclaw_rl
+from openclaw_rl.proxy.auth import Keys, Secret
+from openclaw_rl.settings import ApiKey
+
+ADMIN = [
+    ("GET", "/v1/admin/status"),
+    ("GET", "/v1/admin/versions/0"),
+    ("POST", "/v1/admin/rollback"),
+    ("POST", "/v1/admin/pin"),
+    ("POST", "/v1/admin/learning"),
+    ("POST", "/v1/admin/train"),
+    ("POST", "/v1/admin/forget"),
+    ("GET", "/v1/turns"),
+    ("GET", "/v1/turns/chatcmpl-1"),
+    ("GET", "/openapi.json"),
+    ("GET", "/metrics"),
+]
+TRAINER = [("POST", f"/v1/trainer/{name}") for name in ("tip", "lease", "renew", "release", "commit", "durable")]
+CHAT = [("POST", "/v1/chat/completions"), ("POST", "/chat/completions"), ("POST", "/v1/feedback")]
+OPEN = {("GET", "/healthz"), ("GET", "/v1/models"), ("GET", "/models")}
+"""They tell a word, a version's number, a model's name and its length."""
+
+
+@pytest.mark.parametrize(("method", "path"), [*ADMIN, *TRAINER, *CHAT])
+def test_without_the_key_every_door_is_closed(keyed, method, path):
+    for key in (None, "wrong", "sk-ann-5up3", "sk-ann-5up3r2", "SK-ANN-5UP3R"):
+        reply = keyed.ask(method, path, key, json={})
+        assert reply.status_code == 401, reply.text
+        assert set(reply.json()["error"]) >= {"message", "type", "code"}
+
+
+@pytest.mark.parametrize(
+    ("doors", "strangers"), [(ADMIN, ("ann", "trainer")), (TRAINER, ("ann", "admin")), (CHAT, ("admin", "trainer"))]
+)
+def test_a_key_opens_its_own_doors_and_no_others(keyed, doors, strangers):
+    for method, path in doors:
+        for key in strangers:
+            assert keyed.ask(method, path, key, json={}).status_code == 401, (path, key)
+
+
+def test_each_key_opens_its_doors(keyed):
+    assert keyed.chat("ann").status_code == keyed.chat("bob").status_code == 200
+    assert keyed.ask("GET", "/v1/admin/status", "admin").status_code == 200
+    assert keyed.ask("POST", "/v1/trainer/tip", "trainer").status_code == 200
+
+
+def test_no_route_is_missing_from_these_lists(keyed):
+    """A route added later must be named above: behind a key, or open on purpose."""
+    paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
+    found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    known = {
+        (method, path.replace("chatcmpl-1", "{turn_id}").replace("versions/0", "versions/{weight_version}"))
+        for method, path in (*ADMIN, *TRAINER, *CHAT)
+    }
+    assert found - known - OPEN == set()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "sk-ann-5up3r",
+        "Basic sk-ann-5up3r",
+        "Bearer",
+        "bearer\tsk-ann-5up3r",
+        "Bearer sk-ann-5up3r sk-bob-5up3r",
+    ],
+)
+def test_only_a_bearer_token_is_a_key(keyed, header):
+    reply = keyed.ask("POST", "/v1/chat/completions", json={}, headers={"Authorization": header})
+    assert reply.status_code == 401
+
+
+def test_a_key_in_the_query_or_in_a_cookie_is_no_key(keyed):
+    for kwargs in (
+        {"params": {"api_key": "sk-ann-5up3r"}},
+        {"headers": {"Cookie": "Authorization=Bearer sk-ann-5up3r"}},
+    ):
+        assert keyed.ask("POST", "/v1/chat/completions", json={}, **kwargs).status_code == 401
+
+
+def test_a_user_cannot_rate_or_find_out_about_anothers_turn(keyed):
+    session = f"private-{uuid.uuid4().hex}"
+    reply = keyed.chat("ann", headers={"X-Session-Id": session})
+    turn = reply.json()["id"]
+    for target in ({"turn_id": turn}, {"session_id": session}):
+        missing = {name: "no-such-thing" for name in target}
+        theirs = keyed.ask("POST", "/v1/feedback", "bob", json={**target, "value": False})
+        nothing = keyed.ask("POST", "/v1/feedback", "bob", json={**missing, "value": False})
+        assert theirs.status_code == nothing.status_code == 404
+        assert theirs.json()["error"]["code"] == nothing.json()["error"]["code"]
+    own = keyed.ask("POST", "/v1/feedback", "ann", json={"turn_id": turn, "value": True})
+    assert own.status_code == 200
+
+
+def test_a_session_of_the_same_name_is_another_users_own(keyed):
+    """Bob continues Ann's conversation under her session id, word for word: her turn stays unanswered."""
+    session, asked = f"shared-{uuid.uuid4().hex}", [{"role": "user", "content": "what is the plan?"}]
+    turn = keyed.chat("ann", messages=asked, headers={"X-Session-Id": session}).json()
+    said = turn["choices"][0]["message"]
+    spoken = [
+        *asked,
+        {"role": "assistant", "content": said["content"]},
+        {"role": "user", "content": "no, that is wrong"},
+    ]
+    keyed.chat("bob", messages=spoken, headers={"X-Session-Id": session})
+    record = keyed.ask("GET", f"/v1/turns/{turn['id']}", "admin").json()
+    assert (record["state"], record["next_state"]) == ("served", None)
+    keyed.chat("ann", messages=spoken, headers={"X-Session-Id": session})
+    record = keyed.ask("GET", f"/v1/turns/{turn['id']}", "admin").json()
+    assert record["next_state"] is not None
+
+
+def test_secrets_are_compared_in_one_place_and_in_constant_time():
+    """No `==` on a secret anywhere: `proxy.auth` alone looks at Authorization headers, and by `hmac.compare_digest`."""
+    package = Path(openclaw_rl.__file__).parent
+    readers = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if "testing" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("headers.get")
+        and node.args
+        and ast.unparse(node.args[0]).strip("'\"").lower() == "authorization"
+    }
+    for reader in readers:
+        source = (package / reader).read_text()
+        assert (
+            "caller(request.headers" in source or "opens(request.headers" in source or "caller(headers.get" in source
+        ), reader
+    for method in (Secret.opens, Keys.caller):
+        source = inspect.getsource(method)
+        assert "compare_digest" in source
+        assert "==" not in source
+
+
+def test_all_chat_keys_are_compared_whichever_fits(monkeypatch):
+    seen = []
+    import hmac
+
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
+    keys = Keys([ApiKey(key="a"), ApiKey(key="b" * 50), ApiKey(key="c")])
+    assert keys.caller("Bearer a").user == "user"
+    assert seen == [(32, 32)] * 3
+    with pytest.raises(ValueError, match="empty"):
+        Secret("")
