@@ -2,6 +2,7 @@
 
     python benchmarks/learning_preferences.py --preset gpu        one GPU: the settings we ship, 3 methods × 2 × 3 seeds
     python benchmarks/learning_preferences.py --preset sweep      one GPU: the variants of `SWEEP`, one seed
+    python benchmarks/learning_preferences.py --preset users      one GPU: the variants of `USERS`, three seeds
     python benchmarks/learning_preferences.py --preset cpu        two CPU cores, five minutes: one seed, fewer of all
     python benchmarks/learning_preferences.py --report A.jsonl …  tables and curves of results that exist
 
@@ -9,12 +10,13 @@ The policy answers questions of the training topics, 16 a round; a user simulate
 words; the product's own rules judge, method, loss and LoRA step learn from it (≤ 8 updates, each on new replies of the
 current policy). Before and after, replies to held-out topics are scored by rule, as a share of the way from the base to
 the base that reads the hint, and beside it KL, fluency and relevance to the question: a score alone can be hacked
-(`learning/measures.py`). Scoring pairs come from a plain batched forward that stands in for the engine
-(`learning/engine.py`), replies from a batched sampler (`learning/fleet.py`).
+(`learning/measures.py`). Replies come from a batched sampler (`learning/fleet.py`), scoring pairs from a plain batched
+forward that stands in for the engine (`learning/engine.py`), with `--pairs engine` from the real embedded engine.
 
-`--variant NAME:key=value,…` changes settings of `trainer` or `method`, or `reads_request=1`: a user who also complains
-of what is not about the question. `hint_source=judge` stands for a judge that writes the wish in one canonical
-sentence; the default, `verbatim`, takes the complaint as it was said.
+`--variant NAME:key=value,…` changes settings of `trainer` or `method`, or the user: `reads_request=1` also complains
+of what is not about the question, `follows_up=1` stays in the chat after a complaint and says what the next reply is
+worth. `hint_source=judge` stands for a judge that writes the wish in one canonical sentence; the default, `verbatim`,
+takes the complaint as it was said.
 """
 
 import argparse
@@ -35,10 +37,11 @@ from openclaw_rl.settings import ModelSettings
 PLANS = {
     "gpu": Plan(),
     "sweep": Plan(marks=(2, 4, 8), replies=1),
+    "users": Plan(marks=(4, 8), replies=1),
     "cpu": Plan(updates=3, marks=(3,), reply_tokens=56, held_out=16, replies=1, others=1),
     "smoke": Plan(updates=1, turns=2, marks=(1,), reply_tokens=8, held_out=3, replies=1, others=1),
 }
-SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "cpu": (0,), "smoke": (0,)}
+SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "users": (0, 1, 2), "cpu": (0,), "smoke": (0,)}
 SWEEP: dict[str, tuple[str, ...]] = {
     "binary_rl": (
         "default:",
@@ -70,6 +73,20 @@ SWEEP: dict[str, tuple[str, ...]] = {
     ),
 }
 
+USERS: dict[str, tuple[str, ...]] = {
+    "binary_rl": (
+        "reads limit=1:reads_request=1,baseline_limit=1",
+        "reads limit=1 follows:reads_request=1,baseline_limit=1,follows_up=1",
+    ),
+    "opd": ("reads:reads_request=1", "reads follows:reads_request=1,follows_up=1"),
+    "combine": (
+        "reads:reads_request=1",
+        "reads limit=1:reads_request=1,baseline_limit=1",
+        "reads limit=1 follows:reads_request=1,baseline_limit=1,follows_up=1",
+    ),
+}
+VARIANTS = {"sweep": SWEEP, "users": USERS}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -79,6 +96,8 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=None)
     parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
     parser.add_argument("--updates", type=int, default=None)
+    parser.add_argument("--pairs", choices=("forward", "engine"), default="forward", help="what gives scoring pairs")
+    parser.add_argument("--no-ends", action="store_true", help="do not measure the base again")
     parser.add_argument("--workers", type=int, default=None, help="processes; by the preset when unset")
     parser.add_argument("--threads", type=int, default=None, help="of each worker")
     parser.add_argument("--device", default=None, help="cpu or cuda; by the preset when unset")
@@ -93,15 +112,13 @@ def main() -> int:
         print(write_report(load(args.report), args.out / name, {}))
         return 0
 
-    started, is_gpu = time.perf_counter(), args.preset in ("gpu", "sweep")
+    started, is_gpu = time.perf_counter(), args.preset in ("gpu", "sweep", "users")
     device = args.device or ("cuda" if is_gpu else "cpu")
     plan = PLANS[args.preset]
     if args.updates:
         plan = replace(plan, updates=args.updates, marks=tuple(sorted({*plan.marks, args.updates} - {0})))
     seeds = tuple(args.seeds or SEEDS[args.preset])
-    chosen = {
-        method: args.variant or (SWEEP[method] if args.preset == "sweep" else ("default:",)) for method in METHODS
-    }
+    chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, ("default:",)) for method in METHODS}
     preferences = args.preferences or (["short"] if args.preset == "cpu" else list(PREFERENCES))
     runs = [
         Run(method, preference, seed, Variant.parse(text))
@@ -117,8 +134,10 @@ def main() -> int:
     results = args.out / f"{name}.jsonl"
     results.unlink(missing_ok=True)
     threads = args.threads or (2 if device == "cuda" else os.cpu_count() or 1)
-    empty = Job(model, args.cache, device, threads, plan, results, seeds=seeds)
-    jobs = [*shared_out(runs, workers, empty), replace(empty, ends_of=tuple(preferences))]
+    empty = Job(model, args.cache, device, threads, plan, results, seeds=seeds, uses_engine=args.pairs == "engine")
+    jobs = shared_out(runs, workers, empty)
+    if not args.no_ends:
+        jobs.append(replace(empty, ends_of=tuple(preferences)))
     if device == "cpu":
         jobs.reverse()
     print(f"{len(runs)} runs in {len(jobs)} jobs on {device}", flush=True)
@@ -130,6 +149,7 @@ def main() -> int:
         "model": bundled.model_display_name(model),
         "device": _device_name(device),
         "plan": str(plan),
+        "scoring pairs": "the embedded engine" if args.pairs == "engine" else "a plain forward",
         "seconds": round(time.perf_counter() - started),
     }
     print(write_report(load([results]), args.out / name, about))

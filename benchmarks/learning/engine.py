@@ -1,23 +1,38 @@
 """Stands in for the engine when turns are scored: the same numbers, by plain batched forwards of the policy itself.
 
 `score` of a method asks an engine for forced log-probs, turn by turn. Here the calls of all turns are collected until
-no more come, then answered by one batched fp32 forward at temperature 1. What it does not show is the engine's own
-arithmetic; the conformance suite compares that with a plain forward.
+no more come, then answered by one batched fp32 forward at temperature 1. That these are the real engine's numbers is
+what `served.compare` measures, and `tests/benchmarks/test_pairs.py` asserts.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from learning.subject import forced_log_probs
 from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.serving import adapter_name
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
 QUIET_S = 0.01
 """No call for so long: the collected ones are answered."""
+
+
+class ScoringEngine(Protocol):
+    """The part of the engine that scoring uses, for one policy."""
+
+    def serves(self, version: int) -> AbstractAsyncContextManager[str | None]:
+        """Inside, `score` knows the policy as it is now by the name that comes back; None: the base, as version 0."""
+        ...
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +45,14 @@ class _Call:
 
 
 class ForwardEngine:
-    """The part of the `Engine` protocol that scoring uses."""
-
     def __init__(self, policy: LoraPolicy) -> None:
         self._policy = policy
         self._calls: list[_Call] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def serves(self, version: int) -> AsyncIterator[str | None]:
+        yield adapter_name(version)
 
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0

@@ -1,6 +1,7 @@
 """Runs of the learning benchmark: what is varied, how many runs are trained in step, and what each writes down."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -9,11 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learning.engine import ForwardEngine
-from learning.fleet import Fleet
+from learning.engine import ForwardEngine, ScoringEngine
+from learning.fleet import Fleet, Reply
 from learning.measures import Quality, quality
 from learning.preferences import PREFERENCES, Preference, Topic, topics
-from learning.simulation import Batch, Simulation
+from learning.served import ServedEngine, embedded_engine
+from learning.simulation import Asked, Batch, Simulation
 from learning.subject import Subject
 from openclaw_opd.prompts import hinted
 from openclaw_rl.messages import Message
@@ -25,6 +27,8 @@ from openclaw_rl.types import SamplingParams
 METHODS = ("binary_rl", "opd", "combine")
 ENDS = ("base", "hinted", "complained")
 """The base; the base that reads the wish as one canonical sentence; the base that reads a complaint as it was said."""
+USERS = ("reads_request", "follows_up")
+"""A user who first looks whether a reply is about the question at all; one who stays and hears the better reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Variant:
 
     name: str = "default"
     changes: tuple[tuple[str, str], ...] = ()
-    """(setting of `trainer` or `method`, or `reads_request`; value as text)."""
+    """(setting of `trainer` or `method`, `reads_request` or `follows_up`; value as text)."""
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
@@ -42,19 +46,24 @@ class Variant:
         pairs = [pair.split("=", 1) for pair in changes.split(",") if pair]
         return cls(name or changes or "default", tuple((key.strip(), value.strip()) for key, value in pairs))
 
-    def settings(self, device: str, seed: int, method: str) -> tuple[TrainerSettings, MethodSettings, bool]:
+    def settings(self, device: str, seed: int, method: str) -> tuple[TrainerSettings, MethodSettings]:
         trainer: dict[str, Any] = {"device": device, "seed": seed}
         own: dict[str, Any] = {"name": method, "hint_source": "verbatim", "hint_votes": 1}
-        reads_request = False
         for key, value in self.changes:
-            if key == "reads_request":
-                reads_request = value.casefold() in ("1", "true", "yes")
+            if key in USERS:
+                continue
             elif key in TrainerSettings.model_fields:
                 trainer[key] = value
             else:
                 own[key] = value  # an unknown one is refused by name
         trainer.setdefault("micro_batch_tokens", 4096 if device == "cuda" else 1024)
-        return TrainerSettings(**trainer), MethodSettings(**own), reads_request
+        if "dtype" in TrainerSettings.model_fields:
+            trainer.setdefault("dtype", "float32")  # the sampler's numbers are the trainer's to rounding
+        return TrainerSettings(**trainer), MethodSettings(**own)
+
+    def has_user(self, who: str) -> bool:
+        """Whether the user is one of `USERS`."""
+        return dict(self.changes).get(who, "0").casefold() in ("1", "true", "yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +121,35 @@ def method_of(name: str) -> Method:
 class Trained:
     """One run: its policy, its learner, its user."""
 
-    def __init__(self, run: Run, subject: Subject, plan: Plan) -> None:
-        trainer, own, reads_request = run.variant.settings(subject.device, run.seed, run.method)
-        self.run, self.preference, self._subject, self._plan = run, PREFERENCES[run.preference], subject, plan
+    def __init__(self, run: Run, subject: Subject, plan: Plan, *, engine_url: str | None = None) -> None:
+        """engine_url: of an embedded engine that gives the scoring pairs; a plain forward does when None."""
+        trainer, own = run.variant.settings(subject.device, run.seed, run.method)
+        self.run, self.preference, self._plan = run, PREFERENCES[run.preference], plan
         self.policy = subject.new_policy(trainer)
         method = method_of(run.method)
         self._learner = subject.new_learner(self.policy, method, trainer, own)
-        self._user = Simulation(
+        engine: ScoringEngine = ForwardEngine(self.policy)
+        if engine_url is not None:
+            engine = ServedEngine(self.policy, engine_url, name=f"{run.method}-{run.preference}-{run.seed}")
+        self.user = Simulation(
             subject,
             self.preference,
             method,
             own,
-            ForwardEngine(self.policy),
+            engine,
             seed=run.seed,
-            reads_request=reads_request,
+            reads_request=run.variant.has_user("reads_request"),
         )
         self._sampling = SamplingParams(plan.reply_tokens, temperature=plan.temperature)
         self.metrics: dict[str, float] = {}
         self.batch = Batch()
 
-    def asked(self, update: int) -> list[Topic]:
+    def topics(self, update: int) -> list[Topic]:
         """Equal for all methods and variants of a seed."""
         return random.Random(1000 * self.run.seed + update).sample(topics("train"), self._plan.turns)
 
-    async def learn(self, update: int, asked: Sequence[Topic], prompts: Any, replies: Any) -> None:
-        self.batch = await self._user.round(asked, prompts, replies, update - 1, self._sampling)
+    async def learn(self, update: int, asked: Sequence[Asked], replies: Sequence[Reply], said: Sequence[str]) -> None:
+        self.batch = await self.user.round(asked, replies, said, update - 1, self._sampling)
         self.metrics = {}
         if not self.batch.samples:
             return  # nothing to learn from: no step
@@ -164,21 +177,23 @@ class Trained:
 
 
 def train_together(
-    subject: Subject, runs: Sequence[Run], plan: Plan, write: Callable[[Record], None], started: float
+    subject: Subject,
+    runs: Sequence[Run],
+    plan: Plan,
+    write: Callable[[Record], None],
+    started: float,
+    *,
+    engine_url: str | None = None,
 ) -> None:
-    """Train the runs in step: one sampler serves them all."""
-    trained = [Trained(run, subject, plan) for run in runs]
+    """Train the runs in step: one sampler serves them all. Their users must agree in `follows_up`."""
+    (follows_up,) = {run.variant.has_user("follows_up") for run in runs}
+    trained = [Trained(run, subject, plan, engine_url=engine_url) for run in runs]
     fleet = Fleet([one.policy for one in trained], subject.end_id)
     for update in range(1, plan.updates + 1):
-        asked = [one.asked(update) for one in trained]
-        prompts = [
-            [subject.prompt(one.preference.question(t)) for t in own] for one, own in zip(trained, asked, strict=True)
-        ]
-        seeds = [1000 * one.run.seed + update for one in trained]
-        replies = fleet.generate(prompts, plan.reply_tokens, plan.temperature, seeds)
+        asked, replies, said = _chats(fleet, trained, plan, update, follows_up=follows_up)
 
-        async def learn_all(update: int = update, asked: Any = asked, prompts: Any = prompts, replies: Any = replies):
-            for one, *own in zip(trained, asked, prompts, replies, strict=True):
+        async def learn_all(update: int = update, asked: Any = asked, replies: Any = replies, said: Any = said):
+            for one, *own in zip(trained, asked, replies, said, strict=True):
                 await one.learn(update, *own)
 
         asyncio.run(learn_all())
@@ -186,6 +201,34 @@ def train_together(
         if update in plan.marks:
             for one, found in zip(trained, measure(subject, fleet, trained, plan), strict=True):
                 write(one.record(update, found, started))
+
+
+_Rounds = tuple[list[list[Asked]], list[list[Reply]], list[list[str]]]
+
+
+def _chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, follows_up: bool) -> _Rounds:
+    """`plan.turns` turns of every run: what was asked, what was replied, what the user said to it."""
+    topics_of = [one.topics(update) for one in trained]
+
+    def said_to(asked: list[list[Asked]], part: int) -> tuple[list[list[Reply]], list[list[str]]]:
+        prompts = [one.user.prompts(own) for one, own in zip(trained, asked, strict=True)]
+        seeds = [1000 * one.run.seed + 100 * part + update for one in trained]
+        replies = fleet.generate(prompts, plan.reply_tokens, plan.temperature, seeds)
+        return replies, [one.user.said(*own) for one, *own in zip(trained, asked, replies, strict=True)]
+
+    first = len(topics_of[0]) // (1 + follows_up)
+    asked = [one.user.first(own[:first]) for one, own in zip(trained, topics_of, strict=True)]
+    replies, said = said_to(asked, 0)
+    if follows_up:
+        more = [
+            one.user.second(*own, fresh[first : 2 * first])
+            for one, *own, fresh in zip(trained, asked, replies, said, topics_of, strict=True)
+        ]
+        more_replies, more_said = said_to(more, 1)
+        asked = [a + b for a, b in zip(asked, more, strict=True)]
+        replies = [a + b for a, b in zip(replies, more_replies, strict=True)]
+        said = [a + b for a, b in zip(said, more_said, strict=True)]
+    return asked, replies, said
 
 
 def measure(subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Plan) -> list[Quality]:
@@ -267,6 +310,8 @@ class Job:
     runs: tuple[Run, ...] = ()
     ends_of: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
+    uses_engine: bool = False
+    """Scoring pairs come from the embedded engine, in a process of its own."""
 
 
 def work(job: Job) -> None:
@@ -291,10 +336,19 @@ def work(job: Job) -> None:
     if job.ends_of:
         measure_ends(subject, job.ends_of, job.seeds, job.plan, write, started)
     if job.runs:
-        train_together(subject, job.runs, job.plan, write, started)
+        with contextlib.ExitStack() as stack:
+            url = None
+            if job.uses_engine:
+                url = stack.enter_context(embedded_engine(job.model, job.cache, device=job.device, threads=job.threads))
+            train_together(subject, job.runs, job.plan, write, started, engine_url=url)
 
 
 def shared_out(runs: Sequence[Run], workers: int, template: Job) -> list[Job]:
-    """Jobs of about equal size; runs that differ in method lie side by side, so that every worker has some of each."""
-    parts = [tuple(runs[k::workers]) for k in range(workers)]
+    """Jobs of about equal size, each of one kind of user; runs that differ in method lie side by side, so that every
+    worker has some of each."""
+    parts: list[tuple[Run, ...]] = []
+    for follows_up in (False, True):
+        some = [run for run in runs if run.variant.has_user("follows_up") == follows_up]
+        share = max(1, round(workers * len(some) / len(runs)))
+        parts += [tuple(some[k::share]) for k in range(share)]
     return [replace(template, runs=part) for part in parts if part]

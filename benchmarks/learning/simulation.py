@@ -2,6 +2,9 @@
 
 From the user's message on, everything is the product's: the rules judge reads it, `method.score` finds the hint and
 asks for the scoring pair, and what it drops is dropped.
+
+A round is all first turns, or first turns and then second ones (`follows_up`): whoever complained waits for a better
+reply and says what it is worth, as in a chat; whoever was content asks something else.
 """
 
 import asyncio
@@ -10,11 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from learning.engine import ForwardEngine
+from learning.engine import ScoringEngine
 from learning.fleet import Reply
 from learning.preferences import THANKS, Complaint, Preference, Topic
 from learning.subject import Subject
-from openclaw_rl.engines.serving import ServingVersions, adapter_name
+from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.messages import Message
@@ -46,6 +49,15 @@ class Batch:
     complaints: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A conversation up to the policy's next reply."""
+
+    topic: Topic
+    messages: tuple[str, ...]
+    """The user's and the policy's in turn, the user's first and last."""
+
+
 class Simulation:
     """The user of one run, and the method that listens."""
 
@@ -55,7 +67,7 @@ class Simulation:
         preference: Preference,
         method: Method,
         settings: MethodSettings,
-        engine: ForwardEngine,
+        engine: ScoringEngine,
         *,
         seed: int,
         reads_request: bool,
@@ -65,31 +77,58 @@ class Simulation:
         self._reads_request = reads_request
         self._dice = random.Random(seed)
 
+    def first(self, topics: Sequence[Topic]) -> list[Asked]:
+        return [Asked(topic, (self._preference.question(topic),)) for topic in topics]
+
+    def prompts(self, asked: Sequence[Asked]) -> list[Ids]:
+        return [self._subject.prompt(*one.messages) for one in asked]
+
+    def said(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[str]:
+        """What the user says to each reply: thanks, or a complaint in words not used before in this chat."""
+        found = []
+        for one, reply in zip(asked, replies, strict=True):
+            complaint = self._complaint(one.topic, reply)
+            ways = THANKS if complaint is None else complaint.said
+            found.append(self._dice.choice([way for way in ways if way not in one.messages] or ways))
+        return found
+
+    def second(
+        self, asked: Sequence[Asked], replies: Sequence[Reply], said: Sequence[str], fresh: Sequence[Topic]
+    ) -> list[Asked]:
+        """The same chats go on where the user complained; where it was content another topic is asked for."""
+        following = []
+        for one, reply, text, topic in zip(asked, replies, said, fresh, strict=True):
+            if text in THANKS:
+                following += self.first([topic])
+            else:
+                following.append(Asked(one.topic, (*one.messages, self._subject.text(reply.ids), text)))
+        return following
+
     async def round(
         self,
-        asked: Sequence[Topic],
-        prompts: Sequence[Ids],
+        asked: Sequence[Asked],
         replies: Sequence[Reply],
+        said: Sequence[str],
         version: int,
         sampling: SamplingParams,
     ) -> Batch:
         batch, turns = Batch(), []
-        for n, (topic, prompt, reply) in enumerate(zip(asked, prompts, replies, strict=True)):
-            complaint = self._complaint(topic, reply)
+        for n, (one, reply, text) in enumerate(zip(asked, replies, said, strict=True)):
+            complaint = self._complaint(one.topic, reply)
             batch.complaints[complaint.name if complaint else "thanks"] += 1
-            said = self._dice.choice(complaint.said if complaint else THANKS)
-            turns.append((self._turn(f"v{version}-{n}", topic, prompt, reply, said, version, sampling), complaint))
-        serving = ServingVersions(hold_s=60)
-        serving.switch(version, adapter_name(version))
-        tools = ScoringTools(
-            settings=self._settings,
-            teacher=self._engine,  # type: ignore[arg-type]
-            serving=serving,
-            render=self._render,
-            context_length=CONTEXT,
-            slots=asyncio.Semaphore(len(turns)),
-        )
-        scored = await asyncio.gather(*(self._scored(turn, complaint, tools) for turn, complaint in turns))
+            turns.append((self._turn(f"v{version}-{n}", one, reply, text, version, sampling), complaint))
+        async with self._engine.serves(version) as lora_path:
+            serving = ServingVersions(hold_s=60)
+            serving.switch(version, lora_path)
+            tools = ScoringTools(
+                settings=self._settings,
+                teacher=self._engine,  # type: ignore[arg-type]
+                serving=serving,
+                render=self._render,
+                context_length=CONTEXT,
+                slots=asyncio.Semaphore(len(turns)),
+            )
+            scored = await asyncio.gather(*(self._scored(turn, complaint, tools) for turn, complaint in turns))
         for judged, outcome in scored:
             batch.rewards.append(judged.verdict.value if judged.verdict else 0)
             if isinstance(outcome, Dropped):
@@ -133,16 +172,17 @@ class Simulation:
         return self._subject.prompt(*(message.text() for message in messages))
 
     def _turn(
-        self, turn_id: str, topic: Topic, prompt: Ids, reply: Reply, said: str, version: int, sampling: SamplingParams
+        self, turn_id: str, asked: Asked, reply: Reply, said: str, version: int, sampling: SamplingParams
     ) -> JudgedTurn:
+        roles = ("user", "assistant")
         request = Request(
             request_id=turn_id,
             scope=Scope("user", turn_id),
             received_at=0.0,
-            messages=(Message(role="user", content=self._preference.question(topic)),),
+            messages=tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(asked.messages)),
             tools_json=None,
             template_kwargs_json=None,
-            prompt_ids=prompt,
+            prompt_ids=self._subject.prompt(*asked.messages),
             sampling=sampling,
         )
         turn = Turn(
