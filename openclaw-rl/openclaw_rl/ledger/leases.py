@@ -98,8 +98,10 @@ def read(db: sqlite3.Connection, grant: Grant) -> Lease:
     )
 
 
-def held(db: sqlite3.Connection, lease_id: str, fence: int) -> Grant:
+def held(db: sqlite3.Connection, fence: int) -> Grant:
     """A live lease, as it was granted. Raises CommitRefused when it is over."""
+    found = db.execute("SELECT lease_id FROM lease WHERE fence = ?", (fence,)).fetchone()
+    lease_id = f"of fence {fence}" if found is None else str(found["lease_id"])
     row = live(db, lease_id, fence)
     query = (
         "SELECT turn FROM lease_sample JOIN turn ON turn = id WHERE fence = ? AND outcome = 'leased'"

@@ -225,9 +225,9 @@ class Ledger:
             await self.release(grant.lease_id, grant.fence, reason="its samples could not be read")
             raise
 
-    async def leased(self, lease_id: str, fence: int) -> Lease:
+    async def leased(self, fence: int) -> Lease:
         """A live lease once more. Raises CommitRefused when it is over."""
-        return await self._reader.read(lambda db: leases.read(db, leases.held(db, lease_id, fence)))
+        return await self._reader.read(lambda db: leases.read(db, leases.held(db, fence)))
 
     async def renew(self, lease_id: str, fence: int) -> float:
         """The new deadline. Raises CommitRefused when the lease is over."""

@@ -209,6 +209,10 @@ class Started(_Body):
     method: MethodSettings
 
 
+class Leased(_Body):
+    fence: int
+
+
 class PushBegin(_Body):
     weight_version: int
     deadline_s: float = Field(default=90.0, ge=1, le=600)

@@ -19,6 +19,7 @@ from openclaw_rl.trainers.api import (
     Committed,
     Durable,
     LeaseBody,
+    Leased,
     LeaseRef,
     LeaseReply,
     LeaseRequest,
@@ -98,11 +99,11 @@ class TrainerClient:
         """This trainer holds nothing: versions that were not durable are lost. What to load, and where things are."""
         return self._call("start", Start(trainer=trainer), Started)
 
-    def leased(self, lease_id: str, fence: int) -> LeaseBody:
+    def leased(self, fence: int) -> LeaseBody:
         """A live lease once more. Raises CommitRefused when it is over."""
-        lease = self._call("leased", LeaseRef(lease_id=lease_id, fence=fence), LeaseReply).lease
+        lease = self._call("leased", Leased(fence=fence), LeaseReply).lease
         if lease is None:
-            raise TrainerError(f"leased: the server knows no lease {lease_id}")
+            raise TrainerError(f"leased: the server knows no lease with fence {fence}")
         return lease
 
     def push_begin(self, weight_version: int, *, deadline_s: float, wait_s: float = 120.0) -> None:

@@ -12,8 +12,8 @@ Leaves to others: what a step is (`base.Learner`), and every decision about vers
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -23,6 +23,7 @@ from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.base import Interrupted, Learner, NoStep, Step
 from openclaw_rl.trainers.client import ServerGone, TrainerClient
+from openclaw_rl.trainers.renewal import renewing
 from openclaw_rl.types import DropReason
 
 log = structlog.get_logger()
@@ -85,7 +86,7 @@ class TrainerLoop:
                 self._stop.wait(self._lease_wait_s / 2)  # a server that is closing answers at once: do not spin
             return None
         self._settled = False
-        with self._renewing(lease) as still_ours:
+        with renewing(self._client, lease, self._not_renewed) as still_ours:
             made = self._make(lease, still_ours)
             return None if made is None else self._publish(lease, *made)
 
@@ -163,6 +164,10 @@ class TrainerLoop:
 
         return between
 
+    @staticmethod
+    def _not_renewed(lease: LeaseBody, error: TrainerError) -> None:
+        log.warning("renew_failed", lease=lease.lease_id, error=str(error))
+
     def _checkpoint(self, lease: LeaseBody, step: Step) -> Commit:
         commits: list[Commit] = []
 
@@ -187,30 +192,6 @@ class TrainerLoop:
 
         checkpoint.write(self._versions, lease.lease_id, fill)
         return commits[0]
-
-    @contextmanager
-    def _renewing(self, lease: LeaseBody) -> Iterator[Callable[[], bool]]:
-        """Renew at a third of the lease's time; gives a function that says whether the lease is still ours."""
-        over, lost = threading.Event(), threading.Event()
-
-        def renew() -> None:
-            expires_at = lease.expires_at
-            while not over.wait(max(0.5, (expires_at - time.time()) / 3)):
-                try:
-                    expires_at = self._client.renew(lease)
-                except CommitRefused:
-                    lost.set()
-                    return
-                except TrainerError as error:
-                    log.warning("renew_failed", lease=lease.lease_id, error=str(error))
-
-        thread = threading.Thread(target=renew, name=f"renew {lease.lease_id}", daemon=True)
-        thread.start()
-        try:
-            yield lambda: not lost.is_set()
-        finally:
-            over.set()
-            thread.join(timeout=1.0)  # a renewal in flight may outlive us; it can do no harm
 
     # -- versions ------------------------------------------------------------------------------------------------------
 

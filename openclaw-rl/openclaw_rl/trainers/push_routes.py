@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request, Response
 
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.trainers.api import LeaseRef, PushBegin, PushEnd, Start, Started
+from openclaw_rl.trainers.api import Leased, PushBegin, PushEnd, Start, Started
 from openclaw_rl.trainers.pushes import TrainerPushes
 from openclaw_rl.trainers.routes import answer_lease, guarded_by, parse
 
@@ -25,8 +25,7 @@ def build_push_router(
 
     @router.post("/leased")
     async def leased(request: Request) -> Response:
-        ref = await parse(request, LeaseRef)
-        return await answer_lease(await ledger.leased(ref.lease_id, ref.fence))
+        return await answer_lease(await ledger.leased((await parse(request, Leased)).fence))
 
     @router.post("/push/begin")
     async def begin(request: Request) -> dict[str, str]:

@@ -103,7 +103,7 @@ class World:
     async def commit(self, *, probe_error: float | None = None, durable: bool = False) -> int:
         await self.sampled()
         lease = (await self.call("lease", {"trainer": "node", "wait_s": 0}))["lease"]
-        again = (await self.call("leased", {"lease_id": lease["lease_id"], "fence": lease["fence"]}))["lease"]
+        again = (await self.call("leased", {"fence": lease["fence"]}))["lease"]
         assert again == lease
         number = (await self.ledger.versions())[-1].weight_version + 1
         probes = []
