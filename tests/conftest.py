@@ -3,6 +3,7 @@ and a model that several packages are tested on.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 
 settings.register_profile("untimed", parent=settings(), deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def bundled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the bundled model, converted once for the whole suite: conversion takes half a minute."""
+    from openclaw_rl.engines.bundled import tokenizer_folder
+    from openclaw_rl.settings import ModelSettings
+
+    cache = tmp_path_factory.mktemp("bundled-cache")
+    tokenizer_folder(ModelSettings(), cache)
+    return cache
 
 
 @pytest.fixture

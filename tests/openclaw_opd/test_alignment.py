@@ -1,8 +1,9 @@
 """Teacher alignment on the real engine: forced log-probs of real renderings equal a plain forward pass, position by
 position, first and last included, and a scorer that is off by one fails.
 
-A tiny random model with a template of ours (tools, thinking) and a random adapter, the embedded engine in a process of
-its own, our client and our front end between them.
+A random adapter on each of two models, the embedded engine in a process of its own, our client and our front end
+between them: a tiny random model with a template of ours (tools, thinking), and the bundled one, whose template has
+neither, so that tools are only what the conversation holds of them.
 """
 
 import json
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -25,6 +27,7 @@ from openclaw_opd.prompts import hinted
 from openclaw_opd.score import hindsight
 from openclaw_opd.terms import Hindsight
 from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.bundled import tokenizer_folder
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.messages import Message
@@ -51,8 +54,8 @@ TEMPLATE = """\
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CONTEXT = 1024
-TOLERANCE = 2e-4
-"""Between two ways of computing the same in fp32, in nats."""
+TOLERANCE, BUNDLED_TOLERANCE = 2e-4, 5e-4
+"""Between two ways of computing the same in fp32, in nats; of 2 layers and of 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Served:
         return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
-def make_model(root: Path) -> tuple[Path, Path]:
+def make_model(root: Path) -> Path:
     folder = root / "model"
     alphabet = {character: k for k, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
@@ -102,16 +105,18 @@ def make_model(root: Path) -> tuple[Path, Path]:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder
+
+
+@contextmanager
+def serve(root: Path, model: Path, settings: ModelSettings) -> Iterator[Served]:
+    """The embedded engine on this model, and a random adapter for it."""
+    torch.manual_seed(0)
     lora = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-    get_peft_model(LlamaForCausalLM.from_pretrained(folder), lora).save_pretrained(root / "adapter")
-    return folder, root / "adapter"
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("alignment")
-    model, adapter = make_model(root)
-    port_file = root / "port.json"
+    adapter, port_file = root / "adapter", root / "port.json"
+    base, other = (AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) for _ in range(2))
+    with_adapter = get_peft_model(other, lora).eval()
+    with_adapter.save_pretrained(adapter)
     config = {
         "model": {"path": str(model)},
         "engine": {"threads": 1, "max_running": 8, "prefill_chunk": 64, "cache_tokens": 4096},
@@ -129,18 +134,42 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             assert process.poll() is None, "the engine died while starting"
             assert time.monotonic() < end, "the engine did not start"
             time.sleep(0.05)
-        settings = ModelSettings(path=str(model), reasoning_parser="qwen3", tool_call_parser="qwen25")
-        base, other = (AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) for _ in range(2))
-        references = {False: base.eval(), True: PeftModel.from_pretrained(other, adapter).eval()}
         url = json.loads(port_file.read_text())["url"]
-        yield Served(url, model, adapter, FrontEnd(settings, model), references)
+        yield Served(url, model, adapter, FrontEnd(settings, model), {False: base.eval(), True: with_adapter})
     finally:
         process.terminate()
         process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("alignment")
+    settings = ModelSettings(path=str(root / "model"), reasoning_parser="qwen3", tool_call_parser="qwen25")
+    with serve(root, make_model(root), settings) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory, bundled_cache: Path) -> Iterator[Served]:
+    settings = ModelSettings()
+    with serve(tmp_path_factory.mktemp("bundled"), tokenizer_folder(settings, bundled_cache), settings) as served:
+        yield served
+
+
 @pytest.fixture
 async def tools(served: Served) -> AsyncIterator[ScoringTools]:
+    async with scoring(served) as tools:
+        yield tools
+
+
+@pytest.fixture
+async def bundled_tools(bundled: Served) -> AsyncIterator[ScoringTools]:
+    async with scoring(bundled) as tools:
+        yield tools
+
+
+@asynccontextmanager
+async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
     """Version 1, the adapter, serves."""
     engine = HttpEngine(served.url, settings=EngineSettings())
     await engine.load_adapter("policy-v1", served.adapter)
@@ -284,3 +313,32 @@ async def test_an_off_by_one_would_be_seen(served, tools, judged, case: str, by:
     assert isinstance(tools.teacher, HttpEngine)
     term = await hindsight(turn, replace(tools, teacher=OffByOne(tools.teacher, by)))
     assert worst(served, turn, term) > 100 * TOLERANCE
+
+
+# One response each: the bundled model takes its time.
+BUNDLED = dict(zip(CASES, (RESPONSES[1], RESPONSES[0], *RESPONSES[2:], RESPONSES[2], RESPONSES[1]), strict=True))
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("case", CASES)
+async def test_the_bundled_model_scores_as_a_plain_forward_pass(bundled, bundled_tools, judged, case: str) -> None:
+    turn = turn_of(judged, bundled, case, BUNDLED[case])
+    term = await hindsight(turn, bundled_tools)
+    assert term.is_present, term
+    assert worst(bundled, turn, term) < BUNDLED_TOLERANCE
+
+
+@pytest.mark.real_model
+async def test_one_token_alone_of_the_bundled_model(bundled, bundled_tools, judged) -> None:
+    turn = turn_of(judged, bundled, "short", "a", has_end=False)
+    assert len(turn.turn.response_ids) == 1
+    assert worst(bundled, turn, await hindsight(turn, bundled_tools)) < BUNDLED_TOLERANCE
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("by", [-1, 1])
+async def test_an_off_by_one_would_be_seen_on_the_bundled_model(bundled, bundled_tools, judged, by: int) -> None:
+    turn = turn_of(judged, bundled, "tools", RESPONSES[1])
+    assert isinstance(bundled_tools.teacher, HttpEngine)
+    term = await hindsight(turn, replace(bundled_tools, teacher=OffByOne(bundled_tools.teacher, by)))
+    assert worst(bundled, turn, term) > 100 * BUNDLED_TOLERANCE

@@ -30,8 +30,8 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def resolved(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
-    return resolve(ModelSettings(), tmp_path_factory.mktemp("cache"))
+def resolved(bundled_cache: Path) -> ResolvedModel:
+    return resolve(ModelSettings(), bundled_cache)
 
 
 @pytest.fixture(scope="module")
