@@ -5,7 +5,7 @@
                                        … --preset gpu-stale   one GPU, 5 minutes: more of each, replies of the base
 
 Real replies of the policy at temperature 0.7 are judged by a rule (a list marker at the start of a line: -1, else +1),
-and trained on with the product's own method, loss and optimizer (`LoraLearner.step`). Arms, each from the same base:
+and trained on with the product's own method, loss and optimizer (`LocalLearner.step`). Arms, each from the same base:
 
     rewarded   +1 for prose, -1 for lists          random   ±1 by coin: gradients of the same size, without meaning
     negated    the opposite                        zero     every reward 0

@@ -1,6 +1,6 @@
 """The model under test: prompts, exact log-probs, and one trainable policy per run, on a base that is loaded once.
 
-The policies and what they learn with are the product's own (`LoraPolicy`, `LoraLearner`); they share the base's
+The policies and what they learn with are the product's own (`LoraPolicy`, `LocalLearner`); they share the base's
 tensors.
 """
 
@@ -14,7 +14,7 @@ from openclaw_rl.engines import bundled
 from openclaw_rl.methods.base import Method
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.batches import Piece, Row, micro_batches
-from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
@@ -40,8 +40,8 @@ class Subject:
 
     def new_learner(
         self, policy: LoraPolicy, method: Method, settings: TrainerSettings, method_settings: MethodSettings
-    ) -> LoraLearner:
-        learner = LoraLearner(policy, method, settings, method_settings, base_hash=self.base_hash)
+    ) -> LocalLearner:
+        learner = LocalLearner(policy, method, settings, method_settings, base_hash=self.base_hash)
         learner.load(None, fresh_moments=False)
         return learner
 

@@ -53,6 +53,7 @@ def trainer_child(settings: Settings, data: DataDir, *, url: str, token: str, ba
             "data_dir": str(data.root),
             "cache_dir": str(data.cache),
             "base_hash": base_hash,
+            "weights": settings.training.weights,
             "model": settings.model.model_dump(mode="json"),
             "trainer": settings.trainer.model_dump(mode="json"),
             "method": settings.method.model_dump(mode="json"),

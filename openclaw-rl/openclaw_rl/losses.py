@@ -55,7 +55,7 @@ def selected_log_probs(
     for, the log-probs at temperature 1 of the same ids (`unscaled`) and of K ids a position (`gather`).
 
     Under gradient each chunk's logits are computed again in backward instead of kept, so that memory is chunk * V and
-    not N * V (a vocabulary of 150k and 8k positions would be 5 GB of fp32).
+    not N * V (a vocabulary of 150k and 32k positions would be 20 GB of fp32).
     Shapes: hidden [N, H], ids [N], temperature [N], gather [N, K]; head maps [n, H] to [n, V].
     """
     empty = ids.new_empty((len(ids), 0)) if gather is None else gather
@@ -72,7 +72,10 @@ def selected_log_probs(
         return scaled, at_one, None if gather is None else shared.gather(-1, more) - normaliser
 
     chunks = zip(*(values.split(chunk) for values in (hidden, ids, temperature, empty)), strict=True)
-    parts = [checkpoint(one, *c, use_reentrant=False) if hidden.requires_grad else one(*c) for c in chunks]
+    parts = [
+        checkpoint(one, *c, use_reentrant=False, preserve_rng_state=False) if hidden.requires_grad else one(*c)
+        for c in chunks
+    ]
     log_probs, at_one, gathered = zip(*parts, strict=True)
     return TokenLogProbs(
         torch.cat(log_probs),

@@ -28,7 +28,7 @@ from openclaw_rl.errors import AlignmentError, SettingsError, TeacherError, Trai
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools, load_method
 from openclaw_rl.settings import Settings
-from openclaw_rl.types import DropReason, JudgedTurn, Sample, Scope
+from openclaw_rl.types import DropReason, JudgedTurn, Sample, Scope, WeightKind
 
 if TYPE_CHECKING:
     from openclaw_rl.proxy.frontend import FrontEnd
@@ -203,14 +203,14 @@ def _train(
     """Step through the batches, and leave adapter and metrics in `plan.out`. Returns steps made and skipped."""
     import torch
 
+    from openclaw_rl.trainers import base_model
     from openclaw_rl.trainers.base import Step
-    from openclaw_rl.trainers.learner import LoraLearner
-    from openclaw_rl.trainers.lora import LoraPolicy
+    from openclaw_rl.trainers.learner import LocalLearner
 
     torch.set_num_threads(settings.trainer.threads)
     resolved = bundled.resolve(settings.model, cache)
-    policy = LoraPolicy(bundled.load_model(resolved, device=settings.trainer.device), settings.trainer)
-    learner = LoraLearner(policy, method, settings.trainer, settings.method, base_hash=bundled.base_hash(resolved))
+    policy = base_model.make_policy(WeightKind.LORA, resolved, settings.trainer)
+    learner = LocalLearner(policy, method, settings.trainer, settings.method, base_hash=bundled.base_hash(resolved))
     learner.load(None, fresh_moments=True)
     size, seed = settings.training.batch_size, settings.trainer.seed
     planned = sum(1 for _ in batches(samples, size, plan, seed))

@@ -267,12 +267,18 @@ class TrainingSettings(Branch):
 
 
 class TrainerSettings(Branch):
-    """The local LoRA trainer."""
+    """The local trainer."""
 
     kind: Literal["local", "external"] = "local"
     """`external`: start no trainer; one leases over the trainer API."""
     python: str | None = None
     device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the base and its matrix products: `auto` is bfloat16 on a GPU. What is trained, and log-probs, are fp32."""
+    quantise: Literal["none", "8bit", "4bit"] = "none"
+    """The frozen base in 8 bits, or in 4 (NF4), by bitsandbytes: for a GPU that a 16-bit base does not fit into."""
+    memory_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Share of the GPU's memory that the trainer may take; what is free when unset."""
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
     rank: int = Field(default=16, ge=1)
@@ -293,13 +299,24 @@ class TrainerSettings(Branch):
     """Truncated importance weight between trainer and engine."""
     tis_mask: float = Field(default=8.0, gt=1)
     """Tokens whose weight is outside [1/x, x] are masked and counted."""
-    micro_batch_tokens: int = Field(default=1024, ge=64)
-    """Token budget of one forward pass."""
+    micro_batch_tokens: int | None = Field(default=None, ge=64)
+    """Token budget of one forward pass; when unset 1024 on a CPU and 8192 on a GPU."""
+    packing: Literal["auto", "on", "off"] = "auto"
+    """Rows of a pass behind each other instead of padded to the longest: `auto` on a GPU, for models that can."""
+    recompute: Literal["auto", "always", "never"] = "auto"
+    """Activations computed again in backward, a third more time for a tenth of the memory: `auto` where they would not
+    fit, and for samples longer than the budget."""
     max_tokens: int = Field(default=8192, ge=64)
     """Prompt and response of one sample; longer ones are dropped as `too_long`."""
     seed: int = 0
     keep_checkpoints: int = Field(default=4, ge=2)
     """Optimizer states kept for rollback, beside the versions that serve."""
+
+    @property
+    def token_budget(self) -> int:
+        if self.micro_batch_tokens is not None:
+            return self.micro_batch_tokens
+        return 1024 if self.device == "cpu" else 8192
 
 
 class PublisherSettings(Branch):
@@ -351,8 +368,6 @@ class Settings(Branch):
             raise ValueError(f"server.host {self.server.host!r} is not loopback: set server.api_keys first")
         if self.engine.kind == "url" and not self.engine.url:
             raise ValueError('engine.url is needed with engine.kind = "url"')
-        if self.training.weights == "full" and self.trainer.kind == "local" and self.training.enabled:
-            raise ValueError('training.weights = "full" needs trainer.kind = "external": the local trainer trains LoRA')
         if self.training.weights == "full":
             self._check_full()
         if self.training.min_batch > self.training.batch_size:
@@ -365,6 +380,8 @@ class Settings(Branch):
         asks_for_hints = self.method.name != "binary_rl" and self.method.hint_source == "judge"
         if self.judge.url is None and (self.judge.kind == "llm" or asks_for_hints):
             raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
+        if self.trainer.kind == "local" and self.trainer.quantise != "none":
+            raise ValueError('trainer.quantise is for a frozen base: not with training.weights = "full"')
         if self.method.teacher == "base" and self.method.name != "binary_rl":
             raise ValueError('method.teacher "base" is not to be had with training.weights = "full": use "policy"')
 

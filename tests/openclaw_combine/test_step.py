@@ -21,7 +21,7 @@ from openclaw_rl.methods.base import Method, TokenTerms
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
-from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.step import accumulate, train_step
@@ -421,7 +421,7 @@ def test_every_mean_is_over_what_it_is_of(policy: LoraPolicy, settings: TrainerS
 def test_samples_of_another_method_are_dropped_not_trained_as_zeros(
     name: str, usable: int, make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettings
 ) -> None:
-    learner = LoraLearner(LoraPolicy(make_model(), settings), METHODS[name], settings, WEIGHTS, base_hash="b")
+    learner = LocalLearner(LoraPolicy(make_model(), settings), METHODS[name], settings, WEIGHTS, base_hash="b")
     learner.load(None, fresh_moments=False)
     step = learner.step(MIXED, lambda: None)
     assert isinstance(step, Step)

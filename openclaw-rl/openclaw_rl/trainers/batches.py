@@ -1,10 +1,11 @@
 """How a batch of samples is laid out for forward passes: rows of ids, and micro-batches of rows under a token budget.
 
 Promises: every trained token of every sample appears exactly once, with a position from which its own prefix, and
-nothing else, is seen. Rows are right-padded: under a causal model padding after the end touches nothing before it, so
-no attention mask is needed and a row's numbers are those it has alone. Turns that extend each other (one's prompt and
-response are the beginning of another's) share one row, so that a long conversation is computed once and not once per
-turn.
+nothing else, is seen. Rows are padded on the right, or packed one behind the other. Under a causal model padding after
+the end touches nothing before it, so no attention mask is needed and a row's numbers are those it has alone; packed
+rows are kept apart by the attention (`packed_attention`), and nothing is computed in vain. Turns that extend each other
+(one's prompt and response are the beginning of another's) share one row, so that a long conversation is computed once
+and not once per turn.
 
 Leaves to others: the model, and every division.
 """
@@ -39,16 +40,21 @@ class MicroBatch:
     """Rows of one forward pass, longest first."""
 
     rows: tuple[Row, ...]
+    is_packed: bool = False
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of each row what is read: its last id is predicted only."""
+        return [len(row.ids) - 1 for row in self.rows]
 
     @property
     def width(self) -> int:
-        """The last id of the longest row is predicted, never read."""
-        return max(len(row.ids) for row in self.rows) - 1
+        return max(self.lengths)
 
     @property
     def tokens(self) -> int:
         """Computed positions, padding included."""
-        return len(self.rows) * self.width
+        return sum(self.lengths) if self.is_packed else len(self.rows) * self.width
 
     @property
     def pieces(self) -> list[Piece]:
@@ -78,16 +84,18 @@ def rows_of(samples: Sequence[Sample], *, share_prefixes: bool = True) -> list[R
     return [Row(ids, tuple(pieces)) for ids, pieces in rows]
 
 
-def micro_batches(rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
-    """Cut rows, longest first, into passes of at most `token_budget` computed positions; a longer row goes alone."""
+def micro_batches(rows: Sequence[Row], token_budget: int, *, packed: bool = False) -> list[MicroBatch]:
+    """Cut rows, longest first, into passes of at most `token_budget` computed positions; a longer row goes alone.
+    Packed rows go to the first pass that has room for them, which leaves few passes half empty."""
     cut: list[list[Row]] = []
     for row in sorted(rows, key=lambda r: -len(r.ids)):
-        last = cut[-1] if cut else []
-        if last and (len(last) + 1) * (len(last[0].ids) - 1) <= token_budget:
-            last.append(row)
+        for part in cut if packed else cut[-1:]:
+            if MicroBatch((*part, row), packed).tokens <= token_budget:
+                part.append(row)
+                break
         else:
             cut.append([row])
-    return [MicroBatch(tuple(part)) for part in cut]
+    return [MicroBatch(tuple(part), packed) for part in cut]
 
 
 def _length(sample: Sample) -> int:

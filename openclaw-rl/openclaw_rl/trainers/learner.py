@@ -1,11 +1,12 @@
-"""The local LoRA learner: a policy, its optimizer and the method's state, as one thing that loads, steps and writes.
+"""The local learner: a policy, its optimizer and the method's state, as one thing that loads, steps and writes.
 
 Promises: N steps in a row equal k steps, a write, a load elsewhere and N − k steps, bit for bit. State files are
 safetensors and JSON, never a pickle.
 
-    adapter_config.json  adapter_model.safetensors   the PEFT adapter, what an engine serves
-    optimizer.state                                  AdamW's moments and the random generators
-    state.json                                       steps, the method's state, and what the adapter belongs to
+    adapter_config.json  adapter_model.safetensors   the PEFT adapter, what an engine serves; of full weights
+    config.json  model.safetensors                   the model
+    optimizer.state                                  AdamW's moments, fp32 masters, and the random generators
+    state.json                                       steps, the method's state, and which base it all started from
 """
 
 import ctypes
@@ -27,10 +28,10 @@ from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers import probes
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
-from openclaw_rl.trainers.lora import ADAPTER_FILE, LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
+from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.trainers.step import NotFinite, train_step
-from openclaw_rl.types import DropReason, Sample, WeightKind
+from openclaw_rl.types import DropReason, Sample
 
 STATE_FILE = "state.json"
 _RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
@@ -47,19 +48,17 @@ class LearnerState(BaseModel):
     method_state: dict[str, float]
 
 
-class LoraLearner:
-    kind = WeightKind.LORA
-
+class LocalLearner:
     def __init__(
         self,
-        policy: LoraPolicy,
+        policy: Policy,
         method: Method,
         settings: TrainerSettings,
         method_settings: MethodSettings,
         *,
         base_hash: str,
     ) -> None:
-        self.base_hash = base_hash
+        self.kind, self.base_hash = policy.kind, base_hash
         self._policy, self._method = policy, method
         self._settings, self._method_settings = settings, method_settings
         self._optimizer = PolicyOptimizer(policy.parameters, settings)
@@ -70,7 +69,7 @@ class LoraLearner:
     # -- versions ------------------------------------------------------------------------------------------------------
 
     def load(self, folder: Path | None, *, fresh_moments: bool) -> None:
-        """A version's adapter, moments, random generators and method state. Moments that are gone, or are not wanted,
+        """A version's weights, moments, random generators and method state. Moments that are gone, or are not wanted,
         start fresh with `warmup_steps`. Raises TrainerError."""
         if folder is None:
             self._policy.reset(self._settings.seed)
@@ -81,9 +80,9 @@ class LoraLearner:
         try:
             state = LearnerState.model_validate_json((folder / STATE_FILE).read_bytes())
             if state.base_hash != self.base_hash:
-                raise TrainerError(f"{folder}: this adapter belongs to base {state.base_hash[:12]}…")
-            self._policy.load(folder)
+                raise TrainerError(f"{folder}: this version belongs to base {state.base_hash[:12]}…")
             kept = load_file(folder / OPTIMIZER_FILE) if (folder / OPTIMIZER_FILE).exists() else {}
+            self._policy.load(folder, kept)
         except (OSError, ValidationError, SafetensorError) as error:
             raise TrainerError(f"checkpoint {folder} cannot be read: {error}") from error
         self._method_state = dict(state.method_state) if state.method == self._method.name else {}
@@ -99,7 +98,7 @@ class LoraLearner:
 
     def write(self, folder: Path) -> str:
         self._policy.save(folder)
-        tensors: dict[str, Tensor] = self._optimizer.state() | {_RNG_CPU: torch.get_rng_state()}
+        tensors: dict[str, Tensor] = self._policy.state() | self._optimizer.state() | {_RNG_CPU: torch.get_rng_state()}
         if self._policy.device.type == "cuda":
             tensors[_RNG_CUDA] = torch.cuda.get_rng_state(self._policy.device)
         save_file(tensors, folder / OPTIMIZER_FILE)
@@ -110,7 +109,7 @@ class LoraLearner:
             method_state=self._method_state,
         )
         (folder / STATE_FILE).write_text(json.dumps(state.model_dump(), indent=1, sort_keys=True))
-        return ADAPTER_FILE
+        return self._policy.weights_file
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -126,10 +125,13 @@ class LoraLearner:
         except NotFinite as error:
             return NoStep(str(error), drop | self._blame(usable))
         except torch.OutOfMemoryError:
+            if self._policy.save_memory():
+                return NoStep("out of memory: activations are recomputed from now on", drop)
             longest = max(usable, key=lambda s: len(s.prompt_ids) + len(s.response_ids))
             return NoStep("out of memory", drop | {longest.sample_id: DropReason.TOO_LONG})
         finally:
             self._policy.between = lambda: None
+            self._optimizer.zero_grad()
             _give_memory_back()
         self._bad_batches = 0
         metrics = dict(stepped.metrics) | {"dropped": float(len(drop) + len(stepped.drop))}
@@ -181,6 +183,8 @@ def _mean_abs_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[floa
 
 def _give_memory_back() -> None:
     """A step's activations are gigabytes that the allocator keeps; between steps they are better with the engine."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):  # not glibc

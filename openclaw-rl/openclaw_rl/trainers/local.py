@@ -1,4 +1,4 @@
-"""The local LoRA trainer's process: `python -m openclaw_rl.trainers.local --config FILE`.
+"""The local trainer's process: `python -m openclaw_rl.trainers.local --config FILE`.
 
 Its composition root: reads one JSON file, takes the trainer's lock in the data directory, lowers its own priority,
 loads the base model and runs the loop. SIGTERM or SIGINT: the pass in hand is broken off, the batch goes back, exit 0.
@@ -26,6 +26,7 @@ from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.types import WeightKind
 
 events = structlog.get_logger()
 
@@ -43,6 +44,7 @@ class TrainerConfig(BaseModel):
     cache_dir: Path
     base_hash: str | None = None
     """Of the base the engine serves; another one here is an error."""
+    weights: WeightKind = WeightKind.LORA
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()
     method: MethodSettings = MethodSettings()
@@ -74,9 +76,9 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         import torch
 
         from openclaw_rl.engines import bundled
-        from openclaw_rl.trainers.learner import LoraLearner
+        from openclaw_rl.trainers import base_model
+        from openclaw_rl.trainers.learner import LocalLearner
         from openclaw_rl.trainers.loop import TrainerLoop
-        from openclaw_rl.trainers.lora import LoraPolicy
 
         torch.set_num_threads(config.trainer.threads)
         resolved = bundled.resolve(config.model, config.cache_dir)
@@ -85,12 +87,13 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
             raise TrainerError(
                 f"the engine serves base {config.base_hash[:12]}…, {resolved.name} here is {base_hash[:12]}…"
             )
-        policy = LoraPolicy(bundled.load_model(resolved, device=config.trainer.device), config.trainer)
-        learner = LoraLearner(policy, method, config.trainer, config.method, base_hash=base_hash)
+        policy = base_model.make_policy(config.weights, resolved, config.trainer)
+        learner = LocalLearner(policy, method, config.trainer, config.method, base_hash=base_hash)
         events.info(
             "trainer_ready",
             model=resolved.name,
             method=method.name,
+            weights=config.weights,
             device=config.trainer.device,
             threads=config.trainer.threads,
             trainable_parameters=sum(parameter.numel() for parameter in policy.parameters.values()),
@@ -125,7 +128,7 @@ def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m openclaw_rl.trainers.local", description="The local LoRA trainer.")
+    parser = argparse.ArgumentParser(prog="python -m openclaw_rl.trainers.local", description="The local trainer.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file written by the server")
     arguments = parser.parse_args(argv)
     stop = threading.Event()

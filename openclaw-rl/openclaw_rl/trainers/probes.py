@@ -6,7 +6,7 @@ import torch
 
 from openclaw_rl.trainers.api import Probe
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row
-from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import Sample
 
 PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 32, 32
@@ -25,7 +25,7 @@ def probe_rows(samples: Sequence[Sample]) -> MicroBatch:
 
 
 @torch.no_grad()
-def score(policy: LoraPolicy, batch: MicroBatch) -> list[list[float]]:
+def score(policy: Policy, batch: MicroBatch) -> list[list[float]]:
     log_probs = policy.log_probs(batch)
     return [[float(value) for value in log_probs[piece.index]] for piece in batch.pieces]
 

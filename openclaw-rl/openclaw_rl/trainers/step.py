@@ -17,9 +17,9 @@ from openclaw_rl.errors import TrainerError
 from openclaw_rl.losses import TokenLogProbs
 from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.trainers.batches import MicroBatch, Row, micro_batches, rows_of
-from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.batches import MicroBatch, Row, rows_of
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
+from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import Ids, Sample
 
 
@@ -41,7 +41,7 @@ class Accumulated:
 
 
 def train_step(
-    policy: LoraPolicy,
+    policy: Policy,
     optimizer: PolicyOptimizer,
     method: Method,
     samples: Sequence[Sample],
@@ -67,6 +67,7 @@ def train_step(
         raise NotFinite("the gradient is not finite")
     optimizer.step()
     optimizer.zero_grad()
+    policy.updated()
     if not policy.is_finite():
         raise NotFinite("the new weights are not finite")
     trained = [k for k in range(len(samples)) if k not in done.not_finite]
@@ -91,7 +92,7 @@ def train_step(
 
 
 def accumulate(
-    policy: LoraPolicy,
+    policy: Policy,
     method: Method,
     samples: Sequence[Sample],
     advantages: Sequence[Sequence[float]],
@@ -106,7 +107,7 @@ def accumulate(
         {k: ids for k, sample in enumerate(samples) if (ids := method.gathered_ids(sample)) is not None},
         any(sample.teacher_log_probs is not None and sample.student_log_probs is None for sample in samples),
     )
-    for batch in micro_batches(rows_of(samples, share_prefixes=share_prefixes), settings.micro_batch_tokens):
+    for batch in policy.cut(rows_of(samples, share_prefixes=share_prefixes), settings.token_budget):
         found = _finite(policy, batch, settings, wanted, done)
         if found is None:
             continue
@@ -140,13 +141,12 @@ class _Wanted:
 
 
 def _finite(
-    policy: LoraPolicy, batch: MicroBatch, settings: TrainerSettings, wanted: _Wanted, done: Accumulated
+    policy: Policy, batch: MicroBatch, settings: TrainerSettings, wanted: _Wanted, done: Accumulated
 ) -> tuple[MicroBatch, dict[int, TokenLogProbs]] | None:
     """The micro-batch without samples that are not finite, and its log-probs. They must not even be part of the graph:
     their zero gradient times their nan would be nan."""
     while True:
-        # A row over the budget came alone; its activations would not fit in the memory that the budget stands for.
-        recompute = batch.tokens > settings.micro_batch_tokens
+        recompute = policy.recomputes(batch, settings.token_budget)
         found = policy.token_log_probs(batch, recompute=recompute, gather=wanted.gather, unscaled=wanted.unscaled)
         bad = {index for index, values in found.items() if not _is_finite(values)}
         if not bad:
@@ -156,7 +156,7 @@ def _finite(
         rows = [row for row in rows if row.pieces]
         if not rows:
             return None
-        batch = MicroBatch(tuple(rows))
+        batch = MicroBatch(tuple(rows), batch.is_packed)
 
 
 def _is_finite(found: TokenLogProbs) -> bool:
@@ -170,9 +170,7 @@ def _trained_credit(sample: Sample, advantages: Sequence[float]) -> list[float]:
     return [value for value, is_trained in zip(advantages, sample.loss_mask, strict=True) if is_trained]
 
 
-def _reference(
-    policy: LoraPolicy, batch: MicroBatch, settings: TrainerSettings, done: Accumulated
-) -> dict[int, Tensor]:
+def _reference(policy: Policy, batch: MicroBatch, settings: TrainerSettings, done: Accumulated) -> dict[int, Tensor]:
     if settings.kl_coef == 0:
         return {}
     started = time.perf_counter()

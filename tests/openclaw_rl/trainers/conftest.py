@@ -6,11 +6,11 @@ from typing import Protocol
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, Sample, VersionRun
 
@@ -82,13 +82,51 @@ def settings() -> TrainerSettings:
 
 
 @pytest.fixture
-def make_learner(make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettings) -> Callable[..., LoraLearner]:
+def make_learner(make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettings) -> Callable[..., LocalLearner]:
     def make(
         trainer: TrainerSettings = settings, method: MethodSettings | None = None, base_hash: str = "base"
-    ) -> LoraLearner:
+    ) -> LocalLearner:
         policy = LoraPolicy(make_model(), trainer)
-        learner = LoraLearner(policy, METHOD, trainer, method or MethodSettings(), base_hash=base_hash)
+        learner = LocalLearner(policy, METHOD, trainer, method or MethodSettings(), base_hash=base_hash)
         learner.load(None, fresh_moments=False)
         return learner
+
+    return make
+
+
+COMMON = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    "qwen3": {"head_dim": 8},
+    "qwen2": {},  # Qwen2.5
+    "llama": {"rope_theta": 1e4},
+    "smollm": {"model_type": "llama", "tie_word_embeddings": True},
+    "gemma": {"head_dim": 8},
+    "gemma3_text": {"head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "mistral": {"head_dim": 8, "sliding_window": 4},
+}
+
+
+@pytest.fixture(params=sorted(ARCHITECTURES))
+def architecture(request: pytest.FixtureRequest) -> Callable[[], PreTrainedModel]:
+    """A random model of a few thousand parameters, of each architecture; equal ones every time."""
+    special = dict(ARCHITECTURES[request.param])
+    config = AutoConfig.for_model(str(special.pop("model_type", request.param)), **COMMON, **special)
+
+    def make() -> PreTrainedModel:
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+        return model
 
     return make

@@ -30,9 +30,11 @@ def batches(draw: st.DrawFn) -> list[Sample]:
     return made
 
 
-@given(batches(), st.booleans(), st.integers(1, 40))
-def test_every_sample_is_somewhere_once_behind_its_own_prompt(samples: list[Sample], share: bool, budget: int) -> None:
-    cut = micro_batches(rows_of(samples, share_prefixes=share), budget)
+@given(batches(), st.booleans(), st.booleans(), st.integers(1, 40))
+def test_every_sample_is_somewhere_once_behind_its_own_prompt(
+    samples: list[Sample], share: bool, packed: bool, budget: int
+) -> None:
+    cut = micro_batches(rows_of(samples, share_prefixes=share), budget, packed=packed)
     found = {piece.index: (row, piece) for batch in cut for row in batch.rows for piece in row.pieces}
     assert sum(len(batch.pieces) for batch in cut) == len(samples) == len(found)
     for index, sample in enumerate(samples):
@@ -42,10 +44,18 @@ def test_every_sample_is_somewhere_once_behind_its_own_prompt(samples: list[Samp
         assert piece.trained == tuple(k for k, trained in enumerate(sample.loss_mask) if trained)
 
 
-@given(batches(), st.integers(1, 40))
-def test_a_pass_keeps_the_budget_unless_one_row_alone_exceeds_it(samples: list[Sample], budget: int) -> None:
-    for batch in micro_batches(rows_of(samples), budget):
+@given(batches(), st.booleans(), st.integers(1, 40))
+def test_a_pass_keeps_the_budget_unless_one_row_alone_exceeds_it(
+    samples: list[Sample], packed: bool, budget: int
+) -> None:
+    rows = rows_of(samples)
+    cut = micro_batches(rows, budget, packed=packed)
+    for batch in cut:
         assert batch.tokens <= budget or len(batch.rows) == 1
+    if packed:
+        assert sum(batch.tokens for batch in cut) == sum(len(row.ids) - 1 for row in rows)  # nothing in vain
+        half_empty = [batch for batch in cut if 2 * batch.tokens <= budget]
+        assert len(half_empty) <= 1
 
 
 @given(batches())

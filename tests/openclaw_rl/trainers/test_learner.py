@@ -11,27 +11,27 @@ from openclaw_rl.errors import TrainerError
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
-from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.types import DropReason, Sample
 
-MakeLearner = Callable[..., LoraLearner]
+MakeLearner = Callable[..., LocalLearner]
 
 
 def nothing() -> None:
     pass
 
 
-def step(learner: LoraLearner, samples: list[Sample]) -> Step:
+def step(learner: LocalLearner, samples: list[Sample]) -> Step:
     result = learner.step(samples, nothing)
     assert isinstance(result, Step)
     return result
 
 
-def weights(learner: LoraLearner) -> dict[str, torch.Tensor]:
+def weights(learner: LocalLearner) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in learner._policy.parameters.items()}
 
 
-def same(a: LoraLearner, b: LoraLearner) -> bool:
+def same(a: LocalLearner, b: LocalLearner) -> bool:
     ours, theirs = weights(a), weights(b)
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -9,7 +9,7 @@ from openclaw_rl.engines import bundled
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import Step
-from openclaw_rl.trainers.learner import LoraLearner
+from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Sample, VersionRun
 
@@ -47,7 +47,7 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
         sample("prose", "How do I keep a plant alive?", "Water it once a week and keep it near a window.", 1.0),
         sample("list", "Give me tips for a good sleep.", "1. Go to bed early.\n2. Avoid screens.\n3. Read.", -1.0),
     ]
-    learner = LoraLearner(LoraPolicy(model, settings), METHOD, settings, MethodSettings(), base_hash=base_hash)
+    learner = LocalLearner(LoraPolicy(model, settings), METHOD, settings, MethodSettings(), base_hash=base_hash)
     learner.load(None, fresh_moments=False)
     result = learner.step(samples, lambda: None)
     assert isinstance(result, Step)
@@ -60,7 +60,7 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
     assert shift["prose"] > 0.1
     assert shift["list"] < -0.1
     learner.write(tmp_path)
-    again = LoraLearner(
+    again = LocalLearner(
         LoraPolicy(bundled.load_model(resolved), settings), METHOD, settings, MethodSettings(), base_hash=base_hash
     )
     again.load(tmp_path, fresh_moments=False)

@@ -1,0 +1,69 @@
+"""The base as the trainer holds it: its precision, its device, and the policy that is trained on it.
+
+A quantised base is the trainer's own economy: the engine serves what it serves, and the importance weights correct for
+the difference, as they do for any difference between trainer and engine.
+
+Leaves to others: where the model lies (`engines.bundled`), forward passes (`policy`).
+"""
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from openclaw_rl.engines import bundled
+from openclaw_rl.engines.bundled import ResolvedModel
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.trainers.full import FullPolicy
+from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.policy import Policy
+from openclaw_rl.types import WeightKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def make_policy(kind: WeightKind, resolved: ResolvedModel, settings: TrainerSettings) -> Policy:
+    """Blocks for the seconds or minutes that loading takes. Raises SettingsError."""
+    if kind is WeightKind.LORA:
+        return LoraPolicy(load(resolved, settings), settings)
+    base = bundled.load_model(resolved, dtype_of(settings), settings.device)
+    return FullPolicy(base, settings, load_base=lambda: bundled.load_model(resolved, dtype_of(settings)))
+
+
+def load(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTrainedModel":
+    if settings.quantise == "none":
+        return bundled.load_model(resolved, dtype_of(settings), settings.device)
+    return _quantised(resolved, settings)
+
+
+def dtype_of(settings: TrainerSettings) -> torch.dtype:
+    if settings.dtype == "auto":
+        return torch.float32 if settings.device == "cpu" else torch.bfloat16
+    return torch.float32 if settings.dtype == "float32" else torch.bfloat16
+
+
+def _quantised(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    missing = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f'trainer.quantise "{settings.quantise}" needs {" and ".join(missing)}: pip install "openclaw-rl[lowmem]"'
+        )
+    dtype = dtype_of(settings)
+    how: dict[str, Any] = (
+        {"load_in_8bit": True}
+        if settings.quantise == "8bit"
+        else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        resolved.folder,
+        dtype=dtype,
+        quantization_config=BitsAndBytesConfig(**how),
+        device_map={"": settings.device},
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    return model.eval()

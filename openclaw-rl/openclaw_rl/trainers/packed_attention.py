@@ -1,0 +1,199 @@
+"""Attention over sequences that lie one behind the other in a single row, none of which sees another.
+
+    row        a a a a b b b c c c c c        positions   0 1 2 3 0 1 2 0 1 2 3 4
+
+Promises: each sequence's numbers are those it has alone, within the kernel's rounding; memory grows with the row's
+length and never with its square. Two kernels, one meaning: `varlen` (torch's own variable-length flash attention,
+CUDA, 16 bits) and `split` (one causal SDPA call a sequence; any device and type). `choose_kernel` takes the first only
+where it was seen to equal the second on this very card, gradients included.
+
+Leaves to others: positions, and whether a model's layers pass the layout on (`policy` measures that).
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION_NAME = "openclaw_rl_packed"
+"""Under this name transformers finds `packed_attention`. Without a layout it is its `sdpa` to the letter."""
+_LARGEST_HEAD = 256
+_TOLERANCE = 0.03
+"""Between two 16-bit kernels on values of size one; a neighbour that can be seen changes them by ten times as much."""
+
+Kernel = Literal["varlen", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the sequences of a row lie."""
+
+    lengths: tuple[int, ...]
+    starts: Tensor  # [S + 1] int32, on the device: 0, then where each sequence ends
+    kernel: Kernel
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device, kernel: Kernel = "split") -> "PackedLayout":
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        return cls(tuple(lengths), starts, kernel)
+
+    @property
+    def positions(self) -> Tensor:
+        """[1, T]: each token's place in its own sequence."""
+        places = torch.cat([torch.arange(length) for length in self.lengths])
+        return places.unsqueeze(0).to(self.starts.device)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    packed_layout: PackedLayout | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer. Shapes: query [1, Hq, T, D], key and value [1, Hkv, T, D]; gives
+    [1, T, Hq, D]. The mask is no one's where there is a layout. Raises NotImplementedError for what it does not know.
+    """
+    if packed_layout is None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return plain
+    unknown = [name for name in ("s_aux", "position_bias", "cache") if others.get(name) is not None]
+    if unknown or dropout:
+        raise NotImplementedError(f"packed attention knows no {', '.join(unknown) or 'dropout'}")
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, H, D]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if packed_layout.kernel == "varlen" and softcap is None and _fits_varlen(q, k, v):
+        mixed = _varlen(q, k, v, packed_layout, scale, sliding_window)
+    else:
+        mixed = _split(q, k, v, packed_layout, scale, sliding_window, softcap)
+    return mixed.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make the name known to transformers, which keeps its own registry. Safe to call twice."""
+    AttentionInterface.register(ATTENTION_NAME, packed_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+
+
+def choose_kernel(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Kernel:
+    """The fast kernel where it gives what the plain one gives: outputs and gradients of three short sequences."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (5, 33, 18)
+
+    def draw(n: int) -> Tensor:
+        return torch.randn(sum(lengths), n, head_dim, generator=generator).to(device, dtype)
+
+    inputs, weights = (draw(heads), draw(kv_heads), draw(kv_heads)), draw(heads)
+    if device.type != "cuda" or not _fits_varlen(*inputs) or not _varlen_parameters():
+        return "split"
+
+    def run(kernel: Kernel) -> list[Tensor]:
+        q, k, v = (tensor.clone().requires_grad_() for tensor in inputs)
+        attend = _varlen if kernel == "varlen" else _split
+        with torch.enable_grad():
+            out = attend(q, k, v, PackedLayout.of(lengths, device, kernel), head_dim**-0.5, None)
+            return [out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))]
+
+    try:
+        pairs = zip(run("varlen"), run("split"), strict=True)
+        agrees = all(bool((a - b).abs().max() <= _TOLERANCE * b.abs().max()) for a, b in pairs)
+    except RuntimeError:  # a card or a build without this kernel
+        return "split"
+    return "varlen" if agrees else "split"
+
+
+def _fits_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    dim = query.shape[-1]
+    is_half = query.dtype in (torch.bfloat16, torch.float16) and query.dtype == key.dtype == value.dtype
+    return is_half and query.is_cuda and key.shape[-1] == value.shape[-1] == dim <= _LARGEST_HEAD and dim % 8 == 0
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    attend: Any = varlen_attn  # its signature grows from one torch to the next
+    longest, known = max(layout.lengths), _varlen_parameters()
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and "enable_gqa" not in known:
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    more = {"enable_gqa": groups > 1} if "enable_gqa" in known else {}
+    # The window counts the token itself: with W of them a token sees the W - 1 before it.
+    sides = (-1 if window is None or window >= longest else window - 1, 0)
+    starts = layout.starts
+    mixed: Tensor = attend(query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, **more)
+    return mixed
+
+
+def _varlen_parameters() -> Mapping[str, inspect.Parameter]:
+    """What this torch's `varlen_attn` takes; nothing where it has none, or one that knows neither scale nor window."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return {}
+    known = inspect.signature(varlen_attn).parameters
+    return known if {"scale", "window_size"} <= known.keys() else {}
+
+
+def _split(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+) -> Tensor:
+    ends = [0, *accumulate(layout.lengths)]
+    parts = []
+    for start, end in pairwise(ends):
+        q, k, v = (tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))  # [1, H, N, D]
+        if softcap is not None:
+            out = _soft_capped(q, k, v, scale, window, softcap)
+        elif window is None or window >= end - start:
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        else:
+            mask = _visible(end - start, window, q.device)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        parts.append(out.squeeze(0).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, cap: float) -> Tensor:
+    """Gemma 2's scores, cap · tanh(score / cap), for which torch has no kernel: the plain formula."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / cap) * cap
+    length = q.shape[-2]
+    scores = scores.masked_fill(~_visible(length, window or length, q.device), -torch.inf)
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+    return weights.to(v.dtype) @ v
+
+
+def _visible(length: int, window: int, device: torch.device) -> Tensor:
+    """[N, N] bool: a token sees itself and the `window - 1` before it."""
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place[None, :]
+    return (distance >= 0) & (distance < window)
