@@ -124,15 +124,17 @@ class FullWeightSwap:
         end = time.monotonic() + PAUSED_S
         while True:
             await self._call(self._engine.abort_all())
+            looked = time.monotonic()
+            while self._serving.calls and (left_s := looked + LOOK_S - time.monotonic()) > 0:
+                await self._serving.changed(left_s)
             if not self._serving.calls:
                 try:
                     await self._call(self._engine.flush_cache())
                     return True
                 except EngineRefused:  # something is still queued: someone else's, or one on its way
-                    pass
+                    await asyncio.sleep(LOOK_S)
             if time.monotonic() > end:
                 return False
-            await self._serving.changed(LOOK_S)
 
     async def _call(self, call: Awaitable[None], timeout_s: float | None = None) -> None:
         timeout_s = self._call_timeout_s if timeout_s is None else timeout_s

@@ -30,14 +30,25 @@ from chat_load import Reply, chat, quantile  # noqa: E402
 
 TOPICS = ("rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees")
 ANSWERS = ("Thanks, that is perfect!", "No, that is wrong. Shorter please.")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+SETTINGS = (
+    "training.max_staleness=100", "publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280",
+    "sampling.temperature=0.8", "log_format=json", "server.max_streams=512",
+)  # fmt: skip
 SERVER_LOG_BYTES = 2_000_000
 
 
 def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[str, Any]:
     settings = [
-        "training.batch_size=8", "training.min_batch=4", "training.max_wait_s=5", "training.max_staleness=100",
-        f'trainer.device="{host.device}"', "publisher.max_step_kl=1000", "publisher.max_base_kl=1000",
-        "engine.hold_s=280", "sampling.temperature=0.8",
+        *SETTINGS, "training.batch_size=8", "training.min_batch=4", "training.max_wait_s=5",
+        f'trainer.device="{host.device}"',
     ]  # fmt: skip
     settings += ["model.context_length=4096"] if host.engine == "sglang" else ["engine.max_running=8"]
     flags = ["--model", str(host.model), "--judge", "rules", *flags]
@@ -56,6 +67,7 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
             finally:
                 watch.stop()
             figures |= watch.figures()
+            host.so_far("child" if kill else "attached", figures)
             turns = server.turns(limit=120)
             versions = {row["weight_version"]: row for row in server.status()["versions"]}
         figures |= _recorded(host, data_dir, turns, versions)
@@ -142,9 +154,11 @@ async def _load(host: "Host", server: RunningServer, watch: Watch, *, kill: bool
         "load_s": round(took, 1),
         "replies": len(replies),
         "tokens_per_s": round(tokens / took, 1),
-        "ttft p50/p99 s": _p(sorted(reply.token_times[0] - reply.started for reply in replies if reply.token_times)),
-        "gap p50/p99/max s": [*_p(gaps), round(max(gaps, default=0.0), 3)],
-        "gap near a swap p50/p99/max s": [*_p(near), round(max(near, default=0.0), 3)],
+        "ttft p50/p99 s": p50_p99(
+            sorted(reply.token_times[0] - reply.started for reply in replies if reply.token_times)
+        ),
+        "gap p50/p99/max s": [*p50_p99(gaps), round(max(gaps, default=0.0), 3)],
+        "gap near a swap p50/p99/max s": [*p50_p99(near), round(max(near, default=0.0), 3)],
         "finish": dict(Counter(reply.finish_reason for reply in replies)),
         "swaps": len(swaps),
         "seconds between swaps": [round(b - a, 1) for a, b in itertools.pairwise(sorted(watch.served.values()))],
@@ -159,15 +173,21 @@ async def _talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, int
         if stop.is_set():
             return
         name = f"person-{number}-{session}"
-        messages = [
-            {"role": "user", "content": f"Tell me about {TOPICS[number % 8]}, story {session}. " * (1 + number % 5)}
-        ]
-        first = await chat(client, messages, session=name, max_tokens=32 + 16 * (number % 6))
+        messages, fields = opening(number, session)
+        first = await chat(client, messages, session=name, max_tokens=32 + 16 * (number % 6), **fields)
         into.append(first)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": ANSWERS[session % 2]}]
-        into.append(await chat(client, messages, session=name, max_tokens=16))
+        into.append(await chat(client, messages, session=name, max_tokens=16, **fields))
         if first.error:
             await asyncio.sleep(0.5)
+
+
+def opening(number: int, session: int) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """A first message, and more fields of the request: some come with tools, some with stop strings, some are long."""
+    times = {6: 120, 7: 180}.get(number % 8, 1 + number % 5)
+    message = {"role": "user", "content": f"Tell me about {TOPICS[number % 8]}, story {session}. " * times}
+    fields: dict[str, Any] = {0: {"tools": [TOOL]}, 3: {"stop": ["the end", "#"]}}.get(number % 4, {})
+    return [message], fields
 
 
 def _kill_engine(server: RunningServer) -> dict[str, Any]:
@@ -232,5 +252,5 @@ def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int
     return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": json.loads(json.dumps(found))}
 
 
-def _p(values: list[float]) -> list[float]:
+def p50_p99(values: list[float]) -> list[float]:
     return [round(quantile(values, q), 4) for q in (0.5, 0.99)]

@@ -1,7 +1,8 @@
 """Models and adapters for the check, and the plain forward passes that an engine's log-probs are held against."""
 
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+QWEN3 = {
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "layers": 28, "heads": 16},
+    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "layers": 36, "heads": 32},
+}
+"""The shapes of Qwen3: 8 KV heads of 128, tied embeddings, 151,936 tokens."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -38,10 +44,52 @@ def random_model(tokenizer: Path, folder: Path, spread: float, *, seed: int = 0,
         with torch.no_grad():
             model.get_output_embeddings().weight.mul_(spread / (config.initializer_range * config.hidden_size**0.5))
         model.save_pretrained(folder)
-        for file in tokenizer.iterdir():
-            if "tokenizer" in file.name or file.suffix == ".jinja":
-                shutil.copy(file, folder)
+        copy_tokenizer(tokenizer, folder)
     return folder
+
+
+def qwen3(tokenizer: Path, folder: Path, *, device: str, spread: float = 0.8, **changes: int) -> Path:
+    """Random bf16 weights of the shape that `folder` is named after; `tokenizer` with as many tokens as that shape
+    has."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
+        return folder
+    shape, old = QWEN3[folder.name] | changes, AutoConfig.from_pretrained(tokenizer)
+    config = Qwen3Config(
+        vocab_size=changes.get("vocab_size", 151936),
+        hidden_size=shape["hidden_size"],
+        intermediate_size=shape["intermediate_size"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=old.bos_token_id,
+        eos_token_id=old.eos_token_id,
+        pad_token_id=old.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(spread / (config.initializer_range * config.hidden_size**0.5))
+    model.save_pretrained(folder)
+    copy_tokenizer(tokenizer, folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"x{number}y": number for number in range(len(vocabulary), config.vocab_size)}
+    file.write_text(json.dumps(content))
+    return folder
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for file in source.iterdir():
+        if "tokenizer" in file.name or file.suffix == ".jinja":
+            shutil.copy(file, folder)
 
 
 def synthetic_adapter(base: Path, folder: Path, seed: int, device: str, nats: float) -> Path:
@@ -99,6 +147,38 @@ def differences(theirs: Sequence[torch.Tensor], ours: Sequence[Sequence[float]])
         "max_abs": round(float(size.max()), 5),
         "share_ratio_off_by_0.2": round(float(((gaps.exp() - 1).abs() > 0.2).float().mean()), 5),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A reply whose tokens several versions may have sampled."""
+
+    reply: Forced
+    runs: list[tuple[int, int]]
+    """[weight_version, length]."""
+
+
+def compare_runs(replies: Sequence[Recorded], folders: Mapping[int, Path], device: str) -> dict[str, Any]:
+    """Each run of tokens against an fp32 forward pass under the weights that its version names; what follows a seam by
+    itself, and beside it what the weights before the seam would say there."""
+    scored: dict[int, list[torch.Tensor]] = {}
+    for version in sorted({version for recorded in replies for version, _ in recorded.runs}):
+        with loaded(folders[version], None, torch.float32, device) as model:
+            scored[version] = [forced_log_probs(model, recorded.reply, device) for recorded in replies]
+    parts: dict[str, tuple[list[torch.Tensor], list[list[float]]]] = {}
+    for number, recorded in enumerate(replies):
+        at = before = 0
+        for index, (version, length) in enumerate(recorded.runs):
+            ours, theirs = recorded.reply.log_probs[at : at + length], scored[version][number][at : at + length]
+            rows = [("replies of one version" if len(recorded.runs) == 1 else "joined replies", theirs, ours)]
+            if index:
+                rows += [("first token after a seam", theirs[:1], ours[:1])]
+                rows += [("… under the weights before it", scored[before][number][at : at + 1], ours[:1])]
+            for name, right, found in rows:
+                parts.setdefault(name, ([], []))[0].append(right)
+                parts[name][1].append(list(found))
+            at, before = at + length, version
+    return {name: differences(*values) for name, values in parts.items()}
 
 
 def compare(replies: Sequence[Forced], base: Path, adapter: Path | None, device: str) -> dict[str, Any]:

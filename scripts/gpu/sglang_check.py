@@ -3,10 +3,16 @@
 python sglang_check.py --work DIR --out DIR --engine sglang|embedded [--tiny] STAGE[=SECONDS] …
 
 random       a random-weight model with the given tokenizer, and two adapters far from it
+qwen3_06b    a random-weight Qwen3-0.6B-shaped model in bf16, without adapters
+qwen3_4b     the same, 4B-shaped
 gguf         the bundled model, from --gguf, and two adapters far from it; the later stages use the model made last
 engine       start the engine, to stay for later calls
 conformance  tests/conformance against it
 logprobs     what it samples under the base and two adapters, against plain forward passes in bf16 and fp32
+weights      tests/conformance/test_weights.py against it: its own weights are replaced under running replies
+full         our server beside it, full weights: ≥ --full-swaps swaps under streamed chats, many sent right into a swap
+overhead     our server beside it: added time to first token and throughput against its own chat completions
+latency      our server beside it: last feedback of a batch of 16 to serving, seconds per phase
 attached     our server beside it: streamed chats, LoRA steps and adapter swaps under load
 quirks       whether an adapter can be unloaded after requests under it were refused, aborted and dropped
 stop         end the engine
@@ -33,7 +39,7 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"random": 60, "gguf": 90, "engine": 240, "conformance": 150, "logprobs": 100, "attached": 150, "quirks": 60}
-LIMITS["weights"] = 90
+LIMITS |= {"weights": 90, "full": 120, "overhead": 90, "latency": 150, "qwen3_06b": 60, "qwen3_4b": 90}
 LIMITS |= {"stop": 60, "child": 330, "jit": 40}
 
 
@@ -49,6 +55,7 @@ class Host:
     streams: int
     load_s: float
     swaps: int
+    full_swaps: int
 
     @property
     def device(self) -> str:
@@ -67,6 +74,10 @@ class Host:
 
     def keep(self, name: str, value: Any) -> None:
         (self.work / f"{name}.json").write_text(json.dumps(value))
+
+    def so_far(self, stage: str, figures: Mapping[str, Any]) -> None:
+        """What a stage that may yet run out of its time has measured."""
+        print(f"-- {stage} so far: {json.dumps(figures, default=str)[:3000]}", flush=True)
 
     @property
     def model(self) -> Path:
@@ -101,6 +112,24 @@ def gguf(host: Host) -> dict[str, Any]:
 
     resolved = resolve(ModelSettings(path=str(host.gguf) if host.gguf else "bundled"), host.work / "cache")
     return {"base_hash": base_hash(resolved)} | _with_adapters(host, resolved.folder, nats=1.0)
+
+
+def qwen3_06b(host: Host) -> dict[str, Any]:
+    return _qwen3(host, "qwen3-0.6b")
+
+
+def qwen3_4b(host: Host) -> dict[str, Any]:
+    return _qwen3(host, "qwen3-4b")
+
+
+def _qwen3(host: Host, name: str) -> dict[str, Any]:
+    import models
+
+    tiny = {"hidden_size": 128, "intermediate_size": 96, "layers": 2, "heads": 8, "vocab_size": 50000}
+    changes = tiny if host.is_tiny else {}
+    folder = models.qwen3(host.work / "tokenizer", host.work / name, device=host.device, **changes)
+    host.keep("model", {"folder": str(folder), "adapters": {}})
+    return {"model": name, "mib": round(sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20)}
 
 
 def _with_adapters(host: Host, folder: Path, nats: float) -> dict[str, Any]:
@@ -186,7 +215,7 @@ def conformance(host: Host) -> dict[str, Any]:
 
 def weights(host: Host) -> dict[str, Any]:
     other = host.work / f"{host.model.name}-other"
-    return _suite(host, "weights", ["tests/conformance/test_weights.py", "--other-weights", str(other)])
+    return _suite(host, "weights", ["tests/conformance/test_weights.py", "-s", "--other-weights", str(other)])
 
 
 def _suite(host: Host, name: str, words: list[str]) -> dict[str, Any]:
@@ -196,7 +225,8 @@ def _suite(host: Host, name: str, words: list[str]) -> dict[str, Any]:
     with file.open("wb") as log:
         done = subprocess.run(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
     lines = file.read_text(errors="replace").splitlines()
-    notable = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR", "SKIPPED", "E  "))]
+    told = ("FAILED", "ERROR", "SKIPPED", "E  ", "runs ", ".runs ")
+    notable = [line[:600] for line in lines if line.startswith(told)]
     return {"exit": done.returncode, "result": lines[-1:], "notable": notable[:40]}
 
 
@@ -274,56 +304,69 @@ def quirks(host: Host) -> dict[str, Any]:
 
 
 async def _quirks(host: Host) -> dict[str, Any]:
-    """Each on an adapter name of its own; a `False` is an unload that never came back, and the engine takes no adapter
-    any more: the last ones may not even be tried.
+    """Each on an adapter name of its own. An unload that does not come back holds up every later load, so what makes
+    one is tried last, and nothing after it.
     """
     (_, folder), *_ = host.adapters.items()
     figures: dict[str, Any] = {}
-    async with httpx.AsyncClient(base_url=host.engine_url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=host.engine_url, timeout=10) as http:
 
         async def body(name: str, ids: list[int], **more: Any) -> dict[str, Any]:
-            await http.post("/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+            loaded = await http.post("/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+            assert loaded.status_code == 200, loaded.text
             params = {"max_new_tokens": 400, "temperature": 1.0, "ignore_eos": True}
             return {"input_ids": ids, "lora_path": name, "sampling_params": params, "rid": f"rid-{name}", **more}
-
-        async def unloads(name: str) -> bool:
-            try:
-                reply = await http.post("/unload_lora_adapter", json={"lora_name": name}, timeout=6)
-            except httpx.TimeoutException:
-                return False
-            return reply.status_code == 200
 
         async def dropped(request: dict[str, Any], after_s: float) -> None:
             try:
                 await http.post("/generate", json=request, timeout=after_s)
             except httpx.TimeoutException:
-                return
+                await http.post("/abort_request", json={"rid": request["rid"]})
 
         async def stream_dropped(request: dict[str, Any]) -> None:
-            async with http.stream("POST", "/generate", json=request) as reply:
+            async with http.stream("POST", "/generate", json=request | {"stream": True}) as reply:
                 async for line in reply.aiter_lines():
                     if line.startswith("data"):
                         break
             await http.post("/abort_request", json={"rid": request["rid"]})
 
         async def retracted_and_aborted(request: dict[str, Any]) -> None:
-            async with http.stream("POST", "/generate", json=request) as reply:
-                lines = reply.aiter_lines()
-                await anext(lines)
+            events = []
+            async with http.stream("POST", "/generate", json=request | {"stream": True, "return_logprob": True}) as got:
+                lines = got.aiter_lines()
+                events.append(await anext(lines))
                 await http.post("/pause_generation", json={"mode": "retract"})
                 await http.post("/abort_request", json={"rid": request["rid"]})
                 await http.post("/continue_generation", json={})
-                async for _ in lines:
-                    pass
+                events += [line async for line in lines]
+            rows = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
+            figures["last events of an abort in the queue: ids, log-probs, tokens so far"] = [
+                (
+                    row["output_ids"],
+                    len(row["meta_info"]["output_token_logprobs"]),
+                    row["meta_info"]["completion_tokens"],
+                )
+                for row in rows[-2:]
+            ]
 
-        await stream_dropped(await body("streamed", [5, 6, 7], stream=True))
-        figures["after a dropped stream"] = await unloads("streamed")
-        await retracted_and_aborted(await body("queued", [5, 6, 7], stream=True))
-        figures["after an abort in the queue"] = await unloads("queued")
-        await dropped(await body("waited", [5, 6, 7]), 0.2)
-        figures["after a dropped request"] = await unloads("waited")
-        await http.post("/generate", json=await body("refused", [5] * 9000))
-        figures["after a refused request"] = await unloads("refused")
+        async def refused(request: dict[str, Any]) -> None:
+            await http.post("/generate", json=request)
+
+        for name, what, ids, act in (
+            ("streamed", "a dropped stream", [5, 6, 7], stream_dropped),
+            ("waited", "a dropped request", [5, 6, 7], lambda request: dropped(request, 0.3)),
+            ("queued", "an abort in the queue", [5, 6, 7], retracted_and_aborted),
+            ("refused", "a refused request", [5] * 9000, refused),
+        ):
+            key = f"unloads after {what}"
+            try:
+                await act(await body(name, ids))
+                reply = await http.post("/unload_lora_adapter", json={"lora_name": name}, timeout=6)
+                figures[key] = reply.status_code == 200
+            except httpx.TimeoutException:
+                figures[key] = "never; nothing after it was tried"
+                break
+        await http.post("/abort_request", json={"abort_all": True})
     return figures
 
 
@@ -334,7 +377,29 @@ def attached(host: Host) -> dict[str, Any]:
     import load
 
     flags = ["--engine-url", host.engine_url]
-    return load.run(host, host.work / f"attached-{int(time.time())}", flags, kill=False)
+    return load.run(host, _data_dir(host, "attached"), flags, kill=False)
+
+
+def full(host: Host) -> dict[str, Any]:
+    import full_load
+
+    return full_load.run(host, _data_dir(host, "full"))
+
+
+def overhead(host: Host) -> dict[str, Any]:
+    import overhead
+
+    return overhead.run(host, _data_dir(host, "overhead"))
+
+
+def latency(host: Host) -> dict[str, Any]:
+    import latency
+
+    return latency.run(host, _data_dir(host, "latency"))
+
+
+def _data_dir(host: Host, stage: str) -> Path:
+    return host.work / f"{stage}-{host.model.name}-{int(time.time())}"
 
 
 def child(host: Host) -> dict[str, Any]:
@@ -344,7 +409,7 @@ def child(host: Host) -> dict[str, Any]:
     if host.engine == "sglang":
         flags += ["--set", f'engine.python="{host.engine_python}"', "--set", "engine.memory_fraction=0.3"]
         flags += ["--set", f"engine.args={json.dumps(host.engine_args)}"]
-    return load.run(host, host.work / f"child-{int(time.time())}", flags, kill=True)
+    return load.run(host, _data_dir(host, "child"), flags, kill=True)
 
 
 def jit(host: Host) -> dict[str, Any]:
@@ -363,7 +428,24 @@ def _gpu() -> dict[str, Any]:
 
 STAGES: dict[str, Callable[[Host], dict[str, Any]]] = {
     stage.__name__: stage
-    for stage in (random, gguf, engine, conformance, weights, logprobs, attached, quirks, stop, child, jit)
+    for stage in (
+        random,
+        qwen3_06b,
+        qwen3_4b,
+        gguf,
+        engine,
+        conformance,
+        weights,
+        logprobs,
+        full,
+        overhead,
+        latency,
+        attached,
+        quirks,
+        stop,
+        child,
+        jit,
+    )
 }
 
 
@@ -388,7 +470,9 @@ def _run(host: Host, name: str, limit_s: int) -> bool:
     finally:
         signal.alarm(0)
     figures = {"seconds": round(time.monotonic() - started, 1), **figures}
-    (host.out / f"{name}.json").write_text(json.dumps(figures, indent=1, default=str) + "\n")
+    made = host.work / "model.json"
+    model = f"-{host.model.name}" if made.exists() else ""
+    (host.out / f"{name}{model}.json").write_text(json.dumps(figures, indent=1, default=str) + "\n")
     print(f"== {name}: {json.dumps(figures, default=str)[:2500]}", flush=True)
     return is_good
 
@@ -404,10 +488,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--load-s", type=float, default=45.0, help="how long chats are streamed")
     parser.add_argument("--swaps", type=int, default=10, help="adapter swaps to wait for")
+    parser.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps to make beside the first two")
     options = parser.parse_args()
     host = Host(
         options.work.absolute(), options.out.absolute(), options.engine, options.gguf, options.tiny,
-        options.streams, options.load_s, options.swaps,
+        options.streams, options.load_s, options.swaps, options.full_swaps,
     )  # fmt: skip
     results = {}
     for stage in options.stages:

@@ -1,0 +1,294 @@
+"""Streamed chats through the whole server while the engine's own weights are replaced under them.
+
+The trainer API makes two versions (a trainer of this module, whose step is a little noise), which pass the gate and the
+self-test. Then a pin goes back and forth between them: each is a swap whose moment is known, so that requests can be
+sent right into it. What was recorded is held against plain forward passes under the weights that each token names.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import load
+import models
+import torch
+from chat_load import Reply, chat
+from transformers import AutoModelForCausalLM
+
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.trainers.api import Probe
+from openclaw_rl.trainers.base import NoStep, Step
+from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.loop import TrainerLoop
+from openclaw_rl.types import Sample, WeightKind
+
+if TYPE_CHECKING:
+    from sglang_check import Host
+
+MADE = 2
+PROBE_TOKENS = 48
+NOISE = 0.3
+"""Of each weight's own spread: some tenths of a nat a token."""
+BETWEEN_S, SOON_S, SPREAD_S = 1.5, 0.7, 0.15
+SCORED_TURNS = 400
+TEMPLATE_TOKENS = 8
+"""What every prompt begins with; other chats of the new version may have computed it by then."""
+
+
+def run(host: "Host", data_dir: Path) -> dict[str, Any]:
+    settings = [
+        *load.SETTINGS, "training.weights=full", "trainer.kind=external", "training.batch_size=8",
+        "training.min_batch=4", "training.max_wait_s=2", "publisher.self_test_tolerance=0.1",
+    ]  # fmt: skip
+    if host.engine == "sglang":
+        settings += ["model.context_length=4096"]
+    flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
+    flags += [word for setting in settings for word in ("--set", setting)]
+    server, figures = RunningServer(data_dir, flags, start_s=120), {}
+    try:
+        with server:
+            figures |= asyncio.run(_load(host, server, data_dir))
+            turns = server.turns(limit=SCORED_TURNS)
+            versions = {row["weight_version"]: row for row in server.status()["versions"]}
+            figures["counts"] = server.status()["counts"]
+        figures["phases of each swap, s"] = _events(data_dir / "server.log", "weights_swapped")
+        host.so_far("full", figures)
+        figures |= _recorded(host, data_dir, turns, versions)
+    finally:
+        (host.out / "full-server.log").write_bytes((data_dir / "server.log").read_bytes()[-load.SERVER_LOG_BYTES :])
+    return figures
+
+
+# -- the trainer -------------------------------------------------------------------------------------------------------
+
+
+class NoisyLearner:
+    """Full weights whose step is noise: far enough for every token to tell which version sampled it."""
+
+    kind = WeightKind.FULL
+
+    def __init__(self, base: Path, base_hash: str, device: str) -> None:
+        self.base_hash, self._base, self._device = base_hash, base, device
+
+    def load(self, folder: Path | None, *, fresh_moments: bool) -> None:
+        where = folder or self._base
+        self._model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).to(self._device).eval()
+        self._round()
+
+    def _round(self) -> None:
+        """To what is written and served."""
+        with torch.no_grad():
+            for weight in self._model.parameters():
+                weight.copy_(weight.bfloat16())
+
+    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+        between()
+        started, sample = time.perf_counter(), samples[0]
+        reply = list(sample.response_ids[:PROBE_TOKENS])
+        forced = models.Forced(list(sample.prompt_ids), reply, [], 1.0)
+        before = models.forced_log_probs(self._model, forced, self._device)
+        torch.manual_seed(len(samples))
+        with torch.no_grad():
+            for name, weight in self._model.named_parameters():
+                if "proj" in name:
+                    weight.add_(torch.randn_like(weight) * NOISE * weight.std())
+        self._round()
+        after = models.forced_log_probs(self._model, forced, self._device)
+        probe = Probe(
+            prompt_ids=forced.prompt_ids,
+            response_ids=reply,
+            log_probs=after.tolist(),
+            parent_log_probs=before.tolist(),
+        )
+        shift = float((after - before).abs().mean())
+        return Step({"learner_s": time.perf_counter() - started, "probe_shift": shift}, {}, (probe,))
+
+    def write(self, folder: Path) -> str:
+        self._model.to(torch.bfloat16).save_pretrained(folder)
+        self._model.to(torch.float32)
+        return "model.safetensors"
+
+
+def _train(server: RunningServer, host: "Host", data_dir: Path, stop: threading.Event) -> None:
+    """Until MADE versions were committed."""
+    token = (DataDir.of(data_dir).keys / "trainer.token").read_text().strip()
+    client = TrainerClient(server.url, token)
+    try:
+        learner = NoisyLearner(host.model, client.tip().base_hash, host.device)
+        loop = TrainerLoop(client, learner, data_dir, name="noise", stop=stop)
+        made = 0
+        while made < MADE and not stop.is_set():
+            made += loop.turn() is not None
+    finally:
+        client.close()
+
+
+# -- the load ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Signals:
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    is_soon: bool = False
+    """A swap is about to come: who has no reply running keeps the next request for it."""
+    swapping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def _load(host: "Host", server: RunningServer, data_dir: Path) -> dict[str, Any]:
+    replies: list[Reply] = []
+    windows: list[tuple[float, float]] = []
+    cached: list[tuple[int, int]] = []
+    signals, halt = Signals(), threading.Event()
+    began = time.perf_counter()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    training = asyncio.create_task(asyncio.to_thread(_train, server, host, data_dir, halt))
+    try:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+            talking = [asyncio.create_task(_talk(client, n, signals, replies)) for n in range(host.streams)]
+            await asyncio.to_thread(server.wait_for, "versions serve", lambda now: now["serving"] >= MADE, 120)
+            await training
+            calm = time.perf_counter()
+            await asyncio.sleep(2 * BETWEEN_S)
+            await _cached(client)
+            for number in range(host.full_swaps):
+                before = await _cached(client)
+                signals.is_soon = True
+                await asyncio.sleep(SOON_S)
+                version = MADE - 1 + number % 2 if number < host.full_swaps - 1 else 0
+                pin = asyncio.create_task(
+                    asyncio.to_thread(server.admin, "POST", "/v1/admin/pin", {"weight_version": version})
+                )
+                start = time.perf_counter()
+                signals.swapping.set()
+                await pin
+                windows.append((start, time.perf_counter()))
+                signals.is_soon = False
+                signals.swapping.clear()
+                cached.append((before, await _cached(client)))
+                await asyncio.sleep(BETWEEN_S)
+            signals.stop.set()
+            ended = time.perf_counter()
+            await asyncio.gather(*talking)
+    finally:
+        halt.set()
+        signals.stop.set()
+        signals.swapping.set()
+    return _figures(host, [r for r in replies if r.started > calm], replies, windows) | {
+        "load_s": round(ended - began, 1),
+        "cached tokens of a salted prompt, before and after each swap": cached,
+        "findings": [f"stale or no prefixes: {cached}"]
+        if any(before < 100 or not 0 <= after <= TEMPLATE_TOKENS for before, after in cached)
+        else [],
+    }
+
+
+def _figures(
+    host: "Host", replies: list[Reply], every: list[Reply], windows: list[tuple[float, float]]
+) -> dict[str, Any]:
+    gaps: dict[str, list[float]] = {"calm": [], "over a swap": []}
+    for reply in replies:
+        for a, b in itertools.pairwise(reply.token_times):
+            over = any(a < end and b > start for start, end in windows)
+            gaps["over a swap" if over else "calm"].append(b - a)
+    during = [reply for reply in replies if any(start <= reply.started <= end for start, end in windows)]
+    refused = [reply.error for reply in every if reply.error and not reply.error.startswith("cut")]
+    cut = [reply.error for reply in every if reply.error and reply.error.startswith("cut")]
+    tokens = sum((reply.usage or {}).get("completion_tokens", 0) for reply in replies)
+    return {
+        "streams": host.streams,
+        "requests": len(replies),
+        "sent during a swap": len(during),
+        "share sent during a swap": round(len(during) / max(1, len(replies)), 3),
+        "refused": dict(Counter(refused)),
+        "cut": dict(Counter(cut)),
+        "finish": dict(Counter(reply.finish_reason for reply in every)),
+        "tokens": tokens,
+        "seconds of each pin, client's view": [round(end - start, 3) for start, end in windows],
+        **{f"gap {name} p50/p99/max s": [*load.p50_p99(v), round(max(v, default=0.0), 3)] for name, v in gaps.items()},
+        "ttft of those sent during a swap p50/p99 s": load.p50_p99(
+            [reply.token_times[0] - reply.started for reply in during if reply.token_times]
+        ),
+    }
+
+
+async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: list[Reply]) -> None:
+    pauses = random.Random(number)
+
+    async def turn() -> None:
+        if signals.is_soon and not signals.stop.is_set():
+            await signals.swapping.wait()
+            await asyncio.sleep(SPREAD_S * pauses.random())
+
+    for session in itertools.count():
+        if signals.stop.is_set():
+            return
+        messages, fields = load.opening(number, session)
+        name = f"person-{number}-{session}"
+        await turn()
+        first = await chat(client, messages, session=name, max_tokens=48 + 32 * (number % 5), **fields)
+        into.append(first)
+        answer = load.ANSWERS[session % 2]
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": answer}]
+        await turn()
+        into.append(await chat(client, messages, session=name, max_tokens=64, **fields))
+        if first.error:
+            await asyncio.sleep(0.5)
+
+
+async def _cached(client: httpx.AsyncClient) -> int:
+    """Tokens that the second of two equal prompts found cached; after a swap of the first. -1 when it failed."""
+    messages = [
+        {"role": "system", "content": "What grows in the desert? " * 40},
+        {"role": "user", "content": "Say it."},
+    ]
+    reply = await chat(
+        client, messages, session="salted", headers={"X-Turn-Type": "side"}, max_tokens=2, ignore_eos=True
+    )
+    details = (reply.usage or {}).get("prompt_tokens_details") or {}
+    return -1 if reply.error else int(details.get("cached_tokens", -1))
+
+
+# -- what was recorded -------------------------------------------------------------------------------------------------
+
+
+def _recorded(
+    host: "Host", data_dir: Path, turns: Sequence[Any], versions: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    from kill.audit import audit
+
+    whole, joined = [], []
+    for turn in turns:
+        reply, runs = turn["turn"], [(run["weight_version"], run["length"]) for run in turn["turn"]["versions"]]
+        if not reply["response_ids"] or None in reply["rollout_log_probs"]:
+            continue
+        temperature = turn["request"]["sampling"]["temperature"]
+        forced = models.Forced(
+            turn["request"]["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature
+        )
+        (joined if len(runs) > 1 else whole).append(models.Recorded(forced, runs))
+    folders = {n: data_dir / row["folder"] if row["folder"] else host.model for n, row in versions.items()}
+    scored = models.compare_runs([*whole[-60:], *joined[-80:]], folders, host.device)
+    found = audit(data_dir / "ledger.sqlite3", [], is_deep=True)
+    return {
+        "recorded replies looked at": len(turns),
+        "joined replies": len(joined),
+        "log-probs against fp32 under each token's version": scored,
+        "audit": json.loads(json.dumps(found)),
+    }
+
+
+def _events(log: Path, name: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
+    kept = ("weight_version", "finish_s", "cut_s", "push_s", "held_s")
+    rows = [{key: event[key] for key in kept if key in event} for event in events if event.get("event") == name]
+    return [{key: round(value, 3) for key, value in row.items()} for row in rows]

@@ -1,0 +1,120 @@
+"""What the proxy adds to SGLang's own `/v1/chat/completions`: time to first text, and throughput, in one run.
+
+Each client asks the two in turn, with a prompt of the same kind that nobody asked before behind a system message that
+both know. `with log-probs` asks SGLang for what the proxy always needs of it, for a fair look at the throughput.
+"""
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import load
+from chat_load import loop_delay, quantile
+
+from openclaw_rl.testing.running_server import RunningServer
+
+if TYPE_CHECKING:
+    from sglang_check import Host
+
+ROUNDS = {1: 40, 16: 10, 64: 5}
+PROMPT_WORDS, TOKENS, LONG = 400, 32, 256
+WORDS = ("time", "people", "water", "light", "house", "story", "world", "point", "hand", "night", "money", "paper")
+
+
+def run(host: "Host", data_dir: Path) -> dict[str, Any]:
+    settings = [*load.SETTINGS, "training.enabled=false"]
+    if host.engine == "sglang":
+        settings += ["model.context_length=4096"]
+    flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
+    flags += [word for setting in settings for word in ("--set", setting)]
+    with RunningServer(data_dir, flags, start_s=120) as server:
+        return asyncio.run(_measure(server.url, host.engine_url))
+
+
+async def _measure(proxy: str, engine: str) -> dict[str, Any]:
+    await asyncio.gather(*(_ask(url, _body(n, 8)) for url in (proxy, engine) for n in range(8)))
+    figures: dict[str, Any] = {f"{n} streams": await _first_texts(proxy, engine, n) for n in ROUNDS}
+    figures["throughput"] = [await _throughput(proxy, engine, n) for n in (1, 16, 64)]
+    return figures
+
+
+async def _first_texts(proxy: str, engine: str, streams: int) -> dict[str, Any]:
+    found: dict[str, list[float]] = {"SGLang": [], "proxied": []}
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(random.Random(number).random() * 0.2)
+        for at in range(ROUNDS[streams]):
+            seed = 1000 * number + at + 100_000 * streams
+            order = [("SGLang", engine), ("proxied", proxy)]
+            for name, url in order if at % 2 else order[::-1]:
+                found[name].append((await _ask(url, _body(seed + (name == "proxied") * 10**7, TOKENS)))[0])
+
+    stop = asyncio.Event()
+    own = asyncio.create_task(loop_delay(stop))
+    await asyncio.gather(*(client(number) for number in range(streams)))
+    stop.set()
+    late = await own
+
+    def row(values: list[float]) -> dict[str, float]:
+        return {f"p{int(100 * q)} ms": round(1e3 * quantile(values, q), 2) for q in (0.5, 0.9, 0.99)}
+
+    rows = {name: row(values) for name, values in found.items()}
+    added = {key: round(rows["proxied"][key] - rows["SGLang"][key], 2) for key in rows["SGLang"]}
+    return {"requests of each": len(found["SGLang"]), **rows, "added": added, "load generator's own delay": row(late)}
+
+
+async def _throughput(proxy: str, engine: str, streams: int) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {}
+    for repeat in range(2):
+        for name, url, fields in (
+            ("SGLang", engine, {}),
+            ("SGLang with log-probs", engine, {"logprobs": True}),
+            ("proxied", proxy, {}),
+        ):
+            began = time.perf_counter()
+            seed = 10**9 + 10**6 * repeat + 10**5 * len(name)
+            await asyncio.gather(*(_ask(url, _body(seed + n, LONG) | fields) for n in range(streams)))
+            rates.setdefault(name, []).append(streams * LONG / (time.perf_counter() - began))
+    best = {name: round(max(values)) for name, values in rates.items()}
+    ratios = {f"proxied / {name}": round(best["proxied"] / best[name], 3) for name in best if name != "proxied"}
+    return {"streams": streams, "tokens/s": best} | ratios
+
+
+def _body(seed: int, tokens: int) -> dict[str, Any]:
+    def words(count: int, source: int) -> str:
+        return " ".join(random.Random(source).choices(WORDS, k=count))
+
+    messages = [
+        {"role": "system", "content": words(PROMPT_WORDS, 0)},
+        {"role": "user", "content": words(PROMPT_WORDS, seed)},
+    ]
+    fields = {"max_tokens": tokens, "temperature": 0.8, "ignore_eos": True}
+    return {"model": "policy", "messages": messages, "stream": True, **fields}
+
+
+async def _ask(url: str, body: dict[str, Any]) -> tuple[float, int]:
+    """(Seconds from sending to the first text, events). A bare socket: a client library would hide the difference."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    sent, first, events = time.perf_counter(), None, 0
+    writer.write(head.encode() + data)
+    async for line in reader:
+        if line.startswith(b"data: "):
+            if line.startswith(b"data: [DONE]"):
+                break
+            events += 1
+            if first is None and any(choice["delta"].get("content") for choice in json.loads(line[6:])["choices"]):
+                first = time.perf_counter() - sent
+        elif line.startswith(b"HTTP/1.1") and b" 200 " not in line:
+            raise RuntimeError(line.decode())
+    writer.close()
+    if first is None:
+        raise RuntimeError("no text came")
+    return first, events
