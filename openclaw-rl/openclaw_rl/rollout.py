@@ -36,6 +36,8 @@ class Pace:
 
     poll_s: float = 10.0
     """Between two looks at the ledger when nothing wakes the loop."""
+    gather_s: float = 0.05
+    """From the wake of an idle loop to its look: what wakes it is a chat's request, whose first token goes first."""
     first_rest_s: float = 5.0
     """A turn's pause after its first failure; it doubles with each."""
     longest_rest_s: float = 600.0
@@ -163,12 +165,15 @@ class _Stage:
         async with asyncio.TaskGroup() as group:
             while True:
                 wake.clear()
-                for turn in await self._take(fetch):
+                turns = await self._take(fetch)
+                for turn in turns:
                     self._busy.add(turn.turn.turn_id)
                     group.create_task(self._handle(turn, work, wake, done))
                 try:
                     async with asyncio.timeout(self._wait_s()):
                         await wake.wait()
+                        if not turns:
+                            await asyncio.sleep(self._pace.gather_s)
                 except TimeoutError:
                     pass
 

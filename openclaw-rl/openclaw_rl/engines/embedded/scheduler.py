@@ -2,8 +2,8 @@
 
 A step is one ragged pass over one new token of every reply that decodes and a chunk of the prompts that wait. Prompts
 go by priority, then arrival; their chunk shrinks while replies decode, most of all when those matter more (a chat
-beside background scoring). More requests than `max_running` wait; a chat that waits takes the place of a background
-request, whose KV stays in the prefix cache meanwhile.
+beside background scoring: `background`). More requests than `max_running` wait; a chat that waits takes the place of a
+background request, whose KV stays in the prefix cache meanwhile.
 
 The event loop talks to it through `call`: functions that the thread runs between two steps. Nothing here is shared
 otherwise.
@@ -11,6 +11,7 @@ otherwise.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,6 +20,7 @@ import torch
 
 from openclaw_rl.engines.dialect import FinishReason
 from openclaw_rl.engines.embedded import sampler
+from openclaw_rl.engines.embedded.background import BackgroundShare
 from openclaw_rl.engines.embedded.job import Job
 from openclaw_rl.engines.embedded.mailbox import Mailbox
 from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, common_prefix
@@ -40,6 +42,7 @@ class Scheduler:
     def __init__(self, runner: Runner, *, max_running: int, prefill_chunk: int, cache_tokens: int) -> None:
         self._runner = runner
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._share = BackgroundShare(max(_MIN_CHUNK, prefill_chunk // 4))
         self._cache = PrefixCache(runner, budget=cache_tokens, spare=prefill_chunk)
         self._mailbox = Mailbox()
         self._waiting: list[Job] = []
@@ -136,9 +139,11 @@ class Scheduler:
         return self.is_busy and not self._is_paused
 
     def _step(self) -> None:
+        began = time.perf_counter()
         self._admit()
         decoding = [job for job in self._running if job.is_prefilled]
-        work = [(job, 1) for job in decoding] + self._prefills(decoding)
+        prefills = self._prefills(decoding)
+        work = [(job, 1) for job in decoding] + prefills
         spans = []
         for job, count in work:
             assert job.sequence is not None
@@ -162,6 +167,8 @@ class Scheduler:
             last = self._runner.last([rows for _, rows in ready])
             for job, sampled in zip(jobs, sampler.sample(last, jobs), strict=True):
                 self._append(job, sampled)
+        if decoding and all(job.priority < _highest(decoding) for job, _ in prefills):
+            self._share.record(len(decoding), sum(count for _, count in prefills), time.perf_counter() - began)
 
     def _admit(self) -> None:
         """Fill the free places in order of priority, then arrival; a request of less priority yields its own."""
@@ -193,10 +200,11 @@ class Scheduler:
 
     def _chunk(self, job: Job, decoding: Sequence[Job]) -> int:
         """Prompt tokens a step may hold: few while replies decode, fewer still while more urgent ones do."""
-        highest = max((other.priority for other in decoding), default=None)
-        if highest is None or highest < job.priority:
+        if not decoding or _highest(decoding) < job.priority:
             return self._prefill_chunk
-        return max(_MIN_CHUNK, self._prefill_chunk // (4 if highest == job.priority else 16))
+        if _highest(decoding) == job.priority:
+            return max(_MIN_CHUNK, self._prefill_chunk // 4)
+        return self._share.tokens(len(decoding))
 
     def _begin(self, job: Job, beside: Sequence[Job]) -> bool:
         """Give the job its place in the cache; False when it had better wait for what a neighbour computes."""
@@ -273,6 +281,10 @@ class Scheduler:
     def _touch(self, job: Job) -> None:
         job.publish()
         self._touched[id(job)] = job
+
+
+def _highest(jobs: Sequence[Job]) -> int:
+    return max(job.priority for job in jobs)
 
 
 def _order(job: Job) -> tuple[int, int]:

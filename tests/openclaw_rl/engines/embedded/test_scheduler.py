@@ -70,7 +70,10 @@ async def test_replies_go_on_while_a_prompt_is_computed_and_its_chunks_shrink(ma
         below = engine.submit(prompt(100, 2), 0, priority=BACKGROUND, logprob_start_len=0)
         await resume(engine)
         await engine.done(below)
-        assert [step for step in recorder.steps if len(step) > 1] == [[1, 16]] * 6 + [[1, 4]]
+        chunks = [step[1] for step in recorder.steps if len(step) > 1]
+        assert sum(chunks) == 100
+        assert max(chunks) <= 64  # by what they cost (`background`), never more than beside equals
+        assert all(step[0] == 1 for step in recorder.steps)  # the chat goes on in every step
         await engine.done(chat)
         assert len(chat.output) == 100
 
