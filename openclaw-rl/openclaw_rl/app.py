@@ -197,7 +197,7 @@ class _Server:
                 token=token,
                 lease_wait=lease_wait,
                 on_commit=lambda _: publisher.wake(),
-                wants_push=publisher.wants_push,
+                describe=publisher.describe,
             )
         )
         pushes = TrainerPushes(publisher.take_pushed)
@@ -207,9 +207,8 @@ class _Server:
             await ledger.lose_undurable("its trainer was started again")
             publisher.wake()
             lease_wait.samples_came()
-            return Started(
-                tip=await ledger.tip(), engine_url=engine.url, trainer=settings.trainer, method=settings.method
-            )
+            tip = await publisher.describe(await ledger.tip())
+            return Started(tip=tip, engine_url=engine.url, trainer=settings.trainer, method=settings.method)
 
         app.include_router(build_push_router(ledger, token=token, pushes=pushes, on_start=trainer_started))
         app.include_router(

@@ -8,6 +8,7 @@ what fails then is swapped back. A version that is not durable is on no disk: it
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -16,13 +17,14 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name
+from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused, LedgerError
 from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
-from openclaw_rl.trainers.api import Report
+from openclaw_rl.trainers import checkpoint
+from openclaw_rl.trainers.api import Report, Tip
 from openclaw_rl.types import Ids, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
@@ -66,6 +68,8 @@ class Publisher:
         self._loaded: set[int] = set()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
+        self._name, self._restarts = secrets.token_hex(4), 0
+        """Of the engine as we know it: another one once it came back without what it should hold."""
         self._missed: int | None = None
         """The version that should serve, while only its trainer has it."""
         self.last_gate: GateResult | None = None
@@ -134,12 +138,13 @@ class Publisher:
         await self._reconcile()
         self.wake()
 
-    async def wants_push(self, weight_version: int) -> bool:
-        """Whether the engine should get this version and only its trainer can send it."""
-        if await self._ledger.pinned() not in (None, weight_version):
-            return False
-        version = await self._ledger.version(weight_version)
-        return not version.durable and (self._missed == weight_version or version.state is not VersionState.SERVING)
+    async def describe(self, tip: Tip) -> Tip:
+        """Whether its trainer should send it to the engine, and which engine that is."""
+        version = await self._ledger.version(tip.weight_version)
+        is_missing = self._missed == version.weight_version or version.state is not VersionState.SERVING
+        wants = self._is_elsewhere(version) and is_missing
+        wants = wants and await self._ledger.pinned() in (None, version.weight_version)
+        return tip.model_copy(update={"wants_push": wants, "engine": f"{self._name}-{self._restarts}"})
 
     async def take_pushed(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
         """Serve the tip with the weights that its trainer sends to the engine while `transfer` runs; what serves may be
@@ -333,9 +338,11 @@ class Publisher:
         elif self._is_elsewhere(version):
             self._serving.switch(number, None)
             self._serving.close_gate(Closed.ENGINE)
+            self._restarts += self._missed != number
             self._missed = number
             raise WeightsElsewhere(f"version {number} should serve, and only its trainer has it")
         else:
+            self._restarts += self._missed is None
             await self._serve(version)
         self._missed = None
         log.info("serving", weight_version=number)
@@ -361,23 +368,32 @@ class Publisher:
             return
         if version.folder is None:
             raise EngineRefused(f"version {number} has no folder", status=400)
+        folder = self._data_dir / version.folder
+        if await asyncio.to_thread((folder / checkpoint.EMA_FOLDER).is_dir):
+            await self._load_as(ema_name(number), folder / checkpoint.EMA_FOLDER)
+            self._serving.add_ema(number)
+        await self._load_as(name, folder)  # last: what is in `_loaded` has its teacher
+        self._loaded.add(number)
+
+    async def _load_as(self, name: str, folder: Path) -> None:
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
-                await self._engine.load_adapter(name, self._data_dir / version.folder)
+                await self._engine.load_adapter(name, folder)
         except EngineRefused as error:
             if "already loaded" not in str(error):
                 raise
-        self._loaded.add(number)
 
     async def _unload(self, number: int) -> None:
         name = adapter_name(number)
         if name is None or number not in self._loaded:
             return
-        try:
-            async with asyncio.timeout(self._settings.call_timeout_s):
-                await self._engine.unload_adapter(name)
-        except EngineRefused as error:  # an engine that was restarted does not know it
-            log.info("adapter_already_gone", weight_version=number, error=str(error))
+        for loaded in (ema_name(number), name) if self._serving.has_ema(number) else (name,):
+            try:
+                async with asyncio.timeout(self._settings.call_timeout_s):
+                    await self._engine.unload_adapter(loaded)
+            except EngineRefused as error:  # an engine that was restarted does not know it
+                log.info("adapter_already_gone", weight_version=number, adapter=loaded, error=str(error))
+        self._serving.drop_ema(number)
         self._loaded.discard(number)
 
     def _switch(self, number: int) -> None:

@@ -42,6 +42,8 @@ class Tip(_Body):
     """The tip is a rollback target whose optimizer state is gone: start with fresh moments and `warmup_steps`."""
     wants_push: bool = False
     """Only its trainer has these weights, and the engine does not: `push/begin`."""
+    engine: str = ""
+    """Another one than before: the engine was started again, and whoever sends weights has to meet it anew."""
 
 
 class SampleBody(_Body):

@@ -75,10 +75,10 @@ def build_trainer_router(
     token: str,
     lease_wait: LeaseWait,
     on_commit: Callable[[int], None],
-    wants_push: Callable[[int], Awaitable[bool]] | None = None,
+    describe: Callable[[Tip], Awaitable[Tip]] | None = None,
 ) -> APIRouter:
-    """`on_commit` is told every committed version (again, when a trainer says the same commit again). `wants_push` says
-    whether the tip's trainer should send its weights to the engine."""
+    """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
+    to a tip what the engine says."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
@@ -86,9 +86,7 @@ def build_trainer_router(
     @router.post("/tip")
     async def tip() -> Tip:
         found = await ledger.tip()
-        if wants_push is None or not await wants_push(found.weight_version):
-            return found
-        return found.model_copy(update={"wants_push": True})
+        return found if describe is None else await describe(found)
 
     @router.post("/lease")
     async def lease(request: Request) -> Response:

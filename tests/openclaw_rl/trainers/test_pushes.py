@@ -65,7 +65,7 @@ class World:
             token=TOKEN,
             lease_wait=LeaseWait(),
             on_commit=lambda _: self.publisher.wake(),
-            wants_push=self.publisher.wants_push,
+            describe=self.publisher.describe,
         )
         app.include_router(router)
         app.include_router(build_push_router(ledger, token=TOKEN, pushes=self.pushes, on_start=on_start))
@@ -213,14 +213,18 @@ async def test_a_failed_push_says_so_at_both_ends(world: World) -> None:
 async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_weights(world: World) -> None:
     number = await world.commit()
     await world.push(number)
+    engine = (await world.call("tip"))["engine"]
     world.engine.weight_version = 0  # it was restarted: the base
     with pytest.raises(WeightsElsewhere, match="only its trainer has it"):
         await world.publisher.restore()
     assert not world.serving.is_open
-    assert (await world.call("tip"))["wants_push"]
+    tip = await world.call("tip")
+    assert tip["wants_push"]
+    assert tip["engine"] != engine
     await world.push(number)
     await until(lambda: world.serving.is_open)
     assert world.serving.current == number
+    assert (await world.call("tip"))["engine"] == tip["engine"]
 
 
 async def test_a_trainer_that_starts_again_loses_what_was_not_durable(world: World) -> None:

@@ -86,6 +86,7 @@ async def test_a_step_from_tip_to_commit(api):
         "folder": None,
         "needs_fresh_moments": False,
         "wants_push": False,
+        "engine": "",
     }
     await api.sample("one")
     await api.sample("two")
