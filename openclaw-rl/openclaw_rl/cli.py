@@ -17,6 +17,7 @@ import httpx
 import typer
 
 from openclaw_rl import cli_ledger
+from openclaw_rl import doctor as doctor_module
 from openclaw_rl import settings as settings_module
 from openclaw_rl.cli_common import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
 from openclaw_rl.data_dir import DataDir
@@ -303,6 +304,27 @@ def export_adapter(
 def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Print every setting: its key, its value now, its meaning."""
     _print_branch(settings_of(config, parse_sets(sets)), "")
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Look at this model in place of the settings' one.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option(help="GB of a card: what fits on it beside serving.")] = None,
+    slime_python: Annotated[
+        str | None, typer.Option(help="Interpreter of slime's environment: compare it with what the node was built on.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Look before you start: versions, GPUs, port, disk, model. `!` is missing, `?` is not what was tested."""
+    overrides = parse_sets(sets) | ({} if data_dir is None else {"data_dir": str(data_dir)})
+    question = doctor_module.Question(settings_of(config, overrides), model, gpu_memory, slime_python)
+    findings = doctor_module.examine(question)
+    for finding in findings:
+        print(finding.line())
+    if any(finding.level == "missing" for finding in findings):
+        raise SystemExit(1)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -5,6 +5,7 @@ Without them these tests are skipped by name. Sources are parsed, not imported: 
 """
 
 import ast
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from openclaw_rl.trainers.api import SampleBody
 from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B
+from openclaw_slime.pins import FILES, MEGATRON, SLIME
 from openclaw_slime.samples import extras_of, train_data_of
 
 BESIDE = Path(__file__).parents[3]
@@ -109,3 +111,9 @@ def test_the_log_does_not_sum_our_texts(slime):
         if "tokens" in keys
     )
     assert "source_names" in ignored
+
+
+def test_the_pinned_files_are_those_of_the_checkouts(slime, megatron):
+    for pin, root in ((SLIME, slime), (MEGATRON, megatron)):
+        for name, digest in FILES[pin.name].items():
+            assert hashlib.sha256((root / name).read_bytes()).hexdigest().startswith(digest), name

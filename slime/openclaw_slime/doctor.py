@@ -1,0 +1,121 @@
+"""Compares an environment with the pins: `PYTHON -m openclaw_slime.doctor [--json]`, by slime's own interpreter.
+
+Promises: says what is there, where, and how it differs from what this plugin was written against; imports none of it,
+so it needs no GPU and a second. A checkout's commit is read from its `.git`; where there is none, the files whose
+functions we call are compared one by one. Standard library and `pins` only.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypedDict
+
+from openclaw_slime import pins
+
+
+class Row(TypedDict):
+    """As `openclaw_rl.doctor.Finding`, on the wire."""
+
+    what: str
+    level: str
+    says: str
+
+
+def rows(environ: Mapping[str, str]) -> Iterator[Row]:
+    for pin, variable in ((pins.SLIME, "SLIME_ROOT"), (pins.MEGATRON, "MEGATRON_ROOT")):
+        yield from _checkout(pin, environ.get(variable))
+    for pin in (pins.SGLANG, *pins.PACKAGES):
+        yield _package(pin)
+    yield _numpy()
+    yield _transformer_engine()
+
+
+def _row(what: str, level: str, says: str) -> Row:
+    return {"what": what, "level": level, "says": says}
+
+
+def _checkout(pin: pins.Pin, root: str | None) -> Iterator[Row]:
+    proof = Path(*pin.module.split("."))
+    places = [Path(root)] if root else [Path(entry) for entry in sys.path if entry]
+    place = next((p for p in places if (p / proof).is_dir() or (p / proof).with_suffix(".py").is_file()), None)
+    if place is None:
+        where = f"{root} holds none" if root else "not on the path, and no variable names a checkout"
+        yield _row(pin.name, "missing", f"{where}; the pin is {pin.version}")
+        return
+    commit = _commit(place)
+    if commit is not None and not (commit.startswith(pin.version) or pin.version.startswith(commit)):
+        yield _row(pin.name, "differs", f"{place} is at {commit[:12]}, the pin is {pin.version[:12]}")
+    elif commit is not None:
+        yield _row(pin.name, "ok", f"{place} at the pin {pin.version[:12]}")
+    else:
+        yield _row(pin.name, "ok", f"{place}, no commit to read; its files follow")
+    for name, digest in pins.FILES.get(pin.name, {}).items():
+        file = place / name
+        if not file.is_file():
+            yield _row(pin.name, "differs", f"{name} is missing")
+        elif hashlib.sha256(file.read_bytes()).hexdigest()[: len(digest)] != digest:
+            yield _row(pin.name, "differs", f"{name} is not the pin's")
+
+
+def _commit(place: Path) -> str | None:
+    git = place / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text().strip()
+        packed = (git / "packed-refs").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed if line.endswith(" " + name)), None)
+
+
+def _package(pin: pins.Pin) -> Row:
+    try:
+        found = importlib.metadata.version(pin.name)
+    except importlib.metadata.PackageNotFoundError:
+        return _row(pin.name, "missing", f"is not installed; the pin is {pin.version}")
+    if found.split("+")[0] == pin.version:
+        return _row(pin.name, "ok", found)
+    return _row(pin.name, "differs", f"{found}, the pin is {pin.version}")
+
+
+def _numpy() -> Row:
+    try:
+        found = importlib.metadata.version("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        return _row("numpy", "missing", "is not installed")
+    if found.startswith("1."):
+        return _row("numpy", "ok", found)
+    return _row("numpy", "missing", f"{found}: slime stops at an assertion that wants NumPy 1 (initialize.py)")
+
+
+def _transformer_engine() -> Row:
+    if find_spec("transformer_engine") is not None:
+        return _row("transformer-engine", "ok", "installed")
+    return _row("transformer-engine", "differs", "not installed: start with --no-transformer-engine (our layer spec)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m openclaw_slime.doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line for openclaw-rl doctor")
+    given = parser.parse_args(argv)
+    found = list(rows(os.environ))
+    if given.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        marks = {"ok": "  ", "differs": "? ", "missing": "! "}
+        sys.stdout.writelines(f"{marks[row['level']]}{row['what']:<18} {row['says']}\n" for row in found)
+    return int(any(row["level"] == "missing" for row in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

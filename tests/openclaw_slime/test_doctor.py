@@ -1,0 +1,65 @@
+"""An environment beside the pins."""
+
+import subprocess
+
+import pytest
+
+from openclaw_slime import doctor, pins
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Of a slime with one file, which the pins know."""
+    file = tmp_path / "slime/ray/rollout.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("x = 1\n")
+    digest = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True).stdout[:12]
+    monkeypatch.setattr(pins, "FILES", {"slime": {"slime/ray/rollout.py": digest}})
+    return tmp_path
+
+
+def of_slime(checkout):
+    return [row for row in doctor.rows({"SLIME_ROOT": str(checkout)}) if row["what"] == "slime"]
+
+
+def at_commit(checkout, commit):
+    (checkout / ".git/refs/heads").mkdir(parents=True)
+    (checkout / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (checkout / ".git/refs/heads/main").write_text(commit + "\n")
+
+
+def test_a_checkout_at_the_pin_is_fine(checkout):
+    at_commit(checkout, pins.SLIME.version + "0" * 32)
+    assert [row["level"] for row in of_slime(checkout)] == ["ok"]
+
+
+def test_another_commit_is_named(checkout):
+    at_commit(checkout, "f" * 40)
+    (row,) = of_slime(checkout)
+    assert row["level"] == "differs"
+    assert "ffffffffffff" in row["says"]
+    assert pins.SLIME.version in row["says"]
+
+
+def test_a_commit_among_packed_refs_is_read(checkout):
+    (checkout / ".git").mkdir()
+    (checkout / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (checkout / ".git/packed-refs").write_text("# pack-refs\n" + "a" * 40 + " refs/heads/main\n")
+    (row,) = of_slime(checkout)
+    assert "aaaaaaaaaaaa" in row["says"]
+
+
+def test_a_changed_file_is_named_whatever_the_commit(checkout):
+    (checkout / "slime/ray/rollout.py").write_text("x = 2\n")
+    assert any("slime/ray/rollout.py is not the pin's" in row["says"] for row in of_slime(checkout))
+
+
+def test_nothing_there_is_missing(tmp_path):
+    (row,) = of_slime(tmp_path)
+    assert row["level"] == "missing"
+
+
+def test_it_ends_with_one_where_something_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SLIME_ROOT", str(tmp_path))
+    assert doctor.main([]) == 1
+    assert "! slime" in capsys.readouterr().out
