@@ -212,7 +212,7 @@ def _rest(server: RunningServer) -> dict[str, Any]:
         return not moving and now["serving"] == now["tip"]
 
     try:
-        status = server.wait_for("everything came to rest", is_so, 30)
+        status = server.wait_for("everything came to rest", is_so, 15)
     except TimeoutError:
         status = server.status()
     reasons = Counter(f"{row['state']}: {row.get('reason')}" for row in status["versions"] if row.get("reason"))
@@ -243,7 +243,7 @@ def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int
                 )
             )
     figures: dict[str, Any] = {}
-    newest = sorted(by_version, key=lambda version: -len(by_version[version]))[:3]
+    newest = sorted(by_version, key=lambda version: -len(by_version[version]))[:2]
     for version in newest:
         folder = versions[version]["folder"] if version else None
         where = data_dir / folder if folder else None

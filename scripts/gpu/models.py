@@ -30,7 +30,7 @@ class Forced:
     temperature: float
 
 
-def random_model(tokenizer: Path, folder: Path, spread: float, *, seed: int = 0, **changes: Any) -> Path:
+def random_model(tokenizer: Path, folder: Path, spread: float, *, device: str, seed: int = 0, **changes: Any) -> Path:
     """Random weights of the shape in `tokenizer`/config.json, with its tokenizer; fp32 safetensors.
 
     spread: standard deviation of the logits; nearly flat ones leave an adapter nothing to change.
@@ -40,7 +40,8 @@ def random_model(tokenizer: Path, folder: Path, spread: float, *, seed: int = 0,
         config = AutoConfig.from_pretrained(tokenizer)
         for name, value in changes.items():
             setattr(config, name, value)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             model.get_output_embeddings().weight.mul_(spread / (config.initializer_range * config.hidden_size**0.5))
         model.save_pretrained(folder)

@@ -36,7 +36,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
 
 
 async def _measure(proxy: str, engine: str) -> dict[str, Any]:
-    await asyncio.gather(*(_ask(url, _body(n, 8)) for url in (proxy, engine) for n in range(8)))
+    await asyncio.gather(*(_ask(url, _body(n, 8)) for url in (proxy, engine) for n in range(64)))
     figures: dict[str, Any] = {f"{n} streams": await _first_texts(proxy, engine, n) for n in ROUNDS}
     figures["throughput"] = [await _throughput(proxy, engine, n) for n in (1, 16, 64)]
     return figures

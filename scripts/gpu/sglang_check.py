@@ -101,8 +101,8 @@ def random(host: Host) -> dict[str, Any]:
     changes = (
         {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8} if host.is_tiny else {}
     )
-    folder = models.random_model(host.work / "tokenizer", host.work / "random", 0.8, **changes)
-    models.random_model(host.work / "tokenizer", host.work / "random-other", 0.8, seed=1, **changes)
+    folder = models.random_model(host.work / "tokenizer", host.work / "random", 0.8, device=host.device, **changes)
+    models.random_model(host.work / "tokenizer", host.work / "random-other", 0.8, device=host.device, seed=1, **changes)
     return _with_adapters(host, folder, nats=0.5)
 
 

@@ -80,17 +80,20 @@ class World:
             await self.grew.wait()
 
 
-def expected(
-    folders: tuple[Path, Path], ids: list[int], start: int, *, temperature: float = 0.7
-) -> tuple[list[float], list[float]]:
-    """The log-probs of ids[start:] under both weights, by plain fp32 passes."""
-    both = []
-    for folder in folders:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, start - 1 : -1] / temperature
-        both.append(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist())
-    return both[0], both[1]
+class Forward:
+    """Plain fp32 passes under both weights."""
+
+    def __init__(self, folders: tuple[Path, Path]) -> None:
+        self._models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders]
+
+    def log_probs(self, ids: list[int], start: int, *, temperature: float) -> tuple[list[float], ...]:
+        """Of ids[start:]."""
+        both = []
+        for model in self._models:
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, start - 1 : -1] / temperature
+            both.append(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist())
+        return tuple(both)
 
 
 @pytest.fixture
@@ -119,11 +122,11 @@ async def test_no_reply_is_lost_and_each_token_has_the_log_prob_of_the_weights_t
             await world.each_has(before_the_cut)
             await world.swap()
     replies = [task.result() for task in running]
-    joined, wrong, off = 0, [], 0.0
+    joined, wrong, off, forward = 0, [], 0.0, Forward(served.weights)
     for prompt, reply in zip(prompts, replies, strict=True):
         assert (len(reply.ids), reply.finish, reply.is_aligned) == (TOKENS, "length", True), reply.runs
         joined += len(reply.runs) > 1
-        by_weights = expected(served.weights, [*prompt, *reply.ids], len(prompt))
+        by_weights = forward.log_probs([*prompt, *reply.ids], len(prompt), temperature=0.7)
         at = 0
         for version, length in reply.runs:
             for place in range(length):
@@ -153,7 +156,7 @@ async def test_a_prompt_known_under_the_old_weights_is_computed_anew_under_the_n
     await world.swap()
     assert (await cached_tokens("v1"), await cached_tokens("v0")) == (0, 0)
     scores.append(await score("v1"))
-    under = expected(served.weights, [*prompt, *response], len(prompt), temperature=1.0)
+    under = Forward(served.weights).log_probs([*prompt, *response], len(prompt), temperature=1.0)
     for number, values in enumerate(scores):
         for got, right, other in zip(values, under[number], under[1 - number], strict=True):
             assert abs(got - right) < (1e-4 if served.is_ours else 0.3), (number, got, right, other)
