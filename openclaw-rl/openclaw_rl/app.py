@@ -156,7 +156,7 @@ class _Server:
         publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder)
         with contextlib.suppress(WeightsElsewhere):  # then chats wait until the trainer has sent them, or lost them
             await publisher.restore()
-        keeper = EngineKeeper(engine, serving, publisher.restore)
+        keeper = EngineKeeper(engine, serving, publisher.restore, is_in_place=publisher.is_in_place)
         keeper_exit.append(keeper)
         paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
         sessions = Sessions(ledger, settings.sessions, paired=paired)

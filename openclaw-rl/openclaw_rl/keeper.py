@@ -2,7 +2,7 @@
 serves.
 
 Chats that arrive meanwhile wait at the gate (`engine.hold_s`), so an engine that crashes and comes back is a pause,
-not an error.
+not an error. An engine that is not ours may be restarted between two polls: it is asked for what it should hold.
 """
 
 import asyncio
@@ -26,9 +26,12 @@ class EngineKeeper:
         serving: ServingVersions,
         restore: Callable[[], Awaitable[None]],
         *,
+        is_in_place: Callable[[], Awaitable[bool]],
         poll_s: float = POLL_S,
     ) -> None:
+        """is_in_place: whether a healthy engine still holds what serves."""
         self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
+        self._is_in_place = is_in_place
         self._exited = asyncio.Event()
 
     def child_exited(self) -> None:
@@ -41,6 +44,9 @@ class EngineKeeper:
         missed = 0
         while True:
             healthy = await self._engine.is_healthy()
+            if healthy and not missed and self._serving.is_open and not await self._is_in_place():
+                log.warning("engine_lost_its_version", weight_version=self._serving.current)
+                self._serving.close_gate()
             # One missed poll may be a whole restart of an engine that is not ours: its adapters are gone then.
             if healthy and (missed or self._serving.is_closed_for(Closed.ENGINE)) and await self._reopen():
                 missed = 0

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused, LedgerError
 from openclaw_rl.full_weights import FullWeightSwap
@@ -66,6 +67,9 @@ class Publisher:
         )
         self._base_folder = base_folder
         self._loaded: set[int] = set()
+        self._ours: dict[str, Path] = {}
+        """Adapters that the engine took from us, and from where."""
+        self._kind = WeightKind.LORA
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
         self._name, self._restarts = secrets.token_hex(4), 0
@@ -84,6 +88,7 @@ class Publisher:
         """
         async with self._turn:
             version = await self._target()
+            self._kind = version.kind
             if version.kind is WeightKind.FULL:
                 await self._restore_full(version)
                 return
@@ -97,6 +102,22 @@ class Publisher:
                 else:
                     await self._unload(number)
         log.info("serving", weight_version=version.weight_version)
+
+    async def is_in_place(self) -> bool:
+        """Whether the engine still holds the version that serves. An engine that does not say, or is silent, is
+        believed: its health is another's question.
+        """
+        current, name = self._serving.current, self._serving.lora_path(self._serving.current)
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                if name is not None:
+                    folders = await self._engine.adapter_folders()
+                    holds = folders is None or name in folders
+                else:
+                    holds = self._kind is WeightKind.LORA or _is_held(current, await self._engine.model_info())
+        except (EngineError, TimeoutError):
+            return True
+        return holds or current != self._serving.current or not self._serving.is_open  # a swap came in between
 
     async def run(self) -> None:
         """Publish whatever waits, forever. Owned by the app."""
@@ -332,8 +353,7 @@ class Publisher:
     async def _restore_full(self, version: Version) -> None:
         """An engine that started again holds the base; one that was only away may still hold what it should."""
         number, info = version.weight_version, await self._engine.model_info()
-        holds = info.weight_version or "default"
-        if not self._full.is_unsure and (holds == str(number) or (number == 0 and holds == "default")):
+        if not self._full.is_unsure and _is_held(number, info):
             self._serving.switch(number, None)
         elif self._is_elsewhere(version):
             self._serving.switch(number, None)
@@ -376,12 +396,26 @@ class Publisher:
         self._loaded.add(number)
 
     async def _load_as(self, name: str, folder: Path) -> None:
-        try:
-            async with asyncio.timeout(self._settings.call_timeout_s):
+        async with asyncio.timeout(self._settings.call_timeout_s):
+            try:
                 await self._engine.load_adapter(name, folder)
-        except EngineRefused as error:
-            if "already loaded" not in str(error):
-                raise
+            except EngineRefused as error:
+                if "already loaded" not in str(error):
+                    raise
+                if not await self._has_loaded(name, folder):
+                    log.warning("adapter_of_another_run", adapter=name)
+                    await self._engine.unload_adapter(name)
+                    await self._engine.load_adapter(name, folder)
+        self._ours[name] = folder
+
+    async def _has_loaded(self, name: str, folder: Path) -> bool:
+        """Whether the adapter that the engine has under this name is ours: an attached engine outlives us, and may
+        have served another data directory. A folder is never rewritten.
+        """
+        folders = await self._engine.adapter_folders()
+        if folders is None:  # it does not say: then what it took from us is ours
+            return self._ours.get(name) == folder
+        return folders.get(name) == str(folder)
 
     async def _unload(self, number: int) -> None:
         name = adapter_name(number)
@@ -423,6 +457,12 @@ class Publisher:
         for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._score(number, prompt_ids[:-1], prompt_ids[-1:])
+
+
+def _is_held(weight_version: int, info: ModelInfo) -> bool:
+    """Full weights: an engine that nothing was pushed to yet holds the base."""
+    holds = info.weight_version or "default"
+    return holds == str(weight_version) or (weight_version == 0 and holds == "default")
 
 
 class _PhaseTimes:

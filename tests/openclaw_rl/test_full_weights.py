@@ -308,7 +308,9 @@ async def test_an_engine_that_came_back_empty_gets_the_serving_weights(tmp_path:
         number = await commit(ledger, world.engine, tmp_path)
         publisher.wake()
         await ends(ledger, number, VersionState.SERVING)
+        assert await publisher.is_in_place()
         world.engine.weight_version = 0  # it was restarted: the base
+        assert not await publisher.is_in_place()
         await publisher.restore()
         assert world.engine.weight_version == number
 

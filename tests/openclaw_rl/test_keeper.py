@@ -18,13 +18,17 @@ class Watched:
         self.engine, self.serving = FakeEngine(), ServingVersions(5.0)
         self.serving.switch(0, None)
         self.restored, self.failures = 0, 0
-        self.keeper = EngineKeeper(self.engine, self.serving, self.restore, poll_s=0.001)
+        self.in_place = True
+        self.keeper = EngineKeeper(self.engine, self.serving, self.restore, is_in_place=self.is_in_place, poll_s=0.001)
+
+    async def is_in_place(self) -> bool:
+        return self.in_place
 
     async def restore(self) -> None:
         if self.failures:
             self.failures -= 1
             raise EngineGone("it broke off")
-        self.restored += 1
+        self.restored, self.in_place = self.restored + 1, True
 
 
 @pytest.fixture
@@ -81,3 +85,9 @@ async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
     await asyncio.gather(task, return_exceptions=True)
     assert watched.restored == 1
     assert watched.serving.is_open
+
+
+async def test_an_engine_that_came_back_empty_between_two_polls_is_restored(watched: Watched) -> None:
+    watched.in_place = False
+    await until(lambda: watched.restored == 1)
+    await until(lambda: watched.serving.is_open)

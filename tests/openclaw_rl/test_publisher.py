@@ -372,3 +372,25 @@ async def test_what_a_crash_left_behind_the_serving_version_never_serves(world: 
 
     await until(superseded)
     assert world.serving.current == second
+
+
+async def test_an_adapter_that_another_run_left_under_that_name_is_replaced(world: World, tmp_path: Path) -> None:
+    """An attached engine outlives the server; what it has as `policy-v1` may be another data directory's."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "adapter_model.safetensors").write_bytes(b"other")
+    await world.engine.load_adapter("policy-v1", tmp_path / "other")
+    number = await world.commit(sampled_by=0)
+    await publish(world, number)
+    folders = await world.engine.adapter_folders()
+    assert folders == {"policy-v1": str(world.folder / ((await world.ledger.version(number)).folder or ""))}
+
+
+async def test_an_engine_that_lost_its_adapter_is_noticed_and_restored(world: World) -> None:
+    assert await world.publisher.is_in_place()
+    number = await world.commit(sampled_by=0)
+    await publish(world, number)
+    assert await world.publisher.is_in_place()
+    world.engine.adapters.clear()  # it was restarted, and is well
+    assert not await world.publisher.is_in_place()
+    await world.publisher.restore()
+    assert await world.publisher.is_in_place()

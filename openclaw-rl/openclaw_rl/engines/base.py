@@ -3,7 +3,7 @@
 Every call has a deadline and raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (worth a retry).
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -41,6 +41,10 @@ class Engine(Protocol):
     async def is_healthy(self) -> bool: ...
 
     async def model_info(self) -> ModelInfo: ...
+
+    async def adapter_folders(self) -> Mapping[str, str] | None:
+        """The loaded ones, name to folder; None where the engine does not say."""
+        ...
 
     async def load_adapter(self, name: str, folder: Path) -> None: ...
 

@@ -29,6 +29,7 @@ meanwhile wait.
 * `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an
 unload waits for the
   adapter's requests. A name already loaded is a 400.
+* `GET /v1/models`: `ModelList`; its entries with a parent are the loaded adapters, each with the folder it came from.
 * `GET /health`: 200 once it can serve. `GET /model_info`: `ModelInfo`.
 * Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before anything is
 generated.
@@ -118,6 +119,18 @@ class ModelInfo(_Body):
     base_hash: str | None = None
     """Embedded engine: sha256 over the names and bytes of the tensors it serves. The trainer must hold the same."""
     context_length: int | None = None
+
+
+class ModelCard(_Body):
+    id: str
+    root: str | None = None
+    """Of an adapter: its folder."""
+    parent: str | None = None
+    """The base, of an adapter."""
+
+
+class ModelList(_Body):
+    data: list[ModelCard]
 
 
 class LoadAdapter(_Body):

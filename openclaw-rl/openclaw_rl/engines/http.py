@@ -33,6 +33,7 @@ from openclaw_rl.engines.dialect import (
     GenerateRequest,
     LoadAdapter,
     ModelInfo,
+    ModelList,
     Pause,
     TokenLogProb,
     UnloadAdapter,
@@ -154,6 +155,13 @@ class HttpEngine:
 
     async def model_info(self) -> ModelInfo:
         return ModelInfo.model_validate_json(await self._call("GET", "/model_info", None))
+
+    async def adapter_folders(self) -> dict[str, str] | None:
+        try:
+            listed = ModelList.model_validate_json(await self._call("GET", "/v1/models", None))
+        except (EngineRefused, ValidationError):
+            return None
+        return {card.id: card.root or "" for card in listed.data if card.parent is not None}
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         await self._post("/load_lora_adapter", LoadAdapter(lora_name=name, lora_path=str(folder)))

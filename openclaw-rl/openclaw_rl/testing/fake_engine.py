@@ -66,6 +66,8 @@ class FakeEngine:
         self.weight_version = 0
         self.adapters: dict[str, int] = {}
         """Name → seed of the loaded ones."""
+        self.folders: dict[str, str] = {}
+        """Name → folder each was last loaded from."""
         self.calls: list[GenerateRequest] = []
         self.aborted: list[str] = []
         """rids whose stream was closed or aborted before its end."""
@@ -176,6 +178,10 @@ class FakeEngine:
             context_length=self.context_length,
         )
 
+    async def adapter_folders(self) -> dict[str, str] | None:
+        self._check_up()
+        return {name: self.folders.get(name, "") for name in self.adapters}
+
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Waits for an unload that waits, as SGLang does."""
         self._check_up()
@@ -185,6 +191,7 @@ class FakeEngine:
             if not await asyncio.to_thread(folder.is_dir):
                 raise EngineRefused(f"no such folder: {folder}", status=400)
             self.adapters[name] = await asyncio.to_thread(adapter_seed, folder)
+            self.folders[name] = str(folder)
 
     async def unload_adapter(self, name: str) -> None:
         self._check_up()

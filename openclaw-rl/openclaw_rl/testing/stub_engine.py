@@ -16,6 +16,8 @@ from openclaw_rl.engines.dialect import (
     Abort,
     GenerateRequest,
     LoadAdapter,
+    ModelCard,
+    ModelList,
     Pause,
     UnloadAdapter,
     UpdateWeights,
@@ -62,6 +64,10 @@ async def _control(engine: FakeEngine, path: str, body: bytes) -> object:
             return {}
         case "/model_info":
             return (await engine.model_info()).model_dump()
+        case "/v1/models":
+            loaded = (await engine.adapter_folders() or {}).items()
+            cards = [ModelCard(id="stub"), *(ModelCard(id=name, root=root, parent="stub") for name, root in loaded)]
+            return ModelList(data=cards).model_dump()
         case "/load_lora_adapter":
             load = LoadAdapter.model_validate_json(body)
             await engine.load_adapter(load.lora_name, Path(load.lora_path))

@@ -17,6 +17,7 @@ class Adapters:
         """load: reads a PEFT folder, in a thread of its own. drop: forgets an adapter that nobody uses any more."""
         self._load, self._drop = load, drop
         self._loaded: dict[str, Adapter] = {}
+        self._folders: dict[str, Path] = {}
         self._loading: set[str] = set()
         self._users: dict[Adapter, int] = {}
         self._idle: dict[Adapter, asyncio.Event] = {}
@@ -26,12 +27,18 @@ class Adapters:
     def names(self) -> list[str]:
         return list(self._loaded)
 
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Name → folder it was loaded from."""
+        return {name: self._folders[name] for name in self._loaded}
+
     async def load(self, name: str, folder: Path) -> None:
         if name in self._loaded or name in self._loading:
             raise EngineRefused(f"LoRA adapter {name!r} is already loaded", status=400)
         self._loading.add(name)
         try:
             self._loaded[name] = await asyncio.to_thread(self._load, name, folder)
+            self._folders[name] = folder
         finally:
             self._loading.discard(name)
 

@@ -17,7 +17,9 @@ from openclaw_rl.engines.dialect import (
     Abort,
     GenerateRequest,
     LoadAdapter,
+    ModelCard,
     ModelInfo,
+    ModelList,
     Pause,
     UnloadAdapter,
     UpdateWeights,
@@ -94,6 +96,13 @@ class Service:
             raise EngineRefused("requests are running or queued: the cache was not flushed", status=400)
         return Response("Cache flushed.\n", media_type="text/plain")
 
+    def models(self) -> ModelList:
+        base = ModelCard(id="base")
+        adapters = self._adapters.folders.items()
+        return ModelList(
+            data=[base, *(ModelCard(id=name, root=str(folder), parent=base.id) for name, folder in adapters)]
+        )
+
     async def load_adapter(self, body: LoadAdapter) -> Response:
         await self._adapters.load(body.lora_name, Path(body.lora_path))
         return JSONResponse({"success": True, "loaded_adapters": self._adapters.names})
@@ -139,6 +148,10 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/get_model_info")
     async def model_info() -> ModelInfo:
         return service.info
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return service.models()
 
     @app.post("/generate")
     async def generate(body: GenerateRequest) -> Response:
