@@ -6,8 +6,8 @@ log-probs at temperature 1 of one engine, taken while one version is held, so th
 change in between; after a failure the whole pair is scored anew. The drift of the policy since that version belongs to
 the loss's ratio.
 
-`method.teacher = "base"` takes the teacher's term with the adapter off. An EMA teacher is not built yet, and settings
-refuse it.
+`method.teacher = "base"` takes the teacher's term with the adapter off, `"ema"` under the version's EMA, which is
+loaded beside it (`openclaw_rl.trainers.ema`).
 """
 
 import asyncio
@@ -131,6 +131,8 @@ class _Job:
         lora_path, extra_key = use.lora_path, use.extra_key
         if settings.teacher == "base":
             lora_path, extra_key = None, "v0"
+        elif settings.teacher == "ema" and use.ema_path != use.lora_path:
+            lora_path, extra_key = use.ema_path, f"ema-{use.extra_key}"
         teachers = [await self._score(ids, lora_path, extra_key, top_k=settings.top_k) for ids in self.hinted]
         return _Pair(use.weight_version, student, tuple(teachers), again)
 

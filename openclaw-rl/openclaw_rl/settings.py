@@ -228,7 +228,7 @@ class MethodSettings(Branch):
     """Of one judge answer, reasoning included."""
     teacher: Literal["policy", "base", "ema"] = "base"
     """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
-    mean of the policy's (not built yet)."""
+    mean of the policy's versions, which the local LoRA trainer writes beside each of them."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """`teacher = "ema"`: share of the old teacher kept at each version."""
     student_term: Literal["engine", "trainer"] = "engine"
@@ -242,11 +242,9 @@ class MethodSettings(Branch):
     score_workers: int = Field(default=4, ge=1)
     """Turns scored at once; scoring yields to chats."""
 
-    @model_validator(mode="after")
-    def _built(self) -> Self:
-        if self.teacher == "ema":
-            raise ValueError('teacher "ema" is not built yet: use "policy" or "base"')
-        return self
+    @property
+    def needs_ema(self) -> bool:
+        return self.teacher == "ema" and self.name != "binary_rl"
 
 
 class TrainingSettings(Branch):
@@ -370,6 +368,8 @@ class Settings(Branch):
             raise ValueError('engine.url is needed with engine.kind = "url"')
         if self.training.weights == "full":
             self._check_full()
+        if self.method.needs_ema and self.trainer.kind == "external":
+            raise ValueError('method.teacher "ema" needs trainer.kind = "local": others write no teacher')
         if self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
@@ -382,8 +382,11 @@ class Settings(Branch):
             raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
         if self.trainer.kind == "local" and self.trainer.quantise != "none":
             raise ValueError('trainer.quantise is for a frozen base: not with training.weights = "full"')
-        if self.method.teacher == "base" and self.method.name != "binary_rl":
-            raise ValueError('method.teacher "base" is not to be had with training.weights = "full": use "policy"')
+        if self.method.teacher != "policy" and self.method.name != "binary_rl":
+            teacher = self.method.teacher
+            raise ValueError(
+                f'method.teacher "{teacher}" is not to be had with training.weights = "full": use "policy"'
+            )
 
 
 def load(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -33,7 +33,9 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings
+from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.trainers.ema import EmaTeacher
+from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, JudgedTurn, VersionRun
 
 TEMPLATE = """\
@@ -66,11 +68,14 @@ class Served:
     frontend: FrontEnd
     references: dict[bool, Any]
     """The model as transformers runs it, without and with the adapter."""
+    teacher: Any = None
+    """Another adapter that the teacher reads under."""
 
-    def plain(self, prompt: Ids, response: Ids, *, adapter: bool) -> torch.Tensor:
+    def plain(self, prompt: Ids, response: Ids, *, adapter: bool, is_teacher: bool = False) -> torch.Tensor:
         """log-softmax of the logits before each response token, by transformers alone, [T, V]."""
+        model = self.teacher if is_teacher and self.teacher is not None else self.references[adapter]
         with torch.inference_mode():
-            logits = self.references[adapter](input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
+            logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
         return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
@@ -242,7 +247,7 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
         (request.prompt_ids, term.student_log_probs, True),
         (with_hint, term.teacher_log_probs, teacher_adapter),
     ):
-        rows = served.plain(prompt, response, adapter=adapter)
+        rows = served.plain(prompt, response, adapter=adapter, is_teacher=prompt is with_hint)
         assert log_probs is not None
         assert len(log_probs) == len(response)
         differences.append((rows.gather(-1, chosen)[:, 0] - torch.tensor(log_probs)).abs().max())
@@ -273,6 +278,30 @@ async def test_a_base_teacher_reads_without_adapter(served, tools, judged) -> No
     term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update={"teacher": "base"})))
     assert worst(served, turn, term, teacher_adapter=False) < TOLERANCE
     assert worst(served, turn, term) > 100 * TOLERANCE, "the adapter matters"
+
+
+async def test_an_ema_teacher_reads_under_what_the_trainer_wrote(served, tools, judged, tmp_path: Path) -> None:
+    """Trained, averaged, written, loaded and scored by the parts that do it in a server."""
+    targets = ("q_proj", "v_proj", "down_proj")
+    trainer = TrainerSettings(rank=4, alpha=16, target_modules=targets)
+    policy = LoraPolicy(AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32), trainer)
+    policy.load(served.adapter)
+    teacher = EmaTeacher(policy, 0.6)
+    teacher.load(None)
+    teacher.follow()
+    teacher.write(tmp_path)
+    mean = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32), tmp_path / "ema"
+    )
+    assert isinstance(tools.teacher, HttpEngine)
+    await tools.teacher.load_adapter("ema-v1", tmp_path / "ema")
+    tools.serving.add_ema(1)
+    turn = turn_of(judged, served, "tools", RESPONSES[2])
+    term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update={"teacher": "ema"})))
+    assert worst(replace(served, teacher=mean.eval()), turn, term) < TOLERANCE
+    assert worst(served, turn, term) > 100 * TOLERANCE, "it is not the policy"
+    assert worst(served, turn, term, teacher_adapter=False) > 100 * TOLERANCE, "nor the base"
+    await tools.teacher.unload_adapter("ema-v1")
 
 
 async def test_an_empty_hint_is_noise(served, tools, judged) -> None:

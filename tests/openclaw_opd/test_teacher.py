@@ -86,6 +86,19 @@ async def test_a_base_teacher_has_no_adapter(bench, judged) -> None:
     assert [call[2:4] for call in engine.seen] == [("policy-v7", "v7"), (None, "v0")]
 
 
+@pytest.mark.parametrize("has_teacher", [True, False])
+async def test_an_ema_teacher_is_the_versions_own(bench, judged, has_teacher: bool) -> None:
+    """Version 0 has none, nor has one from before there were any: then the teacher is that version itself."""
+    engine = Scorer()
+    b = bench(engine=engine, hint_source="verbatim", teacher="ema")
+    b.serving.switch(7, "policy-v7")
+    if has_teacher:
+        b.serving.add_ema(7)
+    await hindsight(judged("hi", "a", SHORT), b.tools)
+    teacher_call = ("ema-v7", "ema-v7") if has_teacher else ("policy-v7", "v7")
+    assert [call[2:4] for call in engine.seen] == [("policy-v7", "v7"), teacher_call]
+
+
 async def test_the_trainers_own_student_needs_no_second_call(bench, judged) -> None:
     engine = Scorer()
     term = await hindsight(

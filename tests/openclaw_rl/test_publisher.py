@@ -64,7 +64,12 @@ class World:
         return self.engine.adapters.get(adapter_name(version) or "", 0)
 
     async def commit(
-        self, *, sampled_by: int, probe_error: float = 0.0, metrics: dict[str, float] | None = None
+        self,
+        *,
+        sampled_by: int,
+        probe_error: float = 0.0,
+        metrics: dict[str, float] | None = None,
+        has_ema: bool = False,
     ) -> int:
         """One step: its adapter's bytes are its lease's name; its probe is what the engine will answer, less an
         error.
@@ -75,6 +80,9 @@ class World:
         folder = self.folder / "versions" / lease.lease_id
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(lease.lease_id.encode())
+        if has_ema:
+            (folder / "ema").mkdir()
+            (folder / "ema" / "adapter_model.safetensors").write_bytes(b"a mean")
         await self.engine.load_adapter("probe", folder)
         lps = (await self.engine.score(PROMPT, REPLY, lora_path="probe", extra_key=None)).log_probs
         await self.engine.unload_adapter("probe")
@@ -372,6 +380,39 @@ async def test_what_a_crash_left_behind_the_serving_version_never_serves(world: 
 
     await until(superseded)
     assert world.serving.current == second
+
+
+async def test_an_ema_teacher_is_loaded_beside_its_version_and_leaves_with_it(world: World) -> None:
+    first = await world.commit(sampled_by=0, has_ema=True)
+    world.publisher.wake()
+    await until(lambda: _serves(world, first))
+    assert {"ema-v1", "policy-v1"} <= set(world.engine.adapters)
+    async with world.serving.use() as use:
+        assert (use.lora_path, use.ema_path) == ("policy-v1", "ema-v1")
+        second = await world.commit(sampled_by=first)  # its trainer keeps no teacher any more
+        world.publisher.wake()
+        await until(lambda: _serves(world, second))
+        assert {"ema-v1", "policy-v1", "policy-v2"} <= set(world.engine.adapters), "a scoring call still uses them"
+    async with world.serving.use() as use:
+        assert (use.lora_path, use.ema_path) == ("policy-v2", "policy-v2")
+    await until(lambda: _has(world, {"policy-v2"}))
+
+
+async def test_an_engine_that_comes_back_empty_gets_the_teacher_again(world: World) -> None:
+    number = await world.commit(sampled_by=0, has_ema=True)
+    world.publisher.wake()
+    await until(lambda: _serves(world, number))
+    world.engine.adapters.clear()
+    await world.publisher.restore()
+    assert set(world.engine.adapters) == {"ema-v1", "policy-v1"}
+
+
+async def _serves(world: World, number: int) -> bool:
+    return world.serving.current == number
+
+
+async def _has(world: World, names: set[str]) -> bool:
+    return set(world.engine.adapters) == names
 
 
 async def test_an_adapter_that_another_run_left_under_that_name_is_replaced(world: World, tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_every_branch_documents_what_is_not_plain() -> None:
 FULL = {"training.weights": "full", "trainer.kind": "external"}
 
 
+def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
+    ema = {"method.name": "opd", "method.teacher": "ema"}
+    assert load(None, ema, {}).method.needs_ema
+    assert not load(None, ema | {"method.name": "binary_rl"}, {}).method.needs_ema
+    with pytest.raises(SettingsError, match="others write no teacher"):
+        load(None, ema | {"trainer.kind": "external"}, {})
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -87,7 +95,7 @@ FULL = {"training.weights": "full", "trainer.kind": "external"}
         ({"method.name": "opd", "method.teacher": "policy"}, None),
         ({"method.name": "opd", "method.teacher": "policy", "method.hint_source": "judge"}, "judge.url is needed"),
         ({"method.name": "opd"}, 'not to be had .* use "policy"'),
-        ({"method.teacher": "ema"}, 'teacher "ema" is not built yet'),
+        ({"method.name": "opd", "method.teacher": "ema"}, "not to be had"),
     ],
 )
 def test_full_weights_need_a_judge_of_their_own(more: dict[str, str], says: str | None) -> None:

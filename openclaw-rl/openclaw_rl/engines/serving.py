@@ -31,6 +31,8 @@ class VersionUse:
     weight_version: int
     lora_path: str | None
     extra_key: str
+    ema_path: str | None = None
+    """The version's EMA teacher; where it has none of its own, that is the version itself."""
 
 
 def adapter_name(weight_version: int) -> str | None:
@@ -38,11 +40,17 @@ def adapter_name(weight_version: int) -> str | None:
     return f"policy-v{weight_version}" if weight_version else None
 
 
+def ema_name(weight_version: int) -> str:
+    """The engine's name of a version's EMA teacher. It lives as long as its version, and answers scoring alone."""
+    return f"ema-v{weight_version}"
+
+
 class ServingVersions:
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
         self._current: int | None = None
         self._lora_paths: dict[int, str | None] = {}
+        self._emas: set[int] = set()
         self._closed: set[Closed] = set()
         self._open = asyncio.Event()
         """Set while the gate is open *and* there is a version to serve."""
@@ -68,6 +76,16 @@ class ServingVersions:
     def lora_path(self, weight_version: int) -> str | None:
         """The adapter that answers as this version; None where the engine's own weights do."""
         return self._lora_paths.get(weight_version, adapter_name(weight_version))
+
+    def add_ema(self, weight_version: int) -> None:
+        """The version's EMA teacher is loaded beside it."""
+        self._emas.add(weight_version)
+
+    def drop_ema(self, weight_version: int) -> None:
+        self._emas.discard(weight_version)
+
+    def has_ema(self, weight_version: int) -> bool:
+        return weight_version in self._emas
 
     @property
     def is_open(self) -> bool:
@@ -98,7 +116,8 @@ class ServingVersions:
         self._users[version] += 1
         self._unbroken += is_unbroken
         try:
-            yield VersionUse(version, lora_path, f"v{version}")
+            ema_path = ema_name(version) if version in self._emas else lora_path
+            yield VersionUse(version, lora_path, f"v{version}", ema_path)
         finally:
             self._unbroken -= is_unbroken
             self._leave(version)

@@ -19,6 +19,8 @@ from openclaw_rl.errors import TrainerError
 MANIFEST_FILE, COMMIT_FILE = "manifest.json", "commit.json"
 OPTIMIZER_FILE = "optimizer.state"
 """Safetensors by content, not by name: SGLang takes every `*.safetensors` of an adapter's folder for its weights."""
+EMA_FOLDER = "ema"
+"""With `method.teacher = "ema"`: the EMA teacher beside the version, as a PEFT folder of its own (`ema`)."""
 
 
 def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
@@ -30,13 +32,14 @@ def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
     try:
         unfinished.mkdir(mode=0o700, parents=True)
         fill(unfinished)
-        files = sorted(file for file in unfinished.iterdir() if file.is_file())
-        manifest = {"files": {file.name: sha256(file) for file in files}}
+        files = sorted(file for file in unfinished.rglob("*") if file.is_file())
+        manifest = {"files": {file.relative_to(unfinished).as_posix(): sha256(file) for file in files}}
         (unfinished / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True))
         for file in (*files, unfinished / MANIFEST_FILE):
             file.chmod(0o600)
             _fsync(file)
-        _fsync(unfinished)
+        for folder in (*{file.parent for file in files} - {unfinished}, unfinished):
+            _fsync(folder)
         discard(final)
         unfinished.rename(final)
         _fsync(versions)

@@ -7,6 +7,7 @@ safetensors and JSON, never a pickle.
     config.json  model.safetensors                   the model
     optimizer.state                                  AdamW's moments, fp32 masters, and the random generators
     state.json                                       steps, the method's state, and which base it all started from
+    ema/                                             with `method.teacher = "ema"`: its adapter (`ema`)
 """
 
 import ctypes
@@ -28,6 +29,8 @@ from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers import probes
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
+from openclaw_rl.trainers.ema import EmaTeacher
+from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.trainers.step import NotFinite, train_step
@@ -63,6 +66,9 @@ class LocalLearner:
         self._settings, self._method_settings = settings, method_settings
         self._optimizer = PolicyOptimizer(policy.parameters, settings)
         self._method_state: dict[str, float] = {}
+        self._teacher: EmaTeacher | None = None
+        if method_settings.needs_ema and isinstance(policy, LoraPolicy):
+            self._teacher = EmaTeacher(policy, method_settings.ema_decay)
         self._bad_batches = 0
         """Batches in a row whose numbers were not finite; at the second, the samples are at fault and not chance."""
 
@@ -76,6 +82,8 @@ class LocalLearner:
             self._optimizer.fresh()
             self._method_state = {}
             torch.manual_seed(self._settings.seed)
+            if self._teacher is not None:
+                self._teacher.load(None)
             return
         try:
             state = LearnerState.model_validate_json((folder / STATE_FILE).read_bytes())
@@ -83,6 +91,8 @@ class LocalLearner:
                 raise TrainerError(f"{folder}: this version belongs to base {state.base_hash[:12]}…")
             kept = load_file(folder / OPTIMIZER_FILE) if (folder / OPTIMIZER_FILE).exists() else {}
             self._policy.load(folder, kept)
+            if self._teacher is not None:
+                self._teacher.load(folder)
         except (OSError, ValidationError, SafetensorError) as error:
             raise TrainerError(f"checkpoint {folder} cannot be read: {error}") from error
         self._method_state = dict(state.method_state) if state.method == self._method.name else {}
@@ -98,6 +108,8 @@ class LocalLearner:
 
     def write(self, folder: Path) -> str:
         self._policy.save(folder)
+        if self._teacher is not None:
+            self._teacher.write(folder)
         tensors: dict[str, Tensor] = self._policy.state() | self._optimizer.state() | {_RNG_CPU: torch.get_rng_state()}
         if self._policy.device.type == "cuda":
             tensors[_RNG_CUDA] = torch.cuda.get_rng_state(self._policy.device)
@@ -150,6 +162,8 @@ class LocalLearner:
         if not all(math.isfinite(value) for values in (*before, *after) for value in values):
             raise NotFinite("a probe's log-probs are not finite")
         self._method_state = method_state
+        if self._teacher is not None:
+            metrics["ema_truncation"] = self._teacher.follow()
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         metrics["probe_shift"] = _mean_abs_difference(before, after)
         metrics["optimizer_steps"] = float(self._optimizer.steps)

@@ -70,20 +70,25 @@ class LoraPolicy(Policy):
             else:
                 parameter.zero_()
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`."""
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of the adapter on the CPU, by PEFT's names."""
         tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            folder / ADAPTER_FILE,
-            metadata={"format": "pt"},
-        )
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Write the adapter, or another one of its shape, as a PEFT folder: `adapter_config.json` and
+        `adapter_model.safetensors`."""
+        save_file(dict(tensors or self.tensors()), folder / ADAPTER_FILE, metadata={"format": "pt"})
         config = copy.copy(self.model.peft_config["default"])
         config.inference_mode = True
         config.base_model_name_or_path = None  # a path of this machine; `base_hash` in the ledger says which base it is
         config.save_pretrained(str(folder))
 
     def load(self, folder: Path, kept: Mapping[str, Tensor] | None = None) -> None:
+        set_peft_model_state_dict(self.model, self.read(folder))
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The adapter of a PEFT folder. Raises TrainerError when it is of another shape, or not finite."""
         tensors = load_file(folder / ADAPTER_FILE)
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {n: tuple(t.shape) for n, t in tensors.items()} != {n: tuple(t.shape) for n, t in expected.items()}:
@@ -91,9 +96,9 @@ class LoraPolicy(Policy):
                 f"{folder}: this adapter has other modules or another rank than trainer.target_modules and "
                 f"trainer.rank = {self._settings.rank} say"
             )
-        set_peft_model_state_dict(self.model, tensors)
-        if not self.is_finite():
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
             raise TrainerError(f"{folder}: the adapter holds values that are not finite")
+        return tensors
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
