@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from openclaw_rl import metrics
+from openclaw_rl import metrics, openapi
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
@@ -176,8 +176,8 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
         return JSONResponse(_plain(forgotten))
 
     @guarded.get("/openapi.json", include_in_schema=False)
-    async def openapi(request: Request) -> JSONResponse:
-        return JSONResponse(request.app.openapi())
+    async def openapi_document(request: Request) -> JSONResponse:
+        return JSONResponse(openapi.document(request.app))
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:

@@ -23,6 +23,8 @@ import orjson
 from openclaw_rl.errors import EngineGone, EngineRefused
 
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
+_MAX_LINE = 32 * 2**20
+"""Of one event, or one chunk: an engine that never ends a line does not fill our memory."""
 _MAX_WAITING = 1024
 """Events read ahead of the reader; above, the connection is not read until half of them are taken."""
 _MAX_SPARE = 32
@@ -209,15 +211,17 @@ class _Answer(asyncio.Protocol):
                 case "transfer-encoding":
                     self._is_chunked = "chunked" in value.lower()
                 case "content-length":
-                    self._length = int(value)
+                    self._length = _number(value, "0123456789", 10)
                 case "retry-after":
                     self._retry_after = value.strip()
-        self._status = int(lines[0].partition(" ")[2][:3])
+        self._status = _number(lines[0].partition(" ")[2][:3], "0123456789", 10)
+        if self._status < 100:
+            raise ValueError("a status that is none")
 
     def _read_chunks(self, data: bytes) -> None:
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
-            size = int(data[at:end].partition(b";")[0], 16)
+            size = _number(data[at:end].partition(b";")[0].decode("latin-1"), "0123456789abcdef", 16)
             if size == 0:
                 self._end()
                 break
@@ -227,10 +231,16 @@ class _Answer(asyncio.Protocol):
             self._read_body(data[start:after])
             at = after + 2
         self._raw = data[at:]
+        if len(self._raw) > _MAX_LINE:
+            raise ValueError("a chunk without end")
 
     def _read_body(self, data: bytes) -> None:
+        if self._length is not None and not self._is_chunked:
+            data = data[: self._length]
         if self._status == 200:
             *lines, self._line = (self._line + data).split(b"\n")
+            if len(self._line) > _MAX_LINE:
+                raise ValueError("a line without end")
             for line in lines:
                 if line[:5] == b"data:":
                     self.waiting.append(line[5:].strip())
@@ -249,6 +259,14 @@ class _Answer(asyncio.Protocol):
     def _fail(self, message: str) -> None:
         self.is_over = True
         self.fault = EngineGone(message)
+
+
+def _number(text: str, digits: str, base: int) -> int:
+    """`int` takes signs, blanks and underscores too, and a chunk of a negative size would be read for ever."""
+    text = text.strip().lower()
+    if not text or len(text) > 16 or text.strip(digits):
+        raise ValueError(f"no number: {text[:20]!r}")
+    return int(text, base)
 
 
 def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineGone:

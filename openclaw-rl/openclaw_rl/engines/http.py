@@ -154,7 +154,11 @@ class HttpEngine:
         return reply.status_code == 200
 
     async def model_info(self) -> ModelInfo:
-        return ModelInfo.model_validate_json(await self._call("GET", "/model_info", None))
+        told = await self._call("GET", "/model_info", None)
+        try:
+            return ModelInfo.model_validate_json(told)
+        except ValidationError as error:
+            raise EngineGone(f"/model_info is no model's: {error.error_count()} problems") from error
 
     async def adapter_folders(self) -> dict[str, str] | None:
         try:

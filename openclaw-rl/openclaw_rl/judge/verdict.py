@@ -11,9 +11,7 @@ from enum import Enum, auto
 
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _VALUE = re.compile(r"\s*\$?\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{)?\s*([+\-−–]?)\s*([01])(?:\.0+)?\s*\}?\s*\$?\s*")
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
-_OPENS = re.compile(r"<think(?:ing)?>")
-_CLOSES = re.compile(r"</think(?:ing)?>")
+_THOUGHT_MARK = re.compile(r"<(/?)think(?:ing)?>")
 
 
 def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
@@ -30,10 +28,17 @@ def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
 
 def answer_proper(answer: str) -> str | None:
     """What stands behind the reasoning; None when the judge never came out of its thoughts."""
-    answer = _THOUGHT.sub("", answer)
-    if _OPENS.search(answer):
-        return None
-    return _CLOSES.split(answer)[-1]  # some templates open the thought themselves
+    proper, at, is_thinking = "", 0, False
+    for mark in _THOUGHT_MARK.finditer(answer):
+        if not mark[1]:
+            proper += "" if is_thinking else answer[at : mark.start()]
+            is_thinking = True
+        elif is_thinking:
+            is_thinking = False
+        else:
+            proper = ""  # some templates open the thought themselves
+        at = mark.end()
+    return None if is_thinking else proper + answer[at:]
 
 
 class Outcome(Enum):

@@ -155,9 +155,9 @@ def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | N
 
 def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:
     manifest = step.manifest
-    folder = PurePosixPath(manifest.folder)
-    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
-        raise CommitRefused(f"manifest.folder {manifest.folder!r} is not a folder below the data directory")
+    check_folder(manifest.folder)
+    if PurePosixPath(manifest.weights_file).name != manifest.weights_file:
+        raise CommitRefused(f"manifest.weights_file {manifest.weights_file!r} is no file's name")
     if (manifest.kind, manifest.base_hash) != (parent["kind"], parent["base_hash"]):
         raise CommitRefused(
             f"the step is {manifest.kind} weights for base {manifest.base_hash}, and this ledger has"
@@ -165,6 +165,13 @@ def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:
         )
     if bad := [name for name, value in step.report.metrics.items() if not math.isfinite(value)]:
         raise CommitRefused(f"report.metrics not finite: {', '.join(sorted(bad))}")
+
+
+def check_folder(folder: str) -> None:
+    """Raises CommitRefused unless it is relative and stays below the data directory."""
+    path = PurePosixPath(folder)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in folder:
+        raise CommitRefused(f"manifest.folder {folder!r} is not a folder below the data directory")
 
 
 def _reasons(drop: dict[str, str]) -> dict[str, DropReason]:

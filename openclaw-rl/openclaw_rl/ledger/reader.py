@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from openclaw_rl.errors import LedgerUnavailable
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
 
 T = TypeVar("T")
 
@@ -44,6 +44,8 @@ class Reader:
                     db.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise LedgerUnavailable(f"the ledger cannot be read: {error}") from error
+        except OverflowError as error:  # a number that no column holds
+            raise LedgerError(f"there is nothing like it: {error}") from error
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)

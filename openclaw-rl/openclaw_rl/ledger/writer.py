@@ -238,7 +238,13 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:
     db.execute("SAVEPOINT job")
     try:
         value = job.work(db)
-    except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+    except (
+        sqlite3.IntegrityError,
+        sqlite3.DataError,
+        sqlite3.ProgrammingError,
+        sqlite3.InterfaceError,
+        OverflowError,
+    ) as error:
         outcome = _Outcome(error=LedgerError(f"the ledger refused a row: {error}"))
     except sqlite3.Error:
         raise

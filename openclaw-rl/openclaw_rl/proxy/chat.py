@@ -75,7 +75,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         sampling=sampling,
         episode=_text(body.raw.get("episode")),
         task=_text(body.raw.get("task")),
-        step=step if isinstance(step := body.raw.get("step"), int) else None,
+        step=_step(body.raw.get("step")),
     )
     return Prepared(
         request=request,
@@ -295,6 +295,14 @@ def _status(error: BaseException | None) -> int:
     if isinstance(error, RequestError | EngineRefused):
         return error.status
     return 502 if isinstance(error, Exception) else 499
+
+
+def _step(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    if abs(value) >= 2**63:
+        raise RequestError("step is larger than a step can be", param="step")
+    return value
 
 
 def _text(value: object) -> str | None:

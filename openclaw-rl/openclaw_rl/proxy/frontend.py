@@ -8,6 +8,7 @@ nothing is ever left out in silence.
 
 import asyncio
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _INLINE_CHARS = 4096
 """Text tokenised on the event loop (about 2 ms); more goes to a thread."""
 _INLINE_RENDER_CHARS = 200_000
 """Conversations rendered on the event loop (a few ms)."""
+_NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
+"""What the tokenizer is called with (another template, what to return): not the client's to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,8 @@ class FrontEnd:
     ) -> tuple[str, tuple[Tool, ...]]:
         protect = self._pieces.protect
         kwargs = dict(template_kwargs)
+        for name in kwargs.keys() & _NOT_FOR_TEMPLATES:
+            raise RequestError(f"chat_template_kwargs.{name} is not for the template", param="chat_template_kwargs")
         body: dict[str, Any] = {
             "messages": [
                 protect(_plain(message, i), is_reply=message.role == "assistant") for i, message in enumerate(messages)

@@ -7,6 +7,7 @@ alone, never by a made-up id.
 
 import re
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from openclaw_rl.messages import Message
@@ -14,6 +15,9 @@ from openclaw_rl.sessions.openclaw import runtime
 
 _COMPACTIONS = re.compile(r":\d+\Z")
 """OpenClaw's suffix to a session id, which counts its compactions: the session stays the same."""
+
+_LONGEST = 1000
+"""Characters; a longer id goes by its digest. It is told in a header of the reply, and clients bound those."""
 
 
 def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
@@ -31,4 +35,5 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequ
 
 
 def _clean(value: object) -> str:
-    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    named = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return named if len(named) <= _LONGEST else f"sha256-{sha256(named.encode()).hexdigest()}"

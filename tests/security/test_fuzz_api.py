@@ -1,0 +1,174 @@
+"""Every route of the OpenAPI document, with what schemathesis and hypothesis make of it, on the real server: an answer
+in time, no 5xx but a 503 that says when to come back, errors in OpenAI's form."""
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+QUICK = settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def key_of(path: str) -> str:
+    return (
+        "trainer" if "/trainer/" in path else "ann" if path.endswith(("completions", "feedback", "models")) else "admin"
+    )
+
+
+def check(reply: httpx.Response | Any) -> None:
+    assert reply.status_code < 500 or (reply.status_code == 503 and "retry-after" in reply.headers), reply.text
+    if reply.status_code >= 400:
+        error = json.loads(reply.text)["error"]
+        assert {"message", "type", "code"} <= error.keys()
+        assert isinstance(error["message"], str)
+
+
+def test_every_operation_answers_whatever_schemathesis_sends(keyed):
+    document = keyed.ask("GET", "/openapi.json", "admin").json()
+    seen = set()
+    for found in schemathesis.openapi.from_dict(document).get_all_operations():
+        operation = found.ok()
+        seen.add(f"{operation.method.upper()} {operation.path}")
+        headers = {"Authorization": f"Bearer {keyed.keys[key_of(operation.path)]}"}
+
+        @QUICK
+        @given(operation.as_strategy())
+        def answers(case: Any) -> None:
+            if case.path == "/v1/trainer/lease" and isinstance(case.body, dict):
+                case.body["wait_s"] = 0  # it would wait, as it should
+            check(case.call(base_url=keyed.server.url, headers=headers, timeout=20))  # noqa: B023 (called below)
+
+        answers()
+    assert seen >= {"POST /v1/chat/completions", "POST /v1/feedback", "POST /v1/trainer/commit", "GET /metrics"}
+
+
+NUMBERS = st.sampled_from([0, 1, -1, 2, 20, 2**31, 2**53, 2**63, 2**64, 10**30, -(2**63) - 1, 0.5, 1e308, -0.0, 1e-300])
+TEXTS = st.sampled_from(
+    ["", "a", "\0", "\n", "<|im_end|>", "</think>", "𝔘\U0001f600", "\u202e", "x" * 3000, "{{ 1/0 }}", "%s%n"]
+) | st.text(max_size=10)
+ANY = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+CALL = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": TEXTS}, optional={"arguments": TEXTS | st.just('{"a": 1}') | ANY})},
+    optional={"id": ANY, "type": ANY, "index": ANY},
+)
+MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system", "tool", "developer"]),
+        "content": TEXTS | st.just([{"type": "text", "text": "a"}]) | ANY,
+    },
+    optional={
+        "tool_calls": st.lists(CALL, max_size=2) | st.none(),
+        "tool_call_id": TEXTS,
+        "name": TEXTS,
+        "reasoning_content": TEXTS,
+        "extra": ANY,
+    },
+)
+CHAT = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE, min_size=1, max_size=3)},
+    optional={
+        **{
+            name: NUMBERS
+            for name in (
+                "max_tokens",
+                "max_completion_tokens",
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "seed",
+                "top_logprobs",
+                "frequency_penalty",
+                "repetition_penalty",
+                "n",
+            )
+        },
+        **{name: st.booleans() for name in ("stream", "logprobs", "ignore_eos", "session_done", "enable_thinking")},
+        **{
+            name: TEXTS | NUMBERS
+            for name in ("session_id", "prompt_cache_key", "model", "task", "episode", "turn_type", "user")
+        },
+        "step": NUMBERS,
+        "stop": TEXTS | st.lists(TEXTS, max_size=3),
+        "tools": st.lists(
+            st.fixed_dictionaries(
+                {"function": st.fixed_dictionaries({"name": TEXTS}, optional={"parameters": ANY, "description": ANY})},
+                optional={"type": ANY},
+            ),
+            max_size=2,
+        ),
+        "tool_choice": st.sampled_from(["auto", "none", "required"]) | ANY,
+        "response_format": ANY | st.just({"type": "json_schema"}),
+        "chat_template_kwargs": st.dictionaries(TEXTS | st.just("enable_thinking"), ANY, max_size=2),
+        "logit_bias": st.dictionaries(st.sampled_from(["1", "-1", "a", "9999999999"]), NUMBERS, max_size=2),
+        "reasoning_effort": ANY,
+        "stream_options": st.none() | st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+        "metadata": ANY,
+    },
+)
+
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@settings(QUICK, max_examples=80)
+@given(CHAT)
+@example(HI | {"step": 2**63})  # beyond what a column of the ledger takes
+@example(HI | {"seed": 2**63, "task": 2**64, "max_tokens": 2**70})
+@example(HI | {"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}})
+@example({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]})
+def test_chats_of_the_right_form_and_any_content(keyed, body):
+    reply = keyed.ask("POST", "/v1/chat/completions", "ann", content=json.dumps(body).encode())
+    check(reply)
+    if reply.status_code == 200 and not body.get("stream"):
+        turn = reply.json()
+        assert turn["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+        record = keyed.ask("GET", f"/v1/turns/{turn['id']}", "admin")
+        assert record.status_code in (200, 404), record.text  # 404: a background request
+
+
+@settings(QUICK, max_examples=5)
+@given(st.binary(max_size=200))
+@example(b"[" * 100_000)
+@example(b'{"a":' * 5000)
+@example(b'{"messages":' + b"9" * 5000 + b"}")
+@example(b"\xef\xbb\xbf{}")
+@example(b'"\\ud800"')
+@example(b"nul")
+def test_bodies_that_are_no_json(keyed, body):
+    for path, key in (
+        ("/v1/chat/completions", "ann"),
+        ("/v1/feedback", "ann"),
+        ("/v1/admin/pin", "admin"),
+        ("/v1/trainer/commit", "trainer"),
+    ):
+        reply = keyed.ask("POST", path, key, content=body, headers={"Content-Type": "application/json"})
+        assert 400 <= reply.status_code < 500, reply.text
+        check(reply)
+
+
+@settings(QUICK, max_examples=20)
+@given(st.fixed_dictionaries({}, optional={name: TEXTS | NUMBERS for name in ("limit", "state", "session_id", "user")}))
+def test_queries_of_any_content(keyed, query):
+    check(keyed.ask("GET", "/v1/turns", "admin", params=query))
+    check(keyed.ask("GET", f"/v1/admin/versions/{quote(str(query.get('limit', 0)), safe='')}", "admin"))
+
+
+def test_after_all_that_the_server_is_well_and_its_ledger_whole(keyed):
+    assert keyed.ask("GET", "/healthz").json()["status"] == "ok"
+    assert "Traceback" not in keyed.server.log
+    assert keyed.chat("ann").status_code == 200

@@ -1,0 +1,124 @@
+"""Requests that leave: to the URLs in the settings, and to no others."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.errors import EngineError, JudgeError, SettingsError
+from openclaw_rl.judge.ask import AskUrl
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import EngineSettings, JudgeSettings, load
+
+
+@contextmanager
+def listening(status: int = 200, headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers everything the same way; its URL, and the requests that came."""
+    came: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            came.append(f"{self.command} {self.path} {self.headers.get('authorization', '')}")
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status)
+            for name, value in {"content-length": "2", **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_GET = do_POST = do_CONNECT = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", came
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+GENERATE = GenerateRequest(input_ids=[1], sampling_params=EngineSampling(max_new_tokens=1), stream=True)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_an_engines_redirect_is_not_followed(status):
+    with listening() as (target, came), listening(status, {"location": target}) as (url, asked):
+        engine = HttpEngine(url, settings=EngineSettings())
+        try:
+            with pytest.raises(EngineError):
+                async for _ in engine.stream(GENERATE):
+                    pass
+            with pytest.raises(EngineError):
+                await engine.generate(GENERATE)
+            with pytest.raises(EngineError):
+                await engine.model_info()
+        finally:
+            await engine.aclose()
+    assert asked
+    assert came == []
+
+
+async def test_a_judges_redirect_is_not_followed_and_its_key_stays_with_it():
+    with listening() as (target, came), listening(307, {"location": target}) as (url, asked):
+        settings = JudgeSettings(kind="llm", url=f"{url}/v1", model="judge", api_key="sk-judge")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            with pytest.raises(JudgeError, match="307"):
+                await AskUrl(client, settings)([Message(role="user", content="?")], max_new_tokens=1)
+    assert any("sk-judge" in request for request in asked)
+    assert came == []
+
+
+async def test_a_proxy_of_the_environment_gets_nothing(monkeypatch, open_server):
+    """Neither prompts nor keys: not the engine's, not the judge's, not the command line's."""
+    with listening() as (proxy, came), listening() as (url, asked):
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        engine = HttpEngine(url, settings=EngineSettings())
+        await engine.generate(GENERATE)
+        await engine.aclose()
+        argv = [sys.executable, "-m", "openclaw_rl", "status", "--json", "--data-dir", str(open_server.server.data_dir)]
+        said = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, check=False)
+        assert json.loads(said.stdout)["model"], said.stderr
+    assert asked
+    assert came == []
+
+
+@pytest.mark.parametrize("url", ["{}/cat.png", "file:///etc/passwd", "http://169.254.169.254/latest/meta-data"])
+def test_what_a_message_points_to_is_not_fetched(open_server, url):
+    with listening() as (target, came):
+        where = url.format(target)
+        parts = [{"type": "text", "text": where}, {"type": "image_url", "image_url": {"url": where}}]
+        refused = open_server.chat(messages=[{"role": "user", "content": parts}])
+        assert refused.status_code == 400
+        tool = {"type": "function", "function": {"name": "get", "parameters": {"$ref": where, "type": "object"}}}
+        served = open_server.chat(
+            messages=[{"role": "user", "content": f"![x]({where})"}],
+            tools=[tool],
+            response_format={"type": "json_schema", "json_schema": {"schema": {"$ref": where}}},
+            metadata={"webhook": where},
+        )
+        assert served.status_code == 200
+        assert came == []
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://host/", "//host", "http://", "http://u:p@host/", "gopher://a"]
+)
+def test_a_configured_url_is_http_and_holds_no_password(url):
+    for key in ("judge.url", "engine.url"):
+        with pytest.raises(SettingsError, match=key):
+            load(None, {key: url}, {})
