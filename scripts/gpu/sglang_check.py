@@ -210,7 +210,10 @@ def stop(host: Host) -> dict[str, Any]:
 
 def conformance(host: Host) -> dict[str, Any]:
     adapters = [word for name, folder in host.adapters.items() for word in ("--adapter", f"{name}={folder}")]
-    return _suite(host, "conformance", ["tests/conformance", *adapters])
+    words = ["tests/conformance", "-s", *adapters]
+    if (other := host.work / f"{host.model.name}-other").exists():
+        words += ["--other-weights", str(other)]
+    return _suite(host, "conformance", words)
 
 
 def weights(host: Host) -> dict[str, Any]:

@@ -76,6 +76,12 @@ async def test_prefixes_are_not_shared_between_adapters_and_the_base(http, adapt
     assert cached == [len(IDS) - 1, 0, 0]
 
 
+async def test_the_engine_says_which_adapters_it_holds_and_from_where(http, served, adapters):
+    cards = (await http.get("/v1/models")).json()["data"]
+    held = {card["id"]: card["root"] for card in cards if card.get("parent") is not None}
+    assert {name: held.get(name) for name in adapters} == {name: str(served.adapters[name]) for name in adapters}
+
+
 async def test_an_unknown_adapter_is_refused(refusal):
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 1}, "lora_path": "never-loaded"}
     for streaming in (False, True):
