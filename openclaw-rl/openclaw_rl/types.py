@@ -125,9 +125,13 @@ class SamplingParams:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether log_softmax(logits / T) is the distribution that was sampled, or truncated by top-p / top-k alone."""
+        """Whether log_softmax(logits / T) is the distribution that was sampled, or truncated by top-p / top-k alone.
+
+        `top_k = 1` is greedy by another name, and SGLang may report its log-probs at temperature 1.
+        """
         return (
             self.temperature > 0
+            and self.top_k != 1
             and self.min_p == 0
             and self.frequency_penalty == 0
             and self.presence_penalty == 0

@@ -389,6 +389,7 @@ async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) ->
     [
         ({}, {}, None),
         ({"temperature": 0}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
+        ({"top_k": 1}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
         ({"presence_penalty": 0.5}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
         ({"logit_bias": {"5": 1.0}}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
         ({"top_p": 0.9}, {}, DropReason.TRUNCATED_SAMPLING),
