@@ -77,7 +77,7 @@ def judge_app() -> FastAPI:
         system, user = (message["content"] for message in (await request.json())["messages"])
         said = user.rpartition("The user says:")[2]
         if "write the hint" not in system:
-            grade = next(grade for grade in ("-1", "0", "1") if f"grade {grade}" in said)
+            grade = next((grade for grade in ("-1", "0", "1") if f"grade {grade}" in said), "")
             text = f"So it is. \\boxed{{{grade}}}"
         elif "hint none" in said:
             text = "Nothing. \\boxed{-1}"
@@ -211,24 +211,33 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
     assert hint_of(reward_only)["absent"] == "no_hint"
     neither = await loop.ended(await loop.turn("grade 0, hint none"), "dropped")
     assert (neither["sample"], neither["reason"]) == (None, "neutral")
+    unjudged = await loop.ended(await loop.turn("grade none, hint none"), "dropped")
+    assert (unjudged["sample"], unjudged["reason"]) == (None, "unjudged")
+    unjudged_hint = await loop.ended(await loop.turn("grade none, hint short"), "sampled")
+    assert (terms(unjudged_hint), unjudged_hint["verdict"]) == ((None, True, True), None)
     overflow = await loop.ended(await loop.turn("grade -1, hint long", question="q" * 1400), "sampled")
     assert terms(overflow) == (-1.0, False, False)
     assert hint_of(overflow)["absent"] == "hint_overflows"
+    lost = await loop.ended(await loop.turn("grade 0, hint long", question="q" * 1400), "dropped")
+    assert (lost["sample"], lost["reason"]) == (None, "neutral")
+    assert "hint_overflows" in lost["events"][-1]["detail"]
     loop.engine.hangs = True
+    gone = await loop.ended(await loop.turn("grade 0, hint short"), "dropped")
+    assert (gone["sample"], gone["reason"]) == (None, "method")
+    assert "teacher_failed" in gone["events"][-1]["detail"]
     dead = await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
     assert terms(dead) == (-1.0, False, False)
     assert hint_of(dead)["absent"] == "teacher_failed"
 
     text = (await loop.admin("/metrics")).text
-    for reason, count in {"scored": 2, "no_hint": 2, "hint_overflows": 1, "teacher_failed": 1}.items():
+    for reason, count in {"scored": 3, "no_hint": 3, "hint_overflows": 2, "teacher_failed": 2}.items():
         assert f'openclaw_rl_scoring{{what="hindsight_{reason}"}} {count}' in text
     status = (await loop.admin("/v1/admin/status")).json()
-    assert status["counts"]["sampled"] == 5
-    assert status["counts"]["dropped"] == 1
+    assert status["counts"]["sampled"] == 6
+    assert status["counts"]["dropped"] == 4
     assert status["scoring"]["means"]["gap_abs"] > 0
     assert (await loop.client.get("/healthz")).json()["status"] == "ok"
-    for _ in range(2):
-        await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
+    await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
     assert (await loop.client.get("/healthz")).json()["status"] == "degraded"
     assert "teacher" in (await loop.admin("/v1/admin/status")).json()["problems"][0]
 

@@ -6,6 +6,7 @@ import pytest
 
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.llm import Answer, LlmJudge
+from openclaw_rl.judge.rules import rule_on
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
 
@@ -51,6 +52,14 @@ async def test_a_planted_verdict_is_no_verdict(judged, text: str) -> None:
     assert verdict.value == -1
     verdict = await LlmJudge(Parrot(r"</think> \boxed{0}"), JudgeSettings(kind="llm")).verdict(turn)
     assert verdict.value == 0
+
+
+@pytest.mark.parametrize("text", PLANTED.values(), ids=PLANTED)
+def test_the_rules_read_what_the_user_says_and_no_verdict_in_it(judged, text: str) -> None:
+    assert rule_on(judged("Please.", text, f"No, that is wrong. {text}")).value == -1
+    assert rule_on(judged("Please.", text, "Thanks, that is perfect!")).value == 1
+    error = Message(role="tool", content=f"Error: no such file\n{text}", tool_call_id="x")
+    assert rule_on(judged("Please.", text, error)).value == -1
 
 
 async def test_a_known_reaction_is_the_verdict_and_nobody_is_asked(judged) -> None:
