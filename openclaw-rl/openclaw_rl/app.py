@@ -149,6 +149,7 @@ class _Server:
             data.ledger,
             identity=Identity(base_hash, frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)),
             training=settings.training,
+            redaction=settings.redaction,
         )
         self._stack.push_async_callback(ledger.aclose)
 

@@ -342,6 +342,15 @@ class PublisherSettings(Branch):
     """Full weights: how long a swap waits for replies that cannot be cut and resumed whole (a grammar, a seed)."""
 
 
+class RedactionSettings(Branch):
+    """What is masked before the ledger writes it. A turn with a mark in its prompt or reply is never trained on."""
+
+    secrets: bool = True
+    """API keys, tokens, private keys, passwords: found by their form."""
+    pii: bool = False
+    """E-mail addresses, phone, card, account and social security numbers too."""
+
+
 class Settings(Branch):
     """The whole tree."""
 
@@ -359,6 +368,7 @@ class Settings(Branch):
     training: TrainingSettings = TrainingSettings()
     trainer: TrainerSettings = TrainerSettings()
     publisher: PublisherSettings = PublisherSettings()
+    redaction: RedactionSettings = RedactionSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -60,6 +60,8 @@ class DropReason(StrEnum):
     """A part of the prompt (an image, say) did not reach the model."""
     OPTED_OUT = "opted_out"
     """The key, the request or the session asked not to be trained on."""
+    REDACTED = "redacted"
+    """A secret was found in it: its text is kept with marks, its tokens are not."""
     RECORD_ONLY = "record_only"
     """Learning was switched off."""
     ENGINE_FAILED = "engine_failed"

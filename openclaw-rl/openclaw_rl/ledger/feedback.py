@@ -23,8 +23,8 @@ from openclaw_rl.ledger.rows import read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, move
 from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict
 
-_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY)
-"""Whose owner said that nothing is to be learned from it: no demonstration either."""
+_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
+"""Whose owner said that nothing is to be learned from it, or whose prompt is not kept: no demonstration either."""
 
 
 def target(db: sqlite3.Connection, *, user: str, turn_id: str | None, session_id: str | None) -> FeedbackTarget | None:

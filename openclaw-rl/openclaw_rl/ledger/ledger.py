@@ -20,10 +20,11 @@ from typing import Self, TypeVar
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import audit, chain, feedback, forget, judging, leases, meta, open, reports, serving, versions
 from openclaw_rl.ledger.lock import InstanceLock
+from openclaw_rl.ledger.masks import Masks
 from openclaw_rl.ledger.reader import Reader
 from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget, Forgotten, Identity, TurnRecord, TurnSummary
 from openclaw_rl.ledger.writer import Writer
-from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from openclaw_rl.trainers.api import Commit, Tip
 from openclaw_rl.types import (
     DropReason,
@@ -55,13 +56,20 @@ class Ledger:
     """Made by `open`, ended by `aclose`. Every call may raise LedgerError."""
 
     def __init__(
-        self, writer: Writer, reader: Reader, lock: InstanceLock, training: TrainingSettings, clock: Clock
+        self, writer: Writer, reader: Reader, lock: InstanceLock, training: TrainingSettings, masks: Masks, clock: Clock
     ) -> None:
         self._writer, self._reader, self._lock, self._training, self._clock = writer, reader, lock, training, clock
+        self._masks = masks
 
     @classmethod
     async def open(
-        cls, path: Path, *, identity: Identity, training: TrainingSettings, clock: Clock = time.time
+        cls,
+        path: Path,
+        *,
+        identity: Identity,
+        training: TrainingSettings,
+        redaction: RedactionSettings = RedactionSettings(),  # noqa: B008 (frozen)
+        clock: Clock = time.time,
     ) -> Self:
         """Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
         lock = await asyncio.to_thread(_lock, path)
@@ -72,7 +80,7 @@ class Ledger:
             raise
         writer = Writer(partial(open.connect, path))
         writer.start()
-        return cls(writer, Reader(partial(open.connect, path, read_only=True)), lock, training, clock)
+        return cls(writer, Reader(partial(open.connect, path, read_only=True)), lock, training, Masks(redaction), clock)
 
     async def aclose(self) -> None:
         """Writes what was handed in, then lets the file go."""
@@ -96,15 +104,20 @@ class Ledger:
     async def begin(self, request: Request) -> None:
         """Committed before generation starts, without an fsync: the first token waits for it, and a power cut that
         takes it takes the unfinished reply as well. (`kill -9` takes nothing.)"""
-        await self._writer.write(lambda db: serving.begin(db, request), timeout_s=_CHAT_TIMEOUT_S, is_synced=False)
+        await self._writer.write(
+            lambda db: serving.begin(db, self._masks.request(request), prompt_tokens=len(request.prompt_ids)),
+            timeout_s=_CHAT_TIMEOUT_S,
+            is_synced=False,
+        )
 
-    async def finish(self, turn: Turn, key: TurnKey) -> None:
-        """On disk before the finish chunk is sent: SERVED, or DROPPED with `turn.drop`."""
-        await self._chat(lambda db: serving.finish(db, turn, key, at=self._clock()))
+    async def finish(self, turn: Turn, key: TurnKey) -> DropReason | None:
+        """On disk before the finish chunk is sent: SERVED, or DROPPED with `turn.drop`, or as `redacted`. Returns the
+        reason."""
+        return await self._chat(lambda db: serving.finish(db, self._masks.turn(turn), key, at=self._clock()))
 
     async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
         """No turn came of this request."""
-        await self._chat(lambda db: serving.abandon(db, request_id, reason, detail))
+        await self._chat(lambda db: serving.abandon(db, request_id, reason, self._masks.text(detail)))
 
     async def count_side(self, side: SideCount) -> None:
         await self._chat(lambda db: serving.count_side(db, side))
@@ -121,7 +134,9 @@ class Ledger:
         """SERVED → PAIRED, and its `superseded` retries → DROPPED, in one. A turn that was dropped stays so; its next
         state is kept for the record. Without an fsync, as `begin`: a power cut leaves the turns open."""
         await self._writer.write(
-            lambda db: serving.pair(db, turn_id, next_state, by_request_id, superseded, at=self._clock()),
+            lambda db: serving.pair(
+                db, turn_id, self._masks.next_state(next_state), by_request_id, superseded, at=self._clock()
+            ),
             timeout_s=_CHAT_TIMEOUT_S,
             is_synced=False,
         )
@@ -151,7 +166,9 @@ class Ledger:
     async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None:
         """PAIRED → JUDGED, whatever the verdict; None: the judge was asked, and could not say. Nothing when the user
         rated the turn meanwhile."""
-        await self._writer.write(lambda db: judging.record_verdict(db, turn_id, verdict, at=self._clock()))
+        await self._writer.write(
+            lambda db: judging.record_verdict(db, turn_id, self._masks.verdict(verdict), at=self._clock())
+        )
 
     async def to_score(self, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
         """JUDGED turns, oldest first, less those somebody works on."""
@@ -161,7 +178,9 @@ class Ledger:
         """JUDGED → SAMPLED: it waits for a trainer. Not done when the user said more of the turn than the
         `seen_feedback` pieces it was scored with: it stays JUDGED, to be scored again."""
         await self._writer.write(
-            lambda db: judging.record_sample(db, sample, seen_feedback=seen_feedback, at=self._clock())
+            lambda db: judging.record_sample(
+                db, self._masks.sample(sample), seen_feedback=seen_feedback, at=self._clock()
+            )
         )
 
     # Feedback
@@ -178,9 +197,13 @@ class Ledger:
         """What the user says of a turn; it wins over the judge. `demonstration`: the tokens of `said.demonstration` as
         a reply, its end included; without them nothing is trained on it. The same feedback_id again changes nothing.
         Raises FeedbackReused."""
-        return await self._writer.write(
-            lambda db: feedback.record(db, said, user=user, demonstration=demonstration, at=self._clock())
-        )
+
+        def record(db: sqlite3.Connection) -> FeedbackOutcome:
+            kept = self._masks.feedback(said)
+            ids = demonstration if kept.demonstration == said.demonstration else None
+            return feedback.record(db, kept, user=user, demonstration=ids, at=self._clock())
+
+        return await self._writer.write(record)
 
     # Switches
 
@@ -276,6 +299,15 @@ class Ledger:
     async def optimizer_pruned(self, weight_version: int) -> None:
         """Its optimizer state was deleted: `tip` says so when it is rolled back to."""
         await self._writer.write(lambda db: versions.optimizer_pruned(db, weight_version))
+
+    async def needed_versions(self, newest: int) -> frozenset[int]:
+        """Those whose files must stay; the `newest` that passed the gate are among them."""
+        return await self._reader.read(lambda db: versions.needed(db, newest))
+
+    async def prune_weights(self, n: int, newest: int) -> str | None:
+        """Forget where the weights of `n` are: it is never served again. The folder, when no other version names it.
+        Raises LedgerError when it is one of `needed_versions(newest)`."""
+        return await self._writer.write(lambda db: versions.prune_weights(db, n, newest))
 
     # Versions
 

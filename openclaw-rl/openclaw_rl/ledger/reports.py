@@ -23,6 +23,7 @@ _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.EMPTY,
     DropReason.UNSUPPORTED_CONTENT,
     DropReason.OPTED_OUT,
+    DropReason.REDACTED,
 )
 """Turns that say nothing about π_v, or that their owner keeps out of it."""
 
@@ -122,7 +123,7 @@ def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) ->
     newest first."""
     rows = db.execute(
         "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-        " ORDER BY id DESC LIMIT ?",
+        " AND prompt <> x'' ORDER BY id DESC LIMIT ?",
         (look_at,),
     ).fetchall()
     newest: dict[tuple[str, str | None], bytes] = {}

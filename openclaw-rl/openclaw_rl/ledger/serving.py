@@ -5,6 +5,7 @@
 
 import sqlite3
 from collections.abc import Collection
+from dataclasses import replace
 
 import orjson
 
@@ -27,7 +28,8 @@ from openclaw_rl.types import (
 _UNANSWERED = (DropReason.NO_NEXT_STATE, DropReason.SUPERSEDED, DropReason.BRANCH)
 
 
-def begin(db: sqlite3.Connection, request: Request) -> None:
+def begin(db: sqlite3.Connection, request: Request, *, prompt_tokens: int | None = None) -> None:
+    """prompt_tokens: of a prompt whose ids are not kept."""
     db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, episode, task, step, sampling, tools,"
         " template_kwargs, prompt_tokens, prompt, messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -43,15 +45,18 @@ def begin(db: sqlite3.Connection, request: Request) -> None:
             pieces.put_text(db, orjson.dumps(request.sampling).decode()),
             pieces.put_text(db, request.tools_json),
             pieces.put_text(db, request.template_kwargs_json),
-            len(request.prompt_ids),
+            len(request.prompt_ids) if prompt_tokens is None else prompt_tokens,
             pieces.put_prompt(db, request.prompt_ids),
             pack_ids(pieces.put_messages(db, request.messages)),
         ),
     )
 
 
-def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> None:
+def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> DropReason | None:
+    """Why it ended as it was written; None: it waits for its next state."""
     row = _end_request(db, turn.request_id, "served", None, "")
+    if db.execute("SELECT 1 FROM request WHERE id = ? AND prompt_tokens > 0 AND prompt = x''", (row,)).fetchone():
+        turn = replace(turn, drop=DropReason.REDACTED)
     state = TurnState.SERVED if turn.drop is None else TurnState.DROPPED
     db.execute(
         "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens) VALUES (?, ?, ?, ?, ?, ?)",
@@ -86,6 +91,7 @@ def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> No
     tell(db, row, TurnState.SERVED, at=at)
     if turn.drop is not None:
         tell(db, row, TurnState.DROPPED, at=at, detail=turn.drop)
+    return turn.drop
 
 
 def abandon(db: sqlite3.Connection, request_id: str, reason: DropReason, detail: str) -> None:

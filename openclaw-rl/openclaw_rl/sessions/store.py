@@ -29,7 +29,7 @@ _SWEEP_S = 60.0
 class SessionLedger(Protocol):
     """The part of the ledger that sessions use."""
 
-    async def finish(self, turn: Turn, key: TurnKey) -> None: ...
+    async def finish(self, turn: Turn, key: TurnKey) -> DropReason | None: ...
 
     async def open_turns(self, limit: int) -> list[OpenTurn]: ...
 
@@ -68,13 +68,13 @@ class Sessions:
         """A reply is complete: keep it, then let it wait for its next state. Call it before the finish chunk."""
         key = turn_key(request.messages, turn.reply)
         try:
-            await self._ledger.finish(turn, key)
+            drop = await self._ledger.finish(turn, key)
         except LedgerError as error:
             _log.error("turn.not_recorded", turn_id=turn.turn_id, error=str(error))
             return
-        if turn.drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
+        if drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
             return  # the client got nothing that could come back
-        if turn.drop is not None:
+        if drop is not None:
             self._ended.add(turn.turn_id)
         pushed_out = self._pairing.add(OpenTurn(turn.turn_id, request.scope, key, turn.finished_at))
         await self._drop(pushed_out, DropReason.NO_NEXT_STATE, "too many open turns")

@@ -1,0 +1,189 @@
+"""Finds secrets and personal data in texts, and puts marks in their place: `[redacted:api_key]`.
+
+For what is written to disk; what is served is never touched. Secrets are found by form: the prefixes that issuers give
+their keys, private key blocks, bearer headers, passwords in URLs, and values that are named as one (`password: …`,
+`"api_key": "…"`) and look like one. Personal data: e-mail addresses, phone numbers with a country code or an area code,
+card numbers and IBANs whose check digits are right, US social security numbers.
+
+Promises: time linear in the text; most texts cost a few searches for fixed strings and no more. A mark is never found
+again. Finds no secret that has no form (a word that happens to be a password) and no name or address of a person.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_Check = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    name: str
+    pattern: re.Pattern[str]
+    """What is masked is the group `x`, or the whole."""
+    anchors: tuple[str, ...]
+    """Lower case; one of them stands in every text that the pattern is found in. None: it is always looked for."""
+    check: _Check = bool
+    """Of the candidate."""
+
+
+def _looks_random(text: str) -> bool:
+    """Neither a word, nor a placeholder, nor code."""
+    kinds = sum(any(map(test, text)) for test in (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum()))
+    return len(set(text)) >= 6 and kinds >= 2 and not _PLACEHOLDER.search(text)
+
+
+def _looks_like_a_value(text: str) -> bool:
+    """Random, and no name in a program (`config.db.password`)."""
+    return _looks_random(text) and not _NAME.fullmatch(text)
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
+def _luhn(text: str) -> bool:
+    digits = [int(char) for char in text if char.isdigit()]
+    if not 13 <= len(digits) <= 19 or len(set(digits)) == 1:
+        return False
+    doubled = [digit if i % 2 == 0 else digit * 2 - 9 * (digit > 4) for i, digit in enumerate(reversed(digits))]
+    return sum(doubled) % 10 == 0
+
+
+def _iban(text: str) -> bool:
+    plain = re.sub(r"\s", "", text).upper()
+    if not 15 <= len(plain) <= 34:
+        return False
+    return int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _phone(text: str) -> bool:
+    return 8 <= sum(map(str.isdigit, text)) <= 15
+
+
+_PLACEHOLDER = re.compile(
+    r"(?i)example|placeholder|changeme|xxxx|your[_-]|\*\*\*|\.\.\.|redacted|<[^>]*>|\$\{|\$\(|\(\)|env"
+)
+_NAME = re.compile(r"[A-Za-z_]+(?:[.:][A-Za-z_]+)*")
+_END = r"(?![A-Za-z0-9_-])"
+_TOKENS: dict[str, tuple[str, ...]] = {
+    # name of the mark: what issuers' keys look like, each with its fixed beginning
+    "api_key": (
+        r"sk-[A-Za-z0-9_-]{20,200}",
+        r"(?:rk|sk|pk)_(?:live|test)_[A-Za-z0-9]{16,200}",
+        r"AIza[A-Za-z0-9_-]{35}",
+        r"(?:AKIA|ASIA)[A-Z0-9]{16}",
+        r"hf_[A-Za-z0-9]{30,100}",
+        r"gsk_[A-Za-z0-9]{40,100}",
+        r"r8_[A-Za-z0-9]{30,60}",
+        r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}",
+        r"dop_v1_[a-f0-9]{64}",
+        r"key-[a-f0-9]{32}",
+        r"npm_[A-Za-z0-9]{36}",
+        r"pypi-[A-Za-z0-9_-]{50,250}",
+    ),
+    "token": (
+        r"gh[pousr]_[A-Za-z0-9]{36,255}",
+        r"github_pat_[A-Za-z0-9_]{50,255}",
+        r"glpat-[A-Za-z0-9_-]{20,100}",
+        r"xox[abeoprs]-[A-Za-z0-9-]{10,250}",
+        r"xapp-[A-Za-z0-9-]{10,250}",
+        r"eyJ[A-Za-z0-9_-]{10,4000}\.eyJ[A-Za-z0-9_-]{10,8000}\.[A-Za-z0-9_-]{10,4000}",
+        r"ya29\.[A-Za-z0-9_-]{20,1000}",
+    ),
+}
+_BEGIN = r"(?<![A-Za-z0-9_-])"
+_KEY_BLOCK = r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+_NAMED = (
+    r"(?i:(?<![a-z])(?:[a-z0-9]{0,20}[_-]){0,3}"
+    r"(?:api[_-]?key|apikey|secret[_-]?key|client[_-]?secret|access[_-]?token|auth[_-]?token|refresh[_-]?token|"
+    r"private[_-]?token|passwd|password|passphrase|secret)"
+    r"['\"\\]{0,3}[ \t]{0,3}(?::=|=>|[:=])[ \t]{0,3}['\"\\]{0,3})"
+    r"(?P<x>[^\s'\"\\,;(){}\[\]<>]{8,200}+)(?![(\[])"
+)
+
+
+def _kinds(patterns: dict[str, tuple[str, ...]]) -> Iterator[_Kind]:
+    for name, forms in patterns.items():
+        for form in forms:
+            for anchor in _fixed_beginnings(form):
+                check = _has_digit if form.startswith("sk-") else bool  # "sk-learn-and-what-comes-behind" is none
+                yield _Kind(name, re.compile(_BEGIN + "(?:" + form + ")" + _END), (anchor,), check)
+
+
+def _fixed_beginnings(form: str) -> tuple[str, ...]:
+    """The literal that a token's pattern begins with, as far as it goes."""
+    found = re.match(r"[A-Za-z0-9_-]+", form.replace(r"\.", ""))
+    return (found[0].lower(),) if found else ("",)
+
+
+SECRETS: tuple[_Kind, ...] = (
+    _Kind(
+        "private_key",
+        re.compile(_KEY_BLOCK + r"(?P<x>(?:(?!-----)[\s\S]){20,20000})(?:-----END|\Z)"),
+        ("private key",),
+    ),
+    *_kinds(_TOKENS),
+    _Kind(
+        "bearer", re.compile(r"(?i:\bbearer[ \t]{1,3})(?P<x>[A-Za-z0-9._~+/=-]{16,4000})"), ("bearer",), _looks_random
+    ),
+    _Kind(
+        "basic",
+        re.compile(r"(?i:authorization['\"]?[ \t]?[:=][ \t]?['\"]?basic[ \t]{1,3})(?P<x>[A-Za-z0-9+/=]{8,2000})"),
+        ("basic",),
+    ),
+    _Kind(
+        "password",
+        re.compile(r"(?i:\b[a-z][a-z0-9+.-]{1,20}://)[^\s/:@'\"<>\[\]]{0,100}:(?P<x>[^\s/@'\"<>]{3,200})@"),
+        ("://",),
+        lambda text: not _PLACEHOLDER.search(text),
+    ),
+    _Kind("password", re.compile(_NAMED), ("key", "token", "passw", "passphrase", "secret"), _looks_like_a_value),
+)
+PERSONAL: tuple[_Kind, ...] = (
+    _Kind(
+        "email", re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"), ("@",)
+    ),
+    _Kind("card", re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])"), (), _luhn),
+    _Kind("iban", re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), (), _iban),
+    _Kind("ssn", re.compile(r"(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\w-])"), ("-",)),
+    _Kind(
+        "phone",
+        re.compile(
+            r"(?<![\w+.-])(?:\+\d(?:[ .()-]{0,2}\d){6,14}|\(\d{3}\) ?\d{3}[ .-]\d{4}|\d{3}[.-]\d{3}[.-]\d{4})(?![\w-])"
+        ),
+        (),
+        _phone,
+    ),
+)
+
+
+class Redactor:
+    """Which kinds are looked for. Stateless: any thread may use it."""
+
+    def __init__(self, *, secrets: bool, pii: bool) -> None:
+        self._kinds = (*(SECRETS if secrets else ()), *(PERSONAL if pii else ()))
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._kinds)
+
+    def mask(self, text: str) -> str:
+        """The text with marks; the same object when there is nothing to hide."""
+        if len(text) < 8:
+            return text
+        lower = text.lower()
+        for kind in self._kinds:
+            if not kind.anchors or any(anchor in lower for anchor in kind.anchors):
+                masked = kind.pattern.sub(lambda found, kind=kind: _marked(found, kind), text)  # type: ignore[misc]
+                text = text if masked == text else masked
+        return text
+
+
+def _marked(found: re.Match[str], kind: _Kind) -> str:
+    group: int | str = "x" if "x" in kind.pattern.groupindex else 0
+    hidden = found[group]
+    if hidden.startswith("[redacted:") or not kind.check(hidden):
+        return found[0]
+    begin, end = found.start(group) - found.start(), found.end(group) - found.start()
+    return f"{found[0][:begin]}[redacted:{kind.name}]{found[0][end:]}"
