@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from openclaw_rl import version_folders
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name
@@ -128,6 +129,7 @@ class Publisher:
                 while await self._publish_next():
                     pass
                 await self._serve_tip()
+                await self._prune()
                 if await self._retire_idle():
                     continue  # a version may have waited for the place
             except (EngineError, LedgerError, TimeoutError) as error:
@@ -376,6 +378,8 @@ class Publisher:
             raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
         if version.folder is not None:
             return self._data_dir / version.folder
+        if version.weights_file is not None:
+            raise EngineRefused(f"the weights of version {version.weight_version} were deleted", status=400)
         if self._base_folder is None:
             raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
         return self._base_folder
@@ -449,6 +453,15 @@ class Publisher:
             unloaded = True
             log.info("adapter_unloaded", weight_version=number)
         return unloaded
+
+    async def _prune(self) -> None:
+        """Delete the weights of versions that nothing will ask for again."""
+        async with self._turn:
+            gone = await version_folders.prune(
+                self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._loaded
+            )
+        if gone:
+            log.info("versions_pruned", weight_versions=gone)
 
     async def _prewarm(self, number: int) -> None:
         """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its

@@ -331,6 +331,9 @@ class PublisherSettings(Branch):
     self_test_tolerance: float = Field(default=0.15, gt=0)
     """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading. An fp32 engine
     agrees to 1e-4; bfloat16 was measured at 0.01 on flat distributions and 0.05 on peaked ones."""
+    keep_versions: int = Field(default=20, ge=1)
+    """Versions that passed the gate whose weights stay on disk for a rollback. What serves, is pinned, is trained from
+    or may be fallen back to stays beside them; everything else is deleted."""
     max_versions: int = Field(default=3, ge=2)
     """Policy versions an engine serves at once; a newer one waits, and supersedes what waits."""
     prewarm_sessions: int = Field(default=1, ge=0)

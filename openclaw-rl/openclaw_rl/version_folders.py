@@ -1,5 +1,6 @@
-"""Keeps `versions/` and the ledger of one mind: at start, folders that no version names are deleted, and optimizer
-states that the trainer pruned are noted. Adapters stay, all of them: a rollback may go back to any.
+"""Keeps `versions/` and the ledger of one mind. At start, folders that no version names are deleted, and optimizer
+states that the trainer pruned are noted. As versions come, those that nothing will ask for again are deleted: the
+ledger forgets the folder first, so that a rollback is refused and never finds half of it.
 
 A crash can leave half a checkpoint, or a whole one that was never committed. The second may yet be: the trainer commits
 it when it comes back, as long as its lease is live. So a folder stays when a version names it, or when its own name
@@ -8,11 +9,12 @@ folders directly below `versions/` are looked at, and links are not followed.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import structlog
 
+from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.trainers import checkpoint
 
@@ -28,6 +30,24 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
         log.info("version_folders_removed", folders=removed)
     for weight_version in await asyncio.to_thread(without_optimizer, versions.parent, folders):
         await ledger.optimizer_pruned(weight_version)
+
+
+async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[int]) -> list[int]:
+    """Delete the folders of versions that are neither needed (`ledger.needed_versions`) nor in use; their numbers."""
+    kept = await ledger.needed_versions(newest)
+    gone = []
+    for row in await ledger.versions():
+        number = row.weight_version
+        if row.folder is None or number in kept or number in in_use:
+            continue
+        try:
+            folder = await ledger.prune_weights(number, newest)
+        except LedgerError:  # a rollback or a pin came in between
+            continue
+        if folder is not None:
+            await asyncio.to_thread(checkpoint.discard, root / folder)
+        gone.append(number)
+    return gone
 
 
 def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None) -> list[str]:

@@ -3,9 +3,24 @@
 from pathlib import Path
 
 from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.version_folders import remove_unnamed, tidy, without_optimizer
+from openclaw_rl.trainers.api import Commit, Manifest, Report
+from openclaw_rl.types import (
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+    VersionState,
+    WeightKind,
+)
+from openclaw_rl.version_folders import prune, remove_unnamed, tidy, without_optimizer
 
 
 def make(versions: Path, *names: str) -> None:
@@ -70,6 +85,50 @@ def test_a_pruned_optimizer_state_is_found_and_the_adapter_stays(tmp_path: Path)
     make(versions, "foreign")  # not written by us: it has no optimizer state that could be gone
     folders = {number: f"versions/lease-{number}-aa" for number in (1, 2, 3)} | {4: "versions/foreign", 5: "away"}
     assert without_optimizer(tmp_path, folders) == []
-    checkpoint.prune(versions, 2, newest)
+    checkpoint.prune(versions, 2, {newest})
     assert without_optimizer(tmp_path, folders) == [1]
     assert all((versions / f"lease-{number}-aa" / "adapter_model.safetensors").exists() for number in (1, 2, 3))
+
+
+async def served(ledger: Ledger, root: Path, number: int) -> None:
+    """One step that came to serve, with its folder."""
+    turn, user = f"turn-{number}", Message(role="user", content="q")
+    await ledger.begin(Request(turn, Scope("u", "s"), 0.0, (user,), None, None, (1, 2), SamplingParams(8)))
+    runs = (VersionRun((await ledger.tip()).weight_version, 1),)
+    reply = Message(role="assistant", content="a")
+    await ledger.finish(
+        Turn(turn, turn, 0.0, (3,), (-1.0,), (True,), runs, "stop", reply), TurnKey("r", "b", f"h{number}")
+    )
+    await ledger.pair(turn, NextState((user,)), by_request_id=turn)
+    await ledger.record_verdict(turn, Verdict(1, (1,), "rules"))
+    await ledger.record_sample(Sample(turn, (1, 2), (3,), (True,), (-1.0,), runs, 0.7, reward=1.0))
+    lease = await ledger.lease(trainer="test", now=True)
+    assert lease is not None
+    make(root / "versions", lease.lease_id)
+    manifest = Manifest(folder=f"versions/{lease.lease_id}", kind=WeightKind.LORA, base_hash="base", sha256="x")
+    report, fence = Report(metrics={}), lease.fence
+    await ledger.commit(
+        Commit(lease_id=lease.lease_id, fence=fence, parent=lease.parent, manifest=manifest, report=report)
+    )
+    for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
+        await ledger.set_version_state(number, state)
+
+
+async def test_the_folders_of_versions_that_nothing_asks_for_go_and_their_rows_stay(tmp_path: Path) -> None:
+    ledger = await Ledger.open(
+        tmp_path / "ledger.sqlite3", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
+    )
+    try:
+        for number in range(1, 7):
+            await served(ledger, tmp_path, number)
+        named = [row.folder for row in await ledger.versions()]
+        assert await prune(ledger, tmp_path, newest=2, in_use={3}) == [1, 2, 4]
+        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (3, 5, 6)}
+        rows = await ledger.versions()
+        assert [row.folder for row in rows] == [None, None, None, named[3], None, named[5], named[6]]
+        assert await prune(ledger, tmp_path, newest=2, in_use={3}) == []
+        assert await prune(ledger, tmp_path, newest=2, in_use=()) == [3]
+        await tidy(ledger, tmp_path / "versions")  # as at the next start
+        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (5, 6)}
+    finally:
+        await ledger.aclose()

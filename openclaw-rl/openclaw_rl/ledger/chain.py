@@ -104,6 +104,7 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
         )
     if not target["durable"]:
         raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
+    versions.check_has_weights(target)
     abandoned = versions.after(db, to)
     for number in abandoned:
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")

@@ -309,6 +309,15 @@ class Ledger:
         Raises LedgerError when it is one of `needed_versions(newest)`."""
         return await self._writer.write(lambda db: versions.prune_weights(db, n, newest))
 
+    async def needed_versions(self, newest: int) -> frozenset[int]:
+        """Those whose files must stay; the `newest` that passed the gate are among them."""
+        return await self._reader.read(lambda db: versions.needed(db, newest))
+
+    async def prune_weights(self, n: int, newest: int) -> str | None:
+        """Forget where the weights of `n` are: it is never served again. The folder, when no other version names it.
+        Raises LedgerError when it is one of `needed_versions(newest)`."""
+        return await self._writer.write(lambda db: versions.prune_weights(db, n, newest))
+
     # Versions
 
     async def versions(self) -> list[Version]:

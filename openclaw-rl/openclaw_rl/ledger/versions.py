@@ -9,11 +9,12 @@ a crash in between).
 """
 
 import sqlite3
+from collections.abc import Collection
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import meta
 from openclaw_rl.ledger.codec import unpack_bytes
-from openclaw_rl.ledger.states import DEAD, move_version
+from openclaw_rl.ledger.states import DEAD, PASSED, move_version
 from openclaw_rl.trainers.api import Tip
 from openclaw_rl.types import Version, VersionState, WeightKind
 
@@ -26,7 +27,43 @@ def tip(db: sqlite3.Connection) -> Tip:
         base_hash=found["base_hash"],
         folder=found["folder"],
         needs_fresh_moments=not found["has_optimizer"],
+        needed=_folders(db, needed(db, newest=0)),
     )
+
+
+def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
+    """Versions whose files must stay: what serves, is pinned or is trained from; what a rejection falls back to, or a
+    trainer that lost what it had not checkpointed; and for a rollback the `newest` that passed the gate.
+    """
+    query = "SELECT weight_version, state, durable, folder, weights_file FROM version ORDER BY weight_version DESC"
+    live = [row for row in db.execute(query) if row["state"] not in DEAD]
+    passed = [row["weight_version"] for row in live if row["state"] in PASSED and has_weights(row)]
+    durable = [row["weight_version"] for row in live if row["durable"]]
+    fallback = min(passed[0] if passed else 0, durable[0] if durable else 0)
+    chain = [row["weight_version"] for row in live if row["weight_version"] >= fallback]
+    pin = pinned(db)
+    return frozenset({serving(db), meta.get_int(db, "tip"), *chain, *passed[:newest], *([] if pin is None else [pin])})
+
+
+def has_weights(row: sqlite3.Row) -> bool:
+    """Not once they were pruned; the base needs none."""
+    return row["folder"] is not None or row["weights_file"] is None
+
+
+def check_has_weights(row: sqlite3.Row) -> None:
+    if not has_weights(row):
+        raise LedgerError(f"the weights of version {row['weight_version']} were deleted (publisher.keep_versions)")
+
+
+def prune_weights(db: sqlite3.Connection, n: int, newest: int) -> str | None:
+    folder = row(db, n)["folder"]
+    if folder is None:
+        return None
+    if n in needed(db, newest):
+        raise LedgerError(f"version {n} is needed")
+    db.execute("UPDATE version SET folder = NULL, has_optimizer = 0 WHERE weight_version = ?", (n,))
+    still = db.execute("SELECT 1 FROM version WHERE folder = ?", (folder,)).fetchone()
+    return None if still else str(folder)
 
 
 def depth(db: sqlite3.Connection, n: int) -> int | None:
@@ -56,8 +93,11 @@ def pinned(db: sqlite3.Connection) -> int | None:
 
 
 def set_pin(db: sqlite3.Connection, n: int | None) -> None:
-    if n is not None and row(db, n)["state"] in DEAD:
-        raise LedgerError(f"version {n} is {row(db, n)['state']} and cannot be pinned")
+    if n is not None:
+        found = row(db, n)
+        if found["state"] in DEAD:
+            raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
+        check_has_weights(found)
     meta.put(db, "pinned", n)
 
 
@@ -88,6 +128,11 @@ def read(db: sqlite3.Connection, n: int) -> Version:
 def read_all(db: sqlite3.Connection) -> list[Version]:
     """Without the probes of the reports, which are large."""
     return [_version(found, with_probes=False) for found in db.execute("SELECT * FROM version ORDER BY weight_version")]
+
+
+def _folders(db: sqlite3.Connection, numbers: Collection[int]) -> list[str]:
+    rows = db.execute("SELECT weight_version, folder FROM version WHERE folder IS NOT NULL ORDER BY weight_version")
+    return [str(folder) for number, folder in rows if number in numbers]
 
 
 def row(db: sqlite3.Connection, n: int) -> sqlite3.Row:

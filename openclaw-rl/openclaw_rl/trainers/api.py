@@ -40,6 +40,9 @@ class Tip(_Body):
     """Relative to the data directory; None: the base."""
     needs_fresh_moments: bool = False
     """The tip is a rollback target whose optimizer state is gone: start with fresh moments and `warmup_steps`."""
+    needed: list[str] = []
+    """Folders, relative to the data directory, that the chain of versions may fall back to: their optimizer states
+    stay."""
     wants_push: bool = False
     """Only its trainer has these weights, and the engine does not: `push/begin`."""
     engine: str = ""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from openclaw_rl.errors import TrainerError
@@ -92,15 +92,15 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def prune(versions: Path, keep: int, protected: Path) -> None:
-    """Keep the newest `keep` optimizer states, and that of `protected`. Adapters are the publisher's to remove."""
+def prune(versions: Path, keep: int, protected: Collection[Path]) -> None:
+    """Keep the newest `keep` optimizer states, and those of `protected`. Whole folders are the server's to remove."""
 
     def age(state: Path) -> int:
         return state.stat().st_mtime_ns
 
     states = sorted(versions.glob(f"[!.]*/{OPTIMIZER_FILE}"), key=age, reverse=True)
     for state in states[keep:]:
-        if state.parent != protected:
+        if state.parent not in protected:
             state.unlink(missing_ok=True)
 
 

@@ -51,6 +51,8 @@ class TrainerLoop:
         self._versions = data_dir / "versions"
         self._loaded: tuple[int, str | None] | None = None
         """Version and folder that the learner holds; None when it holds nothing that the ledger knows."""
+        self._needed: set[Path] = set()
+        """Folders whose optimizer states may be gone back to."""
         self._settled = False
         """Whether no lease of an earlier turn or process is left to settle."""
 
@@ -145,7 +147,7 @@ class TrainerLoop:
         self._loaded = (version, commit.manifest.folder)
         self._forget()
         with suppress(OSError):
-            checkpoint.prune(self._versions, self._keep_optimizers, folder)
+            checkpoint.prune(self._versions, self._keep_optimizers, {folder, *self._needed})
         log.info(
             "step_committed",
             weight_version=version,
@@ -201,6 +203,7 @@ class TrainerLoop:
                 f"the server trains {tip.kind} on base {tip.base_hash[:12]}…, "
                 f"this trainer {self._learner.kind} on {self._learner.base_hash[:12]}…"
             )
+        self._needed = {self._data_dir / folder for folder in tip.needed}
         wanted = (tip.weight_version, tip.folder)
         if self._loaded == wanted:
             return

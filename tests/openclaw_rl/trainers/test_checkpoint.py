@@ -99,7 +99,7 @@ def test_prune_keeps_the_newest_and_what_is_protected(tmp_path: Path) -> None:
         folders.append(folder)
     (tmp_path / ".tmp-now").mkdir()
     (tmp_path / ".tmp-now" / OPTIMIZER_FILE).write_text("being written")
-    checkpoint.prune(tmp_path, 2, protected=folders[1])
+    checkpoint.prune(tmp_path, 2, protected={folders[1]})
     assert [(folder / OPTIMIZER_FILE).exists() for folder in folders] == [False, True, False, False, True, True]
     assert all(checkpoint.is_whole(folder) for folder in folders)
     assert (tmp_path / ".tmp-now" / OPTIMIZER_FILE).exists()

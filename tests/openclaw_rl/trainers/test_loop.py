@@ -428,3 +428,14 @@ def test_old_optimizer_states_go_and_adapters_stay(bench: Bench, batch: list[Sam
         True,
         True,
     ]
+
+
+def test_the_optimizer_state_of_a_version_that_may_be_fallen_back_to_stays(bench: Bench, batch: list[Sample]) -> None:
+    """However many candidates came after it: when they are all rejected, training goes on from there."""
+    bench.loop._keep_optimizers = 2
+    for _ in range(5):
+        bench.api.waiting = [SampleBody.of(sample) for sample in batch]
+        bench.loop.turn()
+        bench.api.tip = bench.api.tip.model_copy(update={"needed": ["versions/lease-1"]})
+    states = [(bench.data_dir / "versions" / f"lease-{n}" / checkpoint.OPTIMIZER_FILE).exists() for n in range(1, 6)]
+    assert states == [True, False, False, True, True]
