@@ -290,7 +290,7 @@ def export_adapter(
         number = _call("GET", "/v1/admin/status", config, data_dir)["serving"]
     row = _call("GET", f"/v1/admin/versions/{number}", config, data_dir)
     if row["folder"] is None:
-        fail(f"version {number} is the base: it has no adapter")
+        fail(f"version {number} has no adapter on disk: it is the base, or its weights were deleted")
     if folder.exists():
         fail(f"{folder} exists already")
     source = DataDir.of(target(config, data_dir).data_dir).root / row["folder"]
