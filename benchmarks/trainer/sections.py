@@ -179,6 +179,27 @@ def full_weights(shape: Shape, settings: TrainerSettings, lengths: Sequence[int]
     return row
 
 
+def _beside_the_whole(
+    policy: LoraPolicy, resolved: ResolvedModel, settings: TrainerSettings, samples: Sequence[Sample]
+) -> Row:
+    """How near log-probs and an adapter's gradients are to those on the base of 16 bits."""
+    sixteen = settings.model_copy(update={"quantise": "none"})
+    whole = LoraPolicy(base_model.load(resolved, sixteen), sixteen)
+    found, gradients = [], []
+    for each in (policy, whole):
+        each.reset(0)
+        (passed,) = each.cut(rows_of(samples), 10**6)
+        log_probs = torch.cat(list(each.log_probs(passed).values()))
+        log_probs.mean().backward()
+        found.append(log_probs.detach())
+        trained = [parameter.grad for name, parameter in each.parameters.items() if ".lora_B." in name]
+        gradients.append(torch.cat([gradient.flatten() for gradient in trained if gradient is not None]))
+    return {
+        "log_probs_mean_abs": float((found[0] - found[1]).abs().mean()),
+        "gradients_cosine": float(torch.cosine_similarity(gradients[0], gradients[1], dim=0)),
+    }
+
+
 def quantised(shape: Shape, settings: TrainerSettings, lengths: Sequence[int], folder: Path) -> Row:
     """A step on a base of fewer bits, from a folder of that shape."""
     device = settings.device
@@ -197,6 +218,8 @@ def quantised(shape: Shape, settings: TrainerSettings, lengths: Sequence[int], f
     reading = best_of(1, device, partial(ours.step, samples))
     row |= {"base_gib": held, "ours_tokens_s": sum(lengths) / reading.seconds, "peak_gib": reading.peak_gib}
     row["predicted_base_gib"] = ModelShape.of(shape.config.to_dict()).weights(settings.quantise) / GIB
+    if shape.name != "4b":
+        row |= _beside_the_whole(policy, resolved, settings, samples[:4])
     del policy, ours
     free(device)
     return row

@@ -7,6 +7,7 @@ Leaves to others: where the model lies (`engines.bundled`), forward passes (`pol
 """
 
 import importlib.util
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,11 +48,15 @@ def dtype_of(settings: TrainerSettings) -> torch.dtype:
 def _quantised(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    if torch.device(settings.device).type == "cpu":
+        # On CPUs of some kinds bitsandbytes repacks weights for inference, and gradients are lost without a word.
+        raise SettingsError(f'trainer.quantise "{settings.quantise}" needs a GPU: trainer.device is "cpu"')
     missing = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingsError(
             f'trainer.quantise "{settings.quantise}" needs {" and ".join(missing)}: pip install "openclaw-rl[lowmem]"'
         )
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for every matrix product
     dtype = dtype_of(settings)
     how: dict[str, Any] = (
         {"load_in_8bit": True}

@@ -74,6 +74,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
             return
         # torch and transformers take seconds to import: not before the lock and the config are known to be good.
         import torch
+        from transformers.utils.logging import disable_progress_bar
 
         from openclaw_rl.engines import bundled
         from openclaw_rl.trainers import base_model
@@ -81,6 +82,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         from openclaw_rl.trainers.loop import TrainerLoop
 
         torch.set_num_threads(config.trainer.threads)
+        disable_progress_bar()  # of a model that is written, in the log
         resolved = bundled.resolve(config.model, config.cache_dir)
         base_hash = bundled.base_hash(resolved)
         if config.base_hash is not None and config.base_hash != base_hash:

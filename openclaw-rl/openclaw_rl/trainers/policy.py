@@ -186,7 +186,9 @@ class Policy(ABC):
         """[R * W, H] of padded rows, [T, H] of packed ones."""
         self._recompute = recompute
         if batch.is_packed:
-            layout = PackedLayout.of(batch.lengths, self.device, self._kernel or "split")
+            if self._kernel is None:
+                raise ValueError("this policy's rows are padded: cut them by its own `cut`")
+            layout = PackedLayout.of(batch.lengths, self.device, self._kernel)
             ids = torch.tensor([[i for row in batch.rows for i in row.ids[:-1]]])
             return _decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
         ids = torch.zeros(len(batch.rows), batch.width, dtype=torch.long)
