@@ -84,14 +84,16 @@ class Forward:
     """Plain fp32 passes under both weights."""
 
     def __init__(self, folders: tuple[Path, Path]) -> None:
-        self._models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders]
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders]
+        self._models = [model.to(self._device) for model in models]
 
     def log_probs(self, ids: list[int], start: int, *, temperature: float) -> tuple[list[float], ...]:
         """Of ids[start:]."""
         both = []
         for model in self._models:
             with torch.no_grad():
-                logits = model(torch.tensor([ids])).logits[0, start - 1 : -1] / temperature
+                logits = model(torch.tensor([ids], device=self._device)).logits[0, start - 1 : -1].cpu() / temperature
             both.append(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist())
         return tuple(both)
 
