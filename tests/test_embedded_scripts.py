@@ -36,7 +36,7 @@ def test_what_the_scripts_ship_is_what_was_measured() -> None:
     method teaches (`openclaw-opd/README.md`)."""
     method, trainer = MethodSettings(), TrainerSettings()
     assert (method.teacher, method.hint_source, method.opd_clip, method.opd_weight) == ("base", "verbatim", 2.0, 1.0)
-    assert (method.binary_weight, method.baseline) == (0.3, "ema")
+    assert (method.binary_weight, method.baseline, method.baseline_limit) == (0.3, "ema", 1.0)
     assert (trainer.learning_rate, trainer.kl_coef) == (3e-4, 0.0)
 
 

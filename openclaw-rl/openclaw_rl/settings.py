@@ -211,8 +211,8 @@ class MethodSettings(Branch):
     baseline: Literal["none", "ema"] = "ema"
     """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
-    baseline_limit: float = Field(default=0.5, gt=0, le=1)
-    """The mean is clamped to ± this."""
+    baseline_limit: float = Field(default=1.0, gt=0, le=1)
+    """The mean is clamped to ± this; 1 clamps nothing."""
     binary_weight: float = Field(default=0.3, ge=0)
     """Combined: weight of the judge's reward; 0 takes the term away."""
     opd_weight: float = Field(default=1.0, ge=0)
@@ -229,6 +229,9 @@ class MethodSettings(Branch):
     teacher: Literal["policy", "base", "ema"] = "base"
     """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
     mean of the policy's versions, which the local LoRA trainer writes beside each of them."""
+    teacher_url: Url | None = None
+    """`teacher = "base"`: a second engine that serves the base alone, as SGLang does; the policy's engine, adapter off,
+    when unset."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """`teacher = "ema"`: share of the old teacher kept at each version."""
     student_term: Literal["engine", "trainer"] = "engine"
@@ -383,6 +386,8 @@ class Settings(Branch):
             self._check_full()
         if self.method.needs_ema and self.trainer.kind == "external":
             raise ValueError('method.teacher "ema" needs trainer.kind = "local": others write no teacher')
+        if self.method.teacher_url is not None and self.method.teacher != "base":
+            raise ValueError('method.teacher_url is for method.teacher = "base": only the policy\'s engine has the others')
         if self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
@@ -395,10 +400,12 @@ class Settings(Branch):
             raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
         if self.trainer.kind == "local" and self.trainer.quantise != "none":
             raise ValueError('trainer.quantise is for a frozen base: not with training.weights = "full"')
-        if self.method.teacher != "policy" and self.method.name != "binary_rl":
+        has_base = self.method.teacher == "base" and self.method.teacher_url is not None
+        if self.method.teacher != "policy" and not has_base and self.method.name != "binary_rl":
             teacher = self.method.teacher
             raise ValueError(
-                f'method.teacher "{teacher}" is not to be had with training.weights = "full": use "policy"'
+                f'method.teacher "{teacher}" is not to be had with training.weights = "full": use "policy",'
+                ' or "base" with method.teacher_url'
             )
 
 

@@ -133,7 +133,7 @@ def test_without_baseline_the_reward_is_the_advantage_of_every_token() -> None:
 
 
 def test_ema_baseline_by_hand() -> None:
-    method_settings, state = MethodSettings(baseline="ema", baseline_decay=0.5), {}
+    method_settings, state = MethodSettings(baseline="ema", baseline_decay=0.5, baseline_limit=0.5), {}
     first = METHOD.advantages([sample(1.0), sample(1.0), sample(-1.0, tool=True)], method_settings, state)
     assert [values[0] for values in first] == [1.0, 1.0, -1.0]  # the baseline does not know this batch yet
     assert state == {"baseline_user": 0.75, "baseline_tool": -0.5}
