@@ -387,7 +387,7 @@ class Settings(Branch):
         if self.method.needs_ema and self.trainer.kind == "external":
             raise ValueError('method.teacher "ema" needs trainer.kind = "local": others write no teacher')
         if self.method.teacher_url is not None and self.method.teacher != "base":
-            raise ValueError('method.teacher_url is for method.teacher = "base": only the policy\'s engine has the others')
+            raise ValueError('method.teacher_url is for method.teacher = "base": the policy\'s engine has the others')
         if self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
