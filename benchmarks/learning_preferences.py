@@ -86,6 +86,8 @@ USERS: dict[str, tuple[str, ...]] = {
     ),
 }
 VARIANTS = {"sweep": SWEEP, "users": USERS}
+SHIPPED = "shipped:reads_request=1"
+"""The settings' own defaults, and a user who notices replies about something else."""
 
 
 def main() -> int:
@@ -118,7 +120,7 @@ def main() -> int:
     if args.updates:
         plan = replace(plan, updates=args.updates, marks=tuple(sorted({*plan.marks, args.updates} - {0})))
     seeds = tuple(args.seeds or SEEDS[args.preset])
-    chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, ("default:",)) for method in METHODS}
+    chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, (SHIPPED,)) for method in METHODS}
     preferences = args.preferences or (["short"] if args.preset == "cpu" else list(PREFERENCES))
     runs = [
         Run(method, preference, seed, Variant.parse(text))
