@@ -42,9 +42,10 @@ async def first_token_s(url: str, path: str, body: dict[str, object]) -> tuple[f
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
     sent = time.perf_counter()
-    writer.write(head.encode() + data)
+    writer.write(request)
     first: float | None = None
     events = 0
     async for line in reader:

@@ -9,7 +9,8 @@ commits synthetic adapters. Their scale is raised until any two that follow each
 token on a fixed text. Afterwards every recorded reply is scored by a plain transformers + PEFT forward under the
 version the ledger names, and every fourth under another one too: a reply that mixed two versions could not agree with
 either.
-Memory is the least that the engine and the server take while each version serves: replies in flight come and go.
+Memory is read once per version, in a short pause between replies and with the prefix cache flushed, as the median of
+several readings: what the load leaves behind, without the replies in flight. The slope comes with its 95 % interval.
 """
 
 import argparse
@@ -20,7 +21,9 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -52,20 +55,52 @@ TEXT = (
 """What the adapters' distance is measured on before the run."""
 APART = 1.25
 """Nats a token there, so that replies, which are other texts, stay more than one nat apart."""
+UNLOAD_S, READINGS = 3.0, 5
+"""The publisher looks every two seconds whether a version can be unloaded."""
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
+"""Student's t for 95 %, by degrees of freedom."""
 TOPICS = ["rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees"]
 
 
-async def talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, into: list[Reply]) -> None:
+class Load:
+    """The clients' replies, and a way to hold them all between two."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._running = 0
+
+    async def chat(self, *args: Any, **fields: Any) -> Reply:
+        await self._is_open.wait()
+        self._running += 1
+        try:
+            self.replies.append(reply := await chat(*args, **fields))
+            return reply
+        finally:
+            self._running -= 1
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        self._is_open.clear()
+        try:
+            while self._running:
+                await asyncio.sleep(0.05)
+            yield
+        finally:
+            self._is_open.set()
+
+
+async def talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, load: Load) -> None:
     """Two-turn sessions, one after another: a question, then thanks, which makes the first reply a sample."""
     for session in itertools.count():
         if stop.is_set():
             return
         name, topic = f"client-{number}-{session}", TOPICS[number % len(TOPICS)]
         messages = [{"role": "user", "content": f"Tell me about {topic}, story {session}."}]
-        first = await chat(client, messages, session=name, max_tokens=48)
-        into.append(first)
+        first = await load.chat(client, messages, session=name, max_tokens=48)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Thanks, perfect!"}]
-        into.append(await chat(client, messages, session=name, max_tokens=32))
+        await load.chat(client, messages, session=name, max_tokens=32)
 
 
 def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None:
@@ -126,34 +161,43 @@ def private_mb(pid: int) -> float:
     return int(next(line for line in rollup.splitlines() if line.startswith("Anonymous:")).split()[1]) / 1024
 
 
+async def settled_mb(server: RunningServer, load: Load) -> dict[str, float]:
+    """Of the engine and the server, once nothing runs and what was served before is unloaded."""
+    assert server.process is not None
+    status = await asyncio.to_thread(server.status)
+    pids = {child["name"]: child["pid"] for child in status["children"]} | {"server": server.process.pid}
+    engine = json.loads((server.data_dir / "run" / "engine.port.json").read_text())["url"]
+    readings: dict[str, list[float]] = {"engine": [], "server": []}
+    async with load.held(), httpx.AsyncClient() as client:
+        await asyncio.sleep(UNLOAD_S)
+        for _ in range(READINGS):
+            (await client.post(f"{engine}/flush_cache")).raise_for_status()
+            await asyncio.sleep(0.3)
+            for name, found in readings.items():
+                found.append(private_mb(pids[name]))
+    return {name: median(found) for name, found in readings.items()}
+
+
 async def measure(
     server: RunningServer, adapters: list[Path], clients: int, settle_s: float
 ) -> tuple[dict[str, Any], list[Any]]:
     trainer = TrainerClient(server.url, (server.data_dir / "keys" / "trainer.token").read_text().strip())
-    stop, replies, memory, publish_s = asyncio.Event(), list[Reply](), [], []
+    stop, load, memory, publish_s = asyncio.Event(), Load(), [], []
     async with httpx.AsyncClient(base_url=server.url, timeout=600) as client, asyncio.TaskGroup() as tasks:
         for number in range(clients):
-            tasks.create_task(talk(client, number, stop, replies))
+            tasks.create_task(talk(client, number, stop, load))
         await asyncio.sleep(5)
         for adapter in adapters:
             version = await asyncio.to_thread(commit_version, trainer, server.data_dir, adapter)
             started = time.perf_counter()
-            while (status := await asyncio.to_thread(server.status))["serving"] < version:
+            while (await asyncio.to_thread(server.status))["serving"] < version:
                 await asyncio.sleep(0.1)
             publish_s.append(time.perf_counter() - started)
-            assert server.process is not None
-            engine = next(child["pid"] for child in status["children"] if child["name"] == "engine")
-            lowest, end = {"engine": float("inf"), "server": float("inf")}, time.perf_counter() + settle_s
-            while time.perf_counter() < end:  # the old version's replies end, its adapter is unloaded
-                for name, pid in (("engine", engine), ("server", server.process.pid)):
-                    lowest[name] = min(lowest[name], private_mb(pid))
-                await asyncio.sleep(0.5)
-            memory.append({"version": version, **lowest})
-            print(
-                f"version {version}: served after {publish_s[-1]:.1f} s, {len(replies)} replies, {memory[-1]}",
-                flush=True,
-            )
+            await asyncio.sleep(settle_s)
+            memory.append({"version": version, **await settled_mb(server, load)})
+            print(f"version {version}: served after {publish_s[-1]:.1f} s, {len(load.replies)} replies, {memory[-1]}")
         stop.set()
+    replies = load.replies
     trainer.close()
     late = [row for row in memory if row["version"] >= 4]
     return {
@@ -165,16 +209,20 @@ async def measure(
         "refused or cut": [reply.error for reply in replies if reply.error],
         "commit to serving p50 / max, s": [round(quantile(publish_s, q), 2) for q in (0.5, 1.0)],
         "memory slope over versions 4 on, MB a version": {
-            name: round(slope([(row["version"], row[name]) for row in late]), 3) for name in ("engine", "server")
+            name: slope([(row["version"], row[name]) for row in late]) for name in ("engine", "server")
         },
         "memory": memory,
     }, server.turns(limit=1000)
 
 
-def slope(points: list[tuple[float, float]]) -> float:
-    """Least squares."""
+def slope(points: list[tuple[float, float]]) -> dict[str, float]:
+    """Least squares, and half the width of its 95 % interval."""
     x0, y0 = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return sum((x - x0) * (y - y0) for x, y in points) / sum((x - x0) ** 2 for x, _ in points)
+    spread = sum((x - x0) ** 2 for x, _ in points)
+    found = sum((x - x0) * (y - y0) for x, y in points) / spread
+    free = len(points) - 2
+    rest = sum((y - y0 - found * (x - x0)) ** 2 for x, y in points) / free if free > 0 else float("nan")
+    return {"slope": round(found, 3), "plus or minus": round(STUDENT.get(free, 2.0) * (rest / spread) ** 0.5, 3)}
 
 
 @torch.no_grad()
@@ -246,7 +294,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--versions", type=int, default=10)
     parser.add_argument("--scale", type=float, default=0.6, help="of the synthetic adapters' B matrices, to begin with")
-    parser.add_argument("--settle-s", type=float, default=15.0, help="from a new version to the reading of memory")
+    parser.add_argument(
+        "--settle-s", type=float, default=6.0, help="of load from a new version to the reading of memory"
+    )
     parser.add_argument("--out", type=Path)
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--keep", type=Path, help="only the load; leaves everything in this folder")

@@ -2,8 +2,8 @@
 
 Why not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each, this a
 fraction of it. Everything else goes through httpx. One connection per stream: closing it is what tells the engine that
-nobody listens any more. Connections may be opened before they are needed (`Connections.warm`), since the first token
-waits for them.
+nobody listens any more. Connections are opened before they are needed (`Connections.refill`, `warm`), since the first
+token waits for them.
 
 Promises: an event is handed out as it arrives; a silence longer than `silence_s` ends in `EngineGone`; so does every
 broken connection. A reader that falls behind stops the connection, not the memory.
@@ -27,8 +27,8 @@ _MAX_LINE = 32 * 2**20
 """Of one event, or one chunk: an engine that never ends a line does not fill our memory."""
 _MAX_WAITING = 1024
 """Events read ahead of the reader; above, the connection is not read until half of them are taken."""
-_MAX_SPARE = 32
-"""Connections opened ahead; a request that finds none opens its own."""
+_MAX_SPARE, _SPARE_S = 32, 30.0
+"""Connections opened ahead, and how long one is trusted to be there; a request that finds none opens its own."""
 
 
 class Connections:
@@ -49,10 +49,14 @@ class Connections:
         return len(self._spare)
 
     async def warm(self) -> None:
-        """Open one for a stream that is about to come. Says nothing of failures: the stream will."""
+        """A stream is about to come: have one. Says nothing of failures: the stream will."""
+        if not self.spare:
+            await self._add()
+
+    async def refill(self) -> None:
+        """A stream took one and is answered: open one for the next."""
         if self.spare < _MAX_SPARE:
-            with contextlib.suppress(EngineGone):
-                self._spare.append(await self._open())
+            await self._add()
 
     async def take(self) -> "tuple[asyncio.Transport, _Answer]":
         """Raises EngineGone."""
@@ -61,6 +65,10 @@ class Connections:
     def close(self) -> None:
         while self._spare:
             self._spare.popleft()[0].abort()
+
+    async def _add(self) -> None:
+        with contextlib.suppress(EngineGone):
+            self._spare.append(await self._open())
 
     async def _open(self) -> "tuple[asyncio.Transport, _Answer]":
         tls = ssl.create_default_context() if self._tls else None
@@ -73,9 +81,12 @@ class Connections:
         return transport, answer
 
     def _drop_dead(self) -> None:
-        alive = [pair for pair in self._spare if not pair[1].is_over]
-        if len(alive) < len(self._spare):
-            self._spare = deque(alive)
+        """The oldest stand first."""
+        oldest = asyncio.get_running_loop().time() - _SPARE_S
+        while self._spare and self._spare[0][1].heard_at < oldest:
+            self._spare.popleft()[0].abort()
+        if any(answer.is_over for _, answer in self._spare):
+            self._spare = deque(pair for pair in self._spare if not pair[1].is_over)
 
 
 class EventStream:
@@ -138,8 +149,8 @@ class _Answer(asyncio.Protocol):
         self.is_over = False
         """The body has ended; with a fault, or in good order."""
         self.is_paused = False
-        self.heard_at = 0.0
         self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
         self._reader: asyncio.Future[None] | None = None
         self._status = 0
         self._is_chunked = False

@@ -91,8 +91,10 @@ class HttpEngine:
                             was_queued = finish.message == _QUEUED_ABORT
                         finished = finish is not None
                         received += len(reply.output_ids)
-                        started = received > 0
+                        was_started, started = started, received > 0
                         yield reply
+                        if not was_started:
+                            await self._generate.refill()
         except EngineRefused:
             refused = True
             raise

@@ -363,15 +363,21 @@ async def test_a_stream_takes_the_connection_that_was_opened_for_it_and_never_a_
         try:
             await until(lambda: server.started)
             await engine.warm()
-            await until(lambda: opened == 1)
-            assert [event.output_ids for event in await collect(engine, request([1], n=1))] != []
-            assert opened == 1
             await engine.warm()
-            await until(lambda: opened == 2)
+            await until(lambda: opened == 1)  # one is enough
+            assert [event.output_ids for event in await collect(engine, request([1], n=1))] != []
+            await until(lambda: opened == 2)  # the stream took it, and left one for the next
+            assert engine._generate.spare == 1
+            await engine.warm()
+            await collect(engine, request([1], n=1))
+            await until(lambda: opened == 3)
             relays[-1].transport.abort()
             await until(lambda: not engine._generate.spare)
             await collect(engine, request([1], n=1))
-            assert opened == 3
+            await until(lambda: opened == 5)  # its own, and one for the next
+            old = engine._generate._spare[0][1]
+            old.heard_at -= 60
+            assert not engine._generate.spare  # too old to be trusted
         finally:
             await engine.aclose()
             front.close()

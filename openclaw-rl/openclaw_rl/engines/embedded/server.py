@@ -94,6 +94,7 @@ class Service:
     async def flush(self) -> Response:
         if not await self._scheduler.call(self._scheduler.flush):
             raise EngineRefused("requests are running or queued: the cache was not flushed", status=400)
+        await asyncio.to_thread(give_back)
         return Response("Cache flushed.\n", media_type="text/plain")
 
     def models(self) -> ModelList:
