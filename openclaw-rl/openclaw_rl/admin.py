@@ -1,7 +1,7 @@
 """Routes for the operator and for liveness: `/healthz`, `/v1/admin/*`, `/v1/turns*`, `/metrics`.
 
-`/healthz` answers anyone with a word; everything else needs the admin key, compared in constant time. Nothing here
-prints a secret.
+`/healthz` answers anyone with a word, and with the admin key says what is wrong; everything else needs that key,
+compared in constant time. Nothing here prints a secret.
 """
 
 import math
@@ -17,7 +17,7 @@ from openclaw_rl import metrics, openapi
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.meters import Meters
+from openclaw_rl.meters import OUT_AFTER, Meters
 from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.supervisor import ChildStatus
@@ -70,8 +70,11 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     key = Secret(deps.admin_key)
 
+    def is_admin(request: Request) -> bool:
+        return key.opens(request.headers.get("authorization"))
+
     async def admin(request: Request) -> None:
-        if not key.opens(request.headers.get("authorization")):
+        if not is_admin(request):
             raise RequestError(
                 "this route needs the admin key (keys/admin.key in the data directory)",
                 status=401,
@@ -81,9 +84,17 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     guarded = APIRouter(dependencies=[Depends(admin)])
 
     @router.get("/healthz")
-    async def healthz() -> JSONResponse:
-        """`ok`, or `degraded` while a part is down; chats are held, not refused, meanwhile."""
-        return JSONResponse({"status": "degraded" if problems(deps) else "ok", "weight_version": deps.serving.current})
+    async def healthz(request: Request) -> JSONResponse:
+        """`ok`, or `degraded` while a part is down; chats are held, not refused, meanwhile. With the admin key also
+        which part, and why."""
+        found = problems(deps)
+        body: dict[str, Any] = {
+            "status": "degraded" if found else "ok",
+            "weight_version": deps.serving.current,
+        }
+        if is_admin(request):
+            body["problems"] = found
+        return JSONResponse(body)
 
     @guarded.get("/v1/admin/status")
     async def status() -> JSONResponse:
@@ -182,7 +193,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     @guarded.get("/metrics")
     async def prometheus() -> Response:
         return PlainTextResponse(
-            metrics.render(await deps.ledger.counts(), deps.serving.current, deps.meters),
+            metrics.render(await deps.ledger.counts(), deps.serving.current, deps.meters, problems(deps)),
             media_type=metrics.CONTENT_TYPE,
         )
 
@@ -197,9 +208,11 @@ def problems(deps: AdminDeps) -> list[str]:
         found.append(f"ledger: {deps.ledger.failure}; replies are served, not recorded")
     if not deps.serving.is_open:
         found.append("engine: not ready; chats are held")
-    found += [
-        f"{child.name}: not running, last exit {child.last_exit}" for child in deps.children() if child.pid is None
-    ]
+    for child in deps.children():
+        if child.pid is None:
+            found.append(f"{child.name}: not running, last exit {child.last_exit}")
+        elif child.quick_exits >= OUT_AFTER:
+            found.append(f"{child.name}: ended {child.quick_exits} times soon after its start, exit {child.last_exit}")
     return found + deps.meters.problems()
 
 

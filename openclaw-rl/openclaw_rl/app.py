@@ -32,6 +32,7 @@ from starlette.types import ASGIApp
 from openclaw_rl import __version__, doors, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.children import engine_child, free_port, trainer_child
+from openclaw_rl.clock import SteadyClock
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.engines.bundled import model_display_name, tokenizer_folder
 from openclaw_rl.engines.dialect import ModelInfo
@@ -39,7 +40,16 @@ from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.served_base import served_base_hash
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.engines.sglang import launch
-from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, OpenClawRLError, RequestError, SettingsError
+from openclaw_rl.errors import (
+    AlignmentError,
+    EngineError,
+    EngineGone,
+    LedgerError,
+    LedgerUnavailable,
+    OpenClawRLError,
+    RequestError,
+    SettingsError,
+)
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
@@ -47,6 +57,7 @@ from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.proxy.asgi import bounded
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
@@ -65,7 +76,7 @@ from openclaw_rl.types import WeightKind
 
 events = structlog.get_logger()
 
-START_POLL_S = 0.2
+START_POLL_S, LONGEST_WATCH_S = 0.2, 30.0
 BACKGROUND_SHARE = 2
 """Judging and scoring take at most the engine's places divided by this."""
 
@@ -126,7 +137,8 @@ class _Server:
         self._children: list[Child] = []
 
     async def serve(self, frontend: FrontEnd | None) -> None:
-        settings, started_at = self._settings, time.time()
+        settings, clock = self._settings, SteadyClock()
+        started_at = clock()
         method = load_method(settings.method.name)
         data = DataDir.prepare(settings.data_dir)
         admin_key = data.secret("admin.key", settings.server.admin_key)
@@ -150,19 +162,27 @@ class _Server:
             identity=Identity(base_hash, frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)),
             training=settings.training,
             redaction=settings.redaction,
+            clock=clock,
         )
         self._stack.push_async_callback(ledger.aclose)
 
         await version_folders.tidy(ledger, data.versions)
-        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder)
-        with contextlib.suppress(WeightsElsewhere):  # then chats wait until the trainer has sent them, or lost them
+        meters = Meters()
+        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder, meters=meters)
+        try:
             await publisher.restore()
-        keeper = EngineKeeper(engine, serving, publisher.restore, is_in_place=publisher.is_in_place)
+        except WeightsElsewhere:
+            pass  # chats wait until the trainer has sent them, or lost them
+        except (EngineGone, AlignmentError, TimeoutError) as error:
+            # It was there a moment ago: chats wait until the keeper finds it again.
+            events.warning("engine_not_restored", error=repr(error))
+            await publisher.wait_for_engine()
+        keeper = EngineKeeper(engine, serving, publisher.restore, is_in_place=publisher.is_in_place, meters=meters)
         keeper_exit.append(keeper)
         paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
-        sessions = Sessions(ledger, settings.sessions, paired=paired)
+        sessions = Sessions(ledger, settings.sessions, paired=paired, clock=clock)
         await sessions.refill()
-        slots, meters = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE)), Meters()
+        slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
         client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         ask = judge_model(settings.judge, engine, frontend, client=client, slots=slots)
         judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
@@ -189,6 +209,8 @@ class _Server:
                 sampling=settings.sampling,
                 session=settings.sessions,
                 model_name=model_name,
+                meters=meters,
+                clock=clock,
             )
         )
         app.include_router(chats)
@@ -237,6 +259,7 @@ class _Server:
                     frontend=frontend,
                     on_judged=judged.set,
                     on_sampled=lease_wait.samples_came,
+                    clock=clock,
                 )
             )
         )
@@ -247,20 +270,34 @@ class _Server:
         self._own(sessions.expire_forever(), "sessions")
         self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
         sampled = asyncio.Event()
-        workers, retries = settings.method.score_workers, settings.judge.retries
-        scoring = score_turns(ledger, method, tools, judged, sampled=sampled, workers=workers, retries=retries)
+        scoring = score_turns(
+            ledger,
+            method,
+            tools,
+            judged,
+            sampled=sampled,
+            workers=settings.method.score_workers,
+            retries=settings.judge.retries,
+            max_waiting=settings.training.max_waiting,
+        )
         self._own(scoring, "method")
         self._own(_ring(sampled, lease_wait), "samples")
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if settings.training.enabled and settings.trainer.kind == "local":
-            self._start(trainer_child(settings, data, url=url, token=token, base_hash=base_hash))
+            trainer = trainer_child(settings, data, url=url, token=token, base_hash=base_hash)
+            self._start(trainer)
+            self._own(_end_when_hung(trainer, ledger, lease_s=settings.training.lease_s), "trainer watch")
+        body_limit = int(settings.server.max_body_mb * 2**20)
         # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
         gc.collect()
         gc.freeze()
         async with _announced(data, url):
             events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
-            await self._http(_behind_doors(chats_first(app, chats), settings.server), lease_wait)
+            await self._http(
+                _behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server),
+                lease_wait,
+            )
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +332,8 @@ class _Server:
         end = time.monotonic() + self._settings.engine.start_timeout_s
         while not self._stop.is_set():
             if await engine.is_healthy():
-                return await engine.model_info()
+                with contextlib.suppress(EngineGone):  # gone again
+                    return await engine.model_info()
             for child in self._children:
                 if child.status().restarts > 2:
                     raise EngineError(f"the {child.name} does not start: {child.last_line()}")
@@ -371,6 +409,18 @@ async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
         await sampled.wait()
         sampled.clear()
         lease_wait.samples_came()
+
+
+async def _end_when_hung(trainer: Child, ledger: Ledger, *, lease_s: float) -> None:
+    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
+    while True:
+        await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
+        with contextlib.suppress(LedgerUnavailable):
+            name = await ledger.overdue()
+            if name is not None and name.startswith("local@"):
+                events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
+                await ledger.revoke(trainer=name, reason="it let its lease run out")
+                trainer.kill_hung()
 
 
 class _HttpServer(uvicorn.Server):

@@ -22,7 +22,7 @@ from openclaw_rl.proxy.asgi import ClientGone, read_body
 from openclaw_rl.proxy.auth import Caller, Keys
 from openclaw_rl.types import Feedback, Ids
 
-_BODY_BYTES = 2**20
+_BODY_BYTES, _BODY_S = 2**20, 30.0
 
 
 class FeedbackBody(BaseModel):
@@ -75,6 +75,7 @@ class FeedbackDeps:
     """A turn waits to be scored."""
     on_sampled: Callable[[], None]
     """A demonstration waits for a trainer."""
+    clock: Callable[[], float] = time.time
 
 
 def build_feedback_router(deps: FeedbackDeps) -> APIRouter:
@@ -85,7 +86,7 @@ def build_feedback_router(deps: FeedbackDeps) -> APIRouter:
     async def feedback(request: Request) -> Response:
         caller = deps.keys.caller(request.headers.get("authorization"))  # before a byte of the body is read
         try:
-            data = await read_body(request.scope, request.receive, _BODY_BYTES)
+            data = await read_body(request.scope, request.receive, _BODY_BYTES, timeout_s=_BODY_S)
         except ClientGone:
             return Response(status_code=400)
         outcome = await _record(deps, caller, _parse(data))
@@ -116,7 +117,7 @@ async def _record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> Fee
     said = Feedback(
         feedback_id=body.feedback_id or f"feedback-{uuid.uuid4().hex}",
         turn_id=target.turn_id,
-        at=time.time(),
+        at=deps.clock(),
         value=None if body.value is None else _number(body.value),
         comment=body.comment,
         demonstration=body.demonstration,

@@ -12,7 +12,8 @@ import structlog
 
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import Closed, ServingVersions
-from openclaw_rl.errors import EngineError, LedgerError
+from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
+from openclaw_rl.meters import Meters
 
 log = structlog.get_logger()
 
@@ -28,10 +29,14 @@ class EngineKeeper:
         *,
         is_in_place: Callable[[], Awaitable[bool]],
         poll_s: float = POLL_S,
+        meters: Meters | None = None,
     ) -> None:
-        """is_in_place: whether a healthy engine still holds what serves."""
+        """is_in_place: whether a healthy engine still holds what serves. meters: told that the engine works again;
+        nobody may have asked it anything meanwhile.
+        """
         self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
         self._is_in_place = is_in_place
+        self._meters = meters or Meters()
         self._exited = asyncio.Event()
 
     def child_exited(self) -> None:
@@ -61,11 +66,13 @@ class EngineKeeper:
         self._exited.clear()
         try:
             await self._restore()
-        except (EngineError, LedgerError, TimeoutError) as error:
-            log.warning("engine_not_restored", error=repr(error))
+        except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
+            self._meters.failed("restore", repr(error))
             return False
         if self._exited.is_set():  # it died again while its adapters were being loaded
             return False
         self._serving.open_gate()
+        for part in ("engine", "restore"):
+            self._meters.worked(part)
         log.info("engine_ready", weight_version=self._serving.current)
         return True

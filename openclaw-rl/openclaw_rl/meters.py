@@ -1,11 +1,23 @@
-"""Counters and means of what happens beside the ledger: hints not found, teachers that failed, the scorer's noise.
+"""Counters and means of what happens beside the ledger: hints not found, teachers that failed, the scorer's noise; and
+which parts fail now.
 
 One object, made by `app.py` and handed to whoever counts; `/metrics` and `/healthz` read it. It starts empty with each
 server: the ledger is the memory, this tells how a run goes. Event loop only.
+
+A part that fails says so in one log line, whatever number of requests meet it, and in one more when it works again: the
+callers say what happened to each call, and at `OUT_AFTER` failures in a row the part is out of order.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+log = structlog.get_logger()
+
+OUT_AFTER = 3
+"""One failed call is not yet a part out of order: a retry mends it, and nobody needs to know."""
 
 
 @dataclass(slots=True)
@@ -18,11 +30,23 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
 
+@dataclass(slots=True)
+class _Failing:
+    since: float
+    error: str
+    times: int = 1
+
+    @property
+    def is_out(self) -> bool:
+        return self.times >= OUT_AFTER
+
+
 class Meters:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.means: dict[str, Mean] = {}
-        self._failing: dict[str, tuple[int, str]] = {}
+        self._failing: dict[str, _Failing] = {}
+        self._failures: Counter[str] = Counter()
 
     def count(self, name: str) -> None:
         self.counts[name] += 1
@@ -34,16 +58,35 @@ class Meters:
 
     def worked(self, part: str) -> None:
         """The part does what it should again."""
-        self._failing.pop(part, None)
+        if not self._failing:
+            return
+        failing = self._failing.pop(part, None)
+        if failing is not None and failing.is_out:
+            log.info("part_works_again", part=part, failures=failing.times, for_s=round(monotonic() - failing.since, 1))
 
     def failed(self, part: str, error: str) -> None:
-        times, _ = self._failing.get(part, (0, ""))
-        self._failing[part] = (times + 1, error)
+        self._failures[part] += 1
+        failing = self._failing.get(part)
+        if failing is None:
+            self._failing[part] = _Failing(monotonic(), error)
+            return
+        failing.times, failing.error = failing.times + 1, error
+        if failing.times == OUT_AFTER:
+            log.warning("part_fails", part=part, failures=OUT_AFTER, error=error)
 
-    def problems(self, *, after: int = 3) -> list[str]:
-        """Parts that failed at least `after` times in a row, in words."""
+    def is_out(self, part: str) -> bool:
+        failing = self._failing.get(part)
+        return failing is not None and failing.is_out
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """All since the start, by part."""
+        return dict(self._failures)
+
+    def problems(self) -> list[str]:
+        """Parts out of order, in words."""
         return [
-            f"{part}: failed {times} times in a row, last: {error}"
-            for part, (times, error) in sorted(self._failing.items())
-            if times >= after
+            f"{part}: failed {failing.times} times in a row, last: {failing.error}"
+            for part, failing in sorted(self._failing.items())
+            if failing.is_out
         ]

@@ -2,15 +2,16 @@
 counted twice can disagree, so nothing is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from openclaw_rl.meters import Meters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def render(counts: Mapping[str, int], weight_version: int, meters: Meters) -> str:
-    """One gauge per ledger counter, the version that serves, and this run's meters."""
+def render(counts: Mapping[str, int], weight_version: int, meters: Meters, problems: Sequence[str] = ()) -> str:
+    """One gauge per ledger counter, the version that serves, this run's meters, and which parts are out of order: the
+    words of `problems` before their colon."""
     lines = [
         "# HELP openclaw_rl_weight_version The policy version that new requests get.",
         "# TYPE openclaw_rl_weight_version gauge",
@@ -31,4 +32,15 @@ def render(counts: Mapping[str, int], weight_version: int, meters: Meters) -> st
     lines += [
         f'openclaw_rl_scoring_mean{{what="{what}"}} {mean.value:.6g}' for what, mean in sorted(meters.means.items())
     ]
+    lines += [
+        "# HELP openclaw_rl_out_of_order Parts that do not do what they should now; none when all is well.",
+        "# TYPE openclaw_rl_out_of_order gauge",
+    ]
+    parts = sorted({problem.partition(":")[0] for problem in problems})
+    lines += [f'openclaw_rl_out_of_order{{part="{part}"}} 1' for part in parts]
+    lines += [
+        "# HELP openclaw_rl_failures_total Calls of a part that failed, since the server started.",
+        "# TYPE openclaw_rl_failures_total counter",
+    ]
+    lines += [f'openclaw_rl_failures_total{{part="{part}"}} {n}' for part, n in sorted(meters.failures.items())]
     return "\n".join(lines) + "\n"

@@ -19,11 +19,12 @@ import structlog
 from openclaw_rl import version_folders
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.dialect import ModelInfo
-from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name
-from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused, LedgerError
+from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name, is_unknown_adapter
+from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineRefused, LedgerError
 from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.meters import Meters
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.api import Report, Tip
@@ -49,8 +50,10 @@ class Publisher:
         data_dir: Path,
         *,
         base_folder: Path | None = None,
+        meters: Meters | None = None,
     ) -> None:
-        """base_folder: the base's weights, for a run of full weights that goes back to version 0."""
+        """base_folder: the base's weights, for a run of full weights that goes back to version 0. meters: learn whether
+        versions can be published."""
         self._ledger, self._engine, self._serving, self._settings, self._data_dir = (
             ledger,
             engine,
@@ -67,6 +70,7 @@ class Publisher:
             push_timeout_s=settings.push_timeout_s,
         )
         self._base_folder = base_folder
+        self._meters = meters or Meters()
         self._loaded: set[int] = set()
         self._ours: dict[str, Path] = {}
         """Adapters that the engine took from us, and from where."""
@@ -120,6 +124,15 @@ class Publisher:
             return True
         return holds or current != self._serving.current or not self._serving.is_open  # a swap came in between
 
+    async def wait_for_engine(self) -> None:
+        """The engine is not there to `restore`: chats wait for the version that is to serve."""
+        version = await self._target()
+        self._serving.close_gate()
+        if version.kind is WeightKind.FULL:
+            self._serving.switch(version.weight_version, None)
+        else:
+            self._switch(version.weight_version)
+
     async def run(self) -> None:
         """Publish whatever waits, forever. Owned by the app."""
         while True:
@@ -132,10 +145,12 @@ class Publisher:
                 await self._prune()
                 if await self._retire_idle():
                     continue  # a version may have waited for the place
-            except (EngineError, LedgerError, TimeoutError) as error:
-                log.warning("publish_delayed", error=repr(error), retry_s=RETRY_S)
+            except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
+                log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
+                self._meters.failed("publisher", repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
+            self._meters.worked("publisher")
             try:
                 async with asyncio.timeout(RETRY_S if self._draining() else 3600):
                     await self._wake.wait()
@@ -325,10 +340,14 @@ class Publisher:
     # -- scoring -------------------------------------------------------------------------------------------------------
 
     async def _score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> tuple[float, ...]:
-        async with asyncio.timeout(self._settings.call_timeout_s):
-            score = await self._engine.score(
-                prompt_ids, response_ids, lora_path=self._serving.lora_path(number), extra_key=f"v{number}"
-            )
+        lora_path = self._serving.lora_path(number)
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                score = await self._engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=f"v{number}")
+        except EngineRefused as error:
+            if is_unknown_adapter(error, lora_path):  # it came back empty, faster than anyone looked
+                self._serving.close_gate()
+            raise
         return score.log_probs
 
     # -- the engine's own weights --------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ finds what no event told.
 
 What fails is one turn, not the server: a judge that cannot be asked is asked again with growing pauses, then the turn
 goes on without a verdict, and the method decides what to make of it; a ledger that cannot write makes its worker wait,
-with the verdict in hand. Any other exception is a bug, and climbs to the app.
+with the verdict in hand. Where turn after turn fails, it is not the turns: they wait, none uses up its tries, and one
+after the other is tried until one works; then all are taken up at once. What waits is bounded: beyond `max_waiting` the
+oldest end as `backlog`. Any other exception is a bug, and climbs to the app.
 """
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +26,7 @@ from openclaw_rl.judge.judge import Judge, Undecided
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools
 from openclaw_rl.settings import JudgeSettings
-from openclaw_rl.types import DropReason, JudgedTurn, Sample, Verdict
+from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
 _log = structlog.get_logger()
 
@@ -44,8 +47,14 @@ class Pace:
     ledger_pause_s: float = 1.0
     """After the ledger failed; it doubles up to `longest_ledger_pause_s`."""
     longest_ledger_pause_s: float = 30.0
+    longest_outage_rest_s: float = 30.0
+    """Between two tries while everything fails."""
 
 
+_OUT_AFTER = 3
+"""Turns that failed one after the other, and nothing worked in between: it is the judge, or the teacher."""
+_OUTAGE_TRIES = 500
+"""Of one turn while everything fails: hours. Should it be the turns after all, they do not wait for ever."""
 USUAL_PACE = Pace()
 
 
@@ -66,6 +75,10 @@ class RolloutLedger(Protocol):
     async def drop(
         self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
     ) -> None: ...
+
+    async def shed(self, state: TurnState, keep: int) -> int:
+        """End the oldest turns of a state beyond `keep` as `backlog`; how many."""
+        ...
 
 
 async def judge_turns(
@@ -95,7 +108,8 @@ async def judge_turns(
         health.worked("judge")
         return partial(ledger.record_verdict, turn_id, verdict)
 
-    stage = _Stage("judge", ledger, settings.workers, settings.retries, pace)
+    queue = _Queue(TurnState.PAIRED, settings.max_waiting)
+    stage = _Stage("judge", ledger, settings.workers, settings.retries, queue, pace)
     await stage.run(ledger.to_judge, work, wake=wake, done=judged)
 
 
@@ -108,10 +122,11 @@ async def score_turns(
     sampled: asyncio.Event | None = None,
     workers: int = 4,
     retries: int = 5,
+    max_waiting: int = 10_000,
     pace: Pace = USUAL_PACE,
 ) -> None:
     """Make samples of judged turns, until cancelled. `wake` is set when a turn was judged; `sampled` is set here, for
-    whoever waits for a batch."""
+    whoever waits for a batch. `max_waiting`: samples that may wait for a trainer."""
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
@@ -128,27 +143,39 @@ async def score_turns(
             return partial(drop, made.reason, made.detail)
         return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
 
-    stage = _Stage("score", ledger, workers, retries, pace)
+    stage = _Stage("score", ledger, workers, retries, _Queue(TurnState.SAMPLED, max_waiting), pace)
     await stage.run(ledger.to_score, work, wake=wake, done=sampled)
 
 
 class _Failed(Exception):
-    """It may work later; after the last try `give_up` says what becomes of the turn."""
+    """It may work later; after the last try `give_up` says what becomes of the turn. `is_refused`: the ledger would not
+    have what was made of it, so it is this turn and no other."""
 
-    def __init__(self, detail: str, give_up: Write | None = None) -> None:
+    def __init__(self, detail: str, give_up: Write | None = None, *, is_refused: bool = False) -> None:
         super().__init__(detail)
-        self.detail, self.give_up = detail, give_up
+        self.detail, self.give_up, self.is_refused = detail, give_up, is_refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """What a stage keeps bounded."""
+
+    state: TurnState
+    max_waiting: int
 
 
 class _Stage:
     """One loop: takes turns from the ledger, has at most `workers` of them in work, writes what comes out."""
 
-    def __init__(self, name: str, ledger: RolloutLedger, workers: int, retries: int, pace: Pace) -> None:
+    def __init__(self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: _Queue, pace: Pace) -> None:
         self._name = name
         self._ledger = ledger
         self._workers = workers
         self._retries = retries
+        self._queue = queue
         self._pace = pace
+        self._shed_at = time.monotonic()
+        self._outage = _Outage(pace)
         self._busy: set[str] = set()
         self._failures: dict[str, int] = {}
         self._rests_until: dict[str, float] = {}
@@ -180,6 +207,9 @@ class _Stage:
     async def _take(self, fetch: Callable[..., Awaitable[list[JudgedTurn]]]) -> list[JudgedTurn]:
         """As many turns as there are idle workers; waits while the ledger cannot be read."""
         pause_s = self._pace.ledger_pause_s
+        await self._shed()
+        if self._outage.is_on:
+            return await self._take_one(fetch)
         while room := self._workers - len(self._busy):
             now = time.monotonic()
             resting = {turn_id for turn_id, until in self._rests_until.items() if until > now}
@@ -196,6 +226,18 @@ class _Stage:
             return turns
         return []
 
+    async def _take_one(self, fetch: Callable[..., Awaitable[list[JudgedTurn]]]) -> list[JudgedTurn]:
+        """While everything fails: the next one to try, when it is time."""
+        if self._busy or self._outage.rest_s:
+            return []
+        try:
+            turns = await fetch(1, skip=self._outage.tried)
+        except LedgerUnavailable:
+            return []
+        if not turns:
+            self._outage.all_were_tried()
+        return turns
+
     async def _handle(
         self,
         turn: JudgedTurn,
@@ -208,6 +250,10 @@ class _Stage:
             try:
                 await self._write(await work(turn))
                 self._forget(turn_id)
+                if self._outage.ends():
+                    _log.info(f"{self._name}.works_again")
+                    self._rests_until.clear()
+                    self._failures.clear()
                 if done is not None:
                     done.set()
             except _Failed as failure:
@@ -220,13 +266,15 @@ class _Stage:
     async def _fail(self, turn: JudgedTurn, failure: _Failed) -> bool:
         """Let the turn rest, or give it up; whether it has left this stage."""
         turn_id, seen = turn.turn.turn_id, len(turn.feedback)
+        if not failure.is_refused and self._outage.takes(turn_id):
+            if self._outage.is_new:
+                _log.warning(f"{self._name}.out", error=failure.detail, turns="wait")
+            return False
         failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
         rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
         self._rests_until[turn_id] = time.monotonic() + rest_s
         if failures <= self._retries:
-            _log.warning(
-                f"{self._name}.failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail
-            )
+            _log.info(f"{self._name}.failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail)
             return False
         _log.error(f"{self._name}.given_up", turn_id=turn_id, failures=failures, error=failure.detail)
         drop = partial(self._ledger.drop, turn_id, DropReason.UNJUDGED, failure.detail, seen_feedback=seen)
@@ -247,7 +295,7 @@ class _Stage:
             except LedgerUnavailable as error:
                 _log.error(f"{self._name}.ledger_unavailable", error=str(error), pause_s=pause_s)
             except LedgerError as error:
-                raise _Failed(f"not recorded: {error}") from error
+                raise _Failed(f"not recorded: {error}", is_refused=True) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
 
@@ -255,9 +303,75 @@ class _Stage:
         """Until the next turn has rested enough, at most `poll_s`. With all workers busy, the first to finish wakes."""
         if len(self._busy) >= self._workers:
             return self._pace.poll_s
+        if self._outage.is_on:
+            return min(self._pace.poll_s, self._outage.rest_s)
         rising = [until for turn_id, until in self._rests_until.items() if turn_id not in self._busy]
         return min(self._pace.poll_s, max(min(rising, default=float("inf")) - time.monotonic(), 0.0))
+
+    async def _shed(self) -> None:
+        """Now and then: the count costs a read."""
+        if (now := time.monotonic()) < self._shed_at:
+            return
+        self._shed_at = now + self._pace.poll_s
+        try:
+            if shed := await self._ledger.shed(self._queue.state, self._queue.max_waiting):
+                _log.warning(f"{self._name}.backlog", dropped=shed, max_waiting=self._queue.max_waiting)
+        except LedgerUnavailable:
+            return  # the worker that writes next says so, and waits
 
     def _forget(self, turn_id: str) -> None:
         self._failures.pop(turn_id, None)
         self._rests_until.pop(turn_id, None)
+
+
+class _Outage:
+    """Whether it is the turns that fail, or whoever is asked about them; and what is tried meanwhile."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._failed: set[str] = set()
+        """Turns that failed since anything worked."""
+        self._tries: Counter[str] = Counter()
+        self._tried: set[str] = set()
+        """One after the other, so that none which always fails stands before the rest."""
+        self._rest_s = pace.first_rest_s
+        self._rests_until = 0.0
+        self.is_new = False
+
+    @property
+    def is_on(self) -> bool:
+        return len(self._failed) >= _OUT_AFTER
+
+    @property
+    def rest_s(self) -> float:
+        return max(self._rests_until - time.monotonic(), 0.0)
+
+    @property
+    def tried(self) -> frozenset[str]:
+        return frozenset(self._tried)
+
+    def all_were_tried(self) -> None:
+        self._tried.clear()
+
+    def takes(self, turn_id: str) -> bool:
+        """A turn failed: whether that is put down to an outage, and not to the turn."""
+        was_on = self.is_on
+        if not was_on:
+            self._failed.add(turn_id)
+            self._rest_s = self._pace.first_rest_s
+        self.is_new = self.is_on and not was_on
+        if not self.is_on:
+            return False
+        self._tried.add(turn_id)
+        self._rests_until = time.monotonic() + self._rest_s
+        self._rest_s = min(2 * self._rest_s, self._pace.longest_outage_rest_s)
+        self._tries[turn_id] += 1
+        return self._tries[turn_id] <= _OUTAGE_TRIES
+
+    def ends(self) -> bool:
+        """Something worked; whether that ends an outage."""
+        was_on = self.is_on
+        self._failed.clear()
+        self._tries.clear()
+        self._tried.clear()
+        return was_on

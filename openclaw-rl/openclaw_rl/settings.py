@@ -81,6 +81,9 @@ class ServerSettings(Branch):
     """Without api_keys, names beside `localhost` and addresses that clients may call this server by (a container's
     `host.docker.internal`): a web page could have any other name resolve to it."""
     max_body_mb: float = Field(default=16.0, gt=0)
+    """Of any request (a trainer's may have 64 MB); a larger one is answered 413."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """For a chat's body to arrive; then 408."""
     max_streams: int = Field(default=256, ge=1)
     """Chats served at once; one more is answered 503 with Retry-After."""
     keepalive_s: float = Field(default=10.0, gt=0)
@@ -196,7 +199,10 @@ class JudgeSettings(Branch):
     workers: int = Field(default=4, ge=1)
     """Turns judged at once; judge calls yield to chats."""
     retries: int = Field(default=5, ge=0)
-    """Later attempts, with growing pauses, at a turn the judge could not be asked about; then it ends `unjudged`."""
+    """Later attempts, with growing pauses, at a turn the judge could not be asked about; then it ends `unjudged`. While
+    the judge fails for turn after turn, they wait and use up none."""
+    max_waiting: int = Field(default=10_000, ge=1)
+    """Turns that may wait for a verdict; the oldest beyond it end as `backlog`."""
 
     @model_validator(mode="after")
     def _quorum(self) -> Self:
@@ -264,7 +270,10 @@ class TrainingSettings(Branch):
     max_tool_share: float = Field(default=0.5, ge=0, le=1)
     """Largest share of tool turns in a batch."""
     lease_s: float = Field(default=900.0, gt=0)
-    """A lease that is not renewed for this long goes back."""
+    """A lease that is not renewed for this long goes back. A step that makes no progress for this long is not renewed,
+    and the local trainer is started again."""
+    max_waiting: int = Field(default=2000, ge=1)
+    """Samples that may wait for a trainer; the oldest beyond it end as `backlog`."""
 
 
 class TrainerSettings(Branch):

@@ -17,6 +17,8 @@ import structlog
 log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
+SAID_QUICK_EXITS = 3
+"""A child that cannot live is told of so many times; `/healthz` goes on saying it."""
 _SUPERVISED = Path(__file__).with_name("supervised.py")
 
 
@@ -26,6 +28,8 @@ class ChildStatus:
     pid: int | None
     restarts: int
     last_exit: int | None
+    quick_exits: int = 0
+    """Ends in a row that came soon after a start; 0 again once it has run for `HEALTHY_AFTER_S`."""
 
 
 class Child:
@@ -58,12 +62,15 @@ class Child:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
+        self._quick_exits = 0
+        self._started_at = 0.0
         self._last_exit: int | None = None
         self._stopping = False
 
     def status(self) -> ChildStatus:
         pid = self._process.pid if self._process and self._process.returncode is None else None
-        return ChildStatus(self.name, pid, self._restarts, self._last_exit)
+        is_well = pid is not None and time.monotonic() - self._started_at > HEALTHY_AFTER_S
+        return ChildStatus(self.name, pid, self._restarts, self._last_exit, 0 if is_well else self._quick_exits)
 
     def last_line(self) -> str:
         """What the process said last, for a person who asks why it is gone."""
@@ -75,7 +82,7 @@ class Child:
         pause_s = FIRST_PAUSE_S
         try:
             while not self._stopping:
-                started = time.monotonic()
+                started = self._started_at = time.monotonic()
                 await self._spawn()
                 assert self._process is not None
                 self._last_exit = await self._process.wait()
@@ -84,16 +91,23 @@ class Child:
                     return
                 if self._on_exit:
                     await self._on_exit()
-                pause_s = (
-                    FIRST_PAUSE_S if time.monotonic() - started > HEALTHY_AFTER_S else min(pause_s * 2, LONGEST_PAUSE_S)
-                )
-                log.warning(
+                is_quick = time.monotonic() - started <= HEALTHY_AFTER_S
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_quick else FIRST_PAUSE_S
+                self._quick_exits = self._quick_exits + 1 if is_quick else 1
+                say = log.warning if self._quick_exits <= SAID_QUICK_EXITS else log.debug
+                say(
                     "child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file)
                 )
                 self._restarts += 1
                 await asyncio.sleep(pause_s)
         finally:
             await self.stop()
+
+    def kill_hung(self) -> None:
+        """It does not answer and would not hear a SIGTERM: end it, and `run` starts it again."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after the grace."""

@@ -51,7 +51,7 @@ class DropReason(StrEnum):
     TRUNCATED_SAMPLING = "truncated_sampling"
     """top_p or top_k, under `sampling.truncated_sampling = "drop"`."""
     MISALIGNED = "misaligned"
-    """The engine's ids and log-probs do not align."""
+    """The engine's ids and log-probs do not align, or an id is not in the vocabulary."""
     NON_FINITE = "non_finite"
     """A log-prob is NaN or infinite."""
     EMPTY = "empty"
@@ -78,6 +78,8 @@ class DropReason(StrEnum):
     """Longer than the trainer's token budget."""
     METHOD = "method"
     """The method had no use for it."""
+    BACKLOG = "backlog"
+    """The oldest of more than `judge.max_waiting` or `training.max_waiting`: nobody came for it."""
 
 
 class VersionState(StrEnum):
@@ -348,6 +350,9 @@ class Lease:
     """Grows with every lease; only the newest may commit."""
     parent: int
     expires_at: float
+    """By the server's clock, which need not be the trainer's."""
+    lease_s: float
+    """How long it lives from now, or from a renewal."""
     samples: tuple[Sample, ...] = field(repr=False)
 
 

@@ -1,10 +1,15 @@
-"""One real server with the bundled model for the whole folder: the real engine, the real trainer, real processes."""
+"""One real server with the bundled model for the whole folder: the real engine, the real trainer, real processes; and
+the chaos run, which goes on beside the other tests.
+"""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from openclaw_rl.testing.beside import Beside
 from openclaw_rl.testing.running_server import RunningServer
 
 
@@ -15,3 +20,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         data_dir, ["--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]"]
     ) as server:
         yield server
+
+
+CHAOS = "test_chaos.py"
+CHAOS_ARGUMENTS = (
+    "--minutes 1.9 --sessions 120 --streams 24 --embedded 3 --tokens-per-s 20 --say-every-s 10"
+    " --kills engine=4,judge=4,trainer=5,server=2 --embedded-kills engine=1,trainer=1,server=1"
+)
+"""With starting and coming to rest about three minutes. CHAOS_SEED draws the same fates again."""
+_chaos = pytest.StashKey[Beside]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The test that waits for the run beside is the last one."""
+    items.sort(key=lambda item: item.path.name == CHAOS)
+
+
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """The run starts with the first test, when its own test is among those that will run."""
+    if any(item.path.name == CHAOS for item in session.items) and not session.config.option.collectonly:
+        session.config.stash[_chaos] = _start(Path(tempfile.mkdtemp(prefix="chaos-")))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = session.config.stash.get(_chaos, None)
+    if run is not None:
+        run.stop()
+
+
+def _start(folder: Path) -> Beside:
+    script = Path(__file__).parents[2] / "scripts" / "chaos.py"
+    seed = os.environ.get("CHAOS_SEED")
+    arguments = CHAOS_ARGUMENTS.split() + (["--seed", seed] if seed else [])
+    return Beside([str(script), str(folder / "run"), *arguments], folder / "out")
+
+
+@pytest.fixture(scope="session")
+def chaos_run(request: pytest.FixtureRequest) -> Beside:
+    return request.config.stash[_chaos]

@@ -1,5 +1,7 @@
 """Counters and means beside the ledger, as operators read them."""
 
+from structlog.testing import capture_logs
+
 from openclaw_rl import metrics
 from openclaw_rl.meters import Meters
 
@@ -27,3 +29,30 @@ def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
     meters.worked("teacher")
     meters.failed("teacher", "again")
     assert meters.problems() == []
+
+
+def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log() -> None:
+    meters = Meters()
+    with capture_logs() as lines:
+        for n in range(1000):
+            meters.failed("engine", f"error {n}")
+        meters.worked("engine")
+        meters.worked("engine")
+        meters.failed("engine", "once: a retry mends it")
+        meters.worked("engine")
+    assert [(line["event"], line["part"]) for line in lines] == [
+        ("part_fails", "engine"),
+        ("part_works_again", "engine"),
+    ]
+    assert lines[1]["failures"] == 1000
+    assert meters.failures == {"engine": 1001}
+
+
+def test_metrics_name_the_parts_that_are_out_of_order() -> None:
+    meters = Meters()
+    for _ in range(3):
+        meters.failed("judge", "down")
+    text = metrics.render({}, 0, meters, ["judge: failed 3 times", "ledger: disk full"])
+    assert 'openclaw_rl_out_of_order{part="judge"} 1\n' in text
+    assert 'openclaw_rl_out_of_order{part="ledger"} 1\n' in text
+    assert 'openclaw_rl_failures_total{part="judge"} 3\n' in text

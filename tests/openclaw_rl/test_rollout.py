@@ -23,11 +23,19 @@ from openclaw_rl.types import (
     SamplingParams,
     Scope,
     Turn,
+    TurnState,
     Verdict,
     VersionRun,
 )
 
-FAST = Pace(poll_s=0.02, first_rest_s=0.001, longest_rest_s=0.005, ledger_pause_s=0.001, longest_ledger_pause_s=0.002)
+FAST = Pace(
+    poll_s=0.02,
+    first_rest_s=0.001,
+    longest_rest_s=0.005,
+    ledger_pause_s=0.001,
+    longest_ledger_pause_s=0.002,
+    longest_outage_rest_s=0.002,
+)
 SETTINGS = JudgeSettings(workers=2, retries=2)
 
 
@@ -101,6 +109,13 @@ class MemoryLedger:
     ) -> None:
         await self._end(turn_id, f"{reason}: {detail}")
 
+    async def shed(self, state: TurnState, keep: int) -> int:
+        self._call()
+        shed = [*self.waiting][: max(0, len(self.waiting) - keep)] if state is TurnState.PAIRED else []
+        for name in shed:
+            await self._end(name, "backlog")
+        return len(shed)
+
     def add(self, *names: str) -> "MemoryLedger":
         self.waiting |= {name: judged_turn(name) for name in names}
         return self
@@ -145,10 +160,12 @@ class ScriptedJudge:
 
 
 @asynccontextmanager
-async def judging(ledger, judge, *, wake=None, judged=None, meters=None, pace=FAST) -> AsyncIterator[None]:
+async def judging(
+    ledger, judge, *, wake=None, judged=None, meters=None, pace=FAST, settings=SETTINGS
+) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(
-            judge_turns(ledger, judge, SETTINGS, wake or asyncio.Event(), judged=judged, meters=meters, pace=pace)
+            judge_turns(ledger, judge, settings, wake or asyncio.Event(), judged=judged, meters=meters, pace=pace)
         )
         yield
         worker.cancel()
@@ -206,6 +223,41 @@ async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> Non
         ledger.add("b")
         await ledger.until(2)
     assert meters.problems() == []
+
+
+async def test_while_the_judge_is_down_no_turn_uses_up_its_tries_and_all_are_judged_when_it_is_back() -> None:
+    names = [f"t{n}" for n in range(8)]
+    script = {name: [JudgeError("down")] * 20 for name in names}
+    judge, ledger = ScriptedJudge(script), MemoryLedger().add(*names)
+    async with judging(ledger, judge):
+        async with asyncio.timeout(20):
+            while len(judge.seen) < 60:  # far more than the tries of all
+                await asyncio.sleep(0.001)
+        assert ledger.ended == {}
+        assert {name for name in judge.seen[6:60]} == set(names), "none stands before the rest"
+        script.clear()
+        assert await ledger.until(8) == dict.fromkeys(names, 1)
+
+
+async def test_one_turn_at_a_time_is_tried_while_all_fail() -> None:
+    names = [f"t{n}" for n in range(6)]
+    judge = ScriptedJudge({name: [JudgeError("down")] * 50 for name in names})
+    async with judging(MemoryLedger().add(*names), judge):
+        async with asyncio.timeout(20):
+            while len(judge.seen) < 10:
+                await asyncio.sleep(0.001)
+            judge.most_at_once = 0
+            while len(judge.seen) < 40:
+                await asyncio.sleep(0.001)
+    assert judge.most_at_once == 1
+
+
+async def test_what_waits_for_a_judge_is_bounded_and_the_oldest_end() -> None:
+    judge, ledger = ScriptedJudge(hold=asyncio.Event()), MemoryLedger().add(*(f"t{n}" for n in range(9)))
+    settings = JudgeSettings(workers=2, retries=2, max_waiting=6)
+    async with judging(ledger, judge, settings=settings):
+        await ledger.until(3)
+    assert ledger.ended == dict.fromkeys(("t0", "t1", "t2"), "backlog")
 
 
 async def test_undecided_is_not_asked_again() -> None:

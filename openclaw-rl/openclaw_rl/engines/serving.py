@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from openclaw_rl.errors import RequestError
+from openclaw_rl.errors import EngineRefused, RequestError
 
 
 class Closed(Enum):
@@ -43,6 +43,13 @@ def adapter_name(weight_version: int) -> str | None:
 def ema_name(weight_version: int) -> str:
     """The engine's name of a version's EMA teacher. It lives as long as its version, and answers scoring alone."""
     return f"ema-v{weight_version}"
+
+
+def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
+    """A 4xx because the engine has the adapter no longer. Its words differ by engine and version; the name is in
+    them."""
+    said = error.message
+    return lora_path is not None and "already" not in said and (lora_path in said or "never been loaded" in said)
 
 
 class ServingVersions:

@@ -8,7 +8,7 @@ from openclaw_rl.ledger import feedback, pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.rows import read_judged
 from openclaw_rl.ledger.states import find_turn, move
-from openclaw_rl.types import JudgedTurn, Sample, TurnState, Verdict
+from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
 
 def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
@@ -71,3 +71,17 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int 
         "UPDATE turn SET is_tool = ?, sampled_at = ?, oldest_version = ? WHERE id = ?",
         (sample.is_tool_turn, at, sample.oldest_version, row),
     )
+
+
+def shed(db: sqlite3.Connection, state: TurnState, keep: int, *, at: float, limit: int = 1000) -> int:
+    """At most `limit` in one transaction: chats wait behind it."""
+    order = "sampled_at, id" if state is TurnState.SAMPLED else "id"
+    (waiting,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = ?", (str(state),)).fetchone()
+    if waiting <= keep:
+        return 0
+    rows = db.execute(
+        f"SELECT id FROM turn WHERE state = ? ORDER BY {order} LIMIT ?", (str(state), min(waiting - keep, limit))
+    ).fetchall()
+    for (row,) in rows:
+        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
+    return len(rows)

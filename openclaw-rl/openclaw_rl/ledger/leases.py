@@ -88,14 +88,21 @@ def grant(
     return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
 
 
-def read(db: sqlite3.Connection, grant: Grant) -> Lease:
+def read(db: sqlite3.Connection, grant: Grant, *, lease_s: float) -> Lease:
     return Lease(
         lease_id=grant.lease_id,
         fence=grant.fence,
         parent=grant.parent,
         expires_at=grant.expires_at,
+        lease_s=lease_s,
         samples=tuple(sample for row in grant.rows if (sample := read_sample(db, row)) is not None),
     )
+
+
+def overdue(db: sqlite3.Connection, *, at: float) -> str | None:
+    """The trainer that has let its lease run out without a word."""
+    row = db.execute("SELECT trainer FROM lease WHERE state = 'live' AND expires_at < ?", (at,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def held(db: sqlite3.Connection, fence: int) -> Grant:

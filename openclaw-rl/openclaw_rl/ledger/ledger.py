@@ -183,6 +183,15 @@ class Ledger:
             )
         )
 
+    async def shed(self, state: TurnState, keep: int) -> int:
+        """End the oldest turns of `state` beyond `keep` as BACKLOG; how many."""
+        if (await self.counts()).get(state, 0) <= keep:
+            return 0
+        total = 0
+        while some := await self._writer.write(lambda db: judging.shed(db, state, keep, at=self._clock())):
+            total += some
+        return total
+
     # Feedback
 
     async def feedback_target(
@@ -243,14 +252,15 @@ class Ledger:
 
     async def _read_lease(self, grant: leases.Grant) -> Lease:
         try:
-            return await self._reader.read(lambda db: leases.read(db, grant))
+            return await self._reader.read(lambda db: leases.read(db, grant, lease_s=self._training.lease_s))
         except LedgerUnavailable:
             await self.release(grant.lease_id, grant.fence, reason="its samples could not be read")
             raise
 
     async def leased(self, fence: int) -> Lease:
         """A live lease once more. Raises CommitRefused when it is over."""
-        return await self._reader.read(lambda db: leases.read(db, leases.held(db, fence)))
+        lease_s = self._training.lease_s
+        return await self._reader.read(lambda db: leases.read(db, leases.held(db, fence), lease_s=lease_s))
 
     async def renew(self, lease_id: str, fence: int) -> float:
         """The new deadline. Raises CommitRefused when the lease is over."""
@@ -269,6 +279,10 @@ class Ledger:
     async def live_lease(self) -> str | None:
         """The id of the lease that may yet be committed."""
         return await self._reader.read(leases.live_id)
+
+    async def overdue(self) -> str | None:
+        """The name of the trainer that has let its lease run out without a word: it hangs, or is gone."""
+        return await self._reader.read(lambda db: leases.overdue(db, at=self._clock()))
 
     async def revoke(self, *, trainer: str | None = None, reason: str) -> bool:
         """End the live lease of a trainer known to be dead (None: whosever it is); its samples wait again. False when

@@ -67,6 +67,8 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._syncer = Syncer(connect)
         self._failure: str | None = None
+        self._lost = 0
+        """Writes that failed since `_failure`."""
 
     @property
     def failure(self) -> str | None:
@@ -161,6 +163,7 @@ class Writer:
         except sqlite3.Error as error:
             self._roll_back(db)
             self._failed(error)
+            self._lost += len(group)
             return [_Outcome(error=LedgerUnavailable(f"the ledger cannot be written: {error}"))] * len(group)
         self._succeeded()
         return outcomes
@@ -227,8 +230,8 @@ class Writer:
 
     def _succeeded(self) -> None:
         if self._failure is not None:
-            log.info("ledger_writes_again", after=self._failure)
-            self._failure = None
+            log.info("ledger_writes_again", after=self._failure, not_written=self._lost)
+            self._failure, self._lost = None, 0
 
 
 def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:

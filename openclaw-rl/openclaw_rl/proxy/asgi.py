@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.wire import KEEP_ALIVE
+from openclaw_rl.proxy.wire import error as wire_error
 
 
 class ClientGone(Exception):
@@ -20,10 +21,20 @@ class ClientGone(Exception):
 _DISCARD_BYTES, _DISCARD_S = 64 * 2**20, 2.0
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The request's body. Raises RequestError (413) as soon as it is known to be longer than `limit` bytes,
-    ClientGone.
+async def read_body(scope: Scope, receive: Receive, limit: int, *, timeout_s: float | None = None) -> bytes:
+    """The request's body. Raises RequestError (413) as soon as it is known to be longer than `limit` bytes, or (408)
+    when it is not there after `timeout_s`, ClientGone.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_body(scope, receive, limit)
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body did not come within {timeout_s:g} s", status=408, code="request_timeout"
+        ) from error
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -39,6 +50,35 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         pieces.append(piece)
         if not message.get("more_body"):
             return b"".join(pieces)
+
+
+def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
+    """`app`, for requests with bodies of up to `limit` bytes; what reads a body whole must not be given any. Paths that
+    begin with `but` bound their own."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(but):
+            await app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        left = limit
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise _too_large(limit)
+            return message
+
+        if declared.isdigit() and int(declared) > limit:
+            error = _too_large(limit)
+            text = wire_error(error.message, status=error.status, code=error.code)
+            await answer_unread(receive, send, error.status, text)
+            return
+        await app(scope, counted, send)
+
+    return serve
 
 
 def _too_large(limit: int) -> RequestError:

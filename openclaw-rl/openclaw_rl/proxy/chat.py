@@ -6,7 +6,6 @@ and nothing else. Background requests are served and counted, never recorded.
 """
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Self
 import orjson
 import structlog
 
-from openclaw_rl.errors import EngineRefused, LedgerError, RequestError
+from openclaw_rl.errors import EngineRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.asgi import unbroken
 from openclaw_rl.proxy.auth import Caller
@@ -32,6 +31,9 @@ from openclaw_rl.sessions.turn_type import Classified, classify
 from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn, TurnType
 
 log = structlog.get_logger()
+
+NUMBERS = "engine's numbers"
+"""A part of its own to the meters: the chats go on, and what cannot be trained on grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Step:
 
 async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
     """Render and classify. Raises RequestError; nothing is recorded yet."""
-    chat, messages, received_at = body.chat, body.chat.messages, time.time()
+    chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
     tools, kwargs = chat.offered_tools, chat.template_kwargs
     rendered = await deps.frontend.render_async(messages, tools, kwargs)
     sampling = sampling_of(
@@ -115,6 +117,7 @@ class Reply:
             end_ids=deps.frontend.end_ids,
             extras=prepared.extras,
             only_version=only_version,
+            meters=deps.meters,
         )
         self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
         self._is_main = prepared.classified.type is TurnType.MAIN
@@ -209,6 +212,8 @@ class Reply:
         try:
             await self._deps.ledger.begin(self._prepared.request)
             self._is_begun = True
+        except LedgerUnavailable:  # the ledger's writer has one line for all of them
+            self._deps.meters.count("not_recorded")
         except LedgerError as error:
             log.error("request_not_recorded", request_id=self._prepared.request.request_id, error=str(error))
 
@@ -229,7 +234,20 @@ class Reply:
             kept=self._parser.kept if self._parser.is_stopped else None,
             opted_out=prepared.opted_out,
         )
-        return record(prepared.request, self.reply_id, self._generation.sampled, ending, self._deps.sampling)
+        turn = record(
+            prepared.request,
+            self.reply_id,
+            self._generation.sampled,
+            ending,
+            self._deps.sampling,
+            vocab_size=self._deps.frontend.vocab_size,
+            at=self._deps.clock(),
+        )
+        if turn.drop in (DropReason.MISALIGNED, DropReason.NON_FINITE):
+            self._deps.meters.failed(NUMBERS, f"{turn.drop} in {turn.turn_id}")
+        elif turn.drop is None:
+            self._deps.meters.worked(NUMBERS)
+        return turn
 
     async def _give_up(self, error: BaseException | None) -> None:
         """The reply will not be completed: the client left, or the engine failed."""
@@ -249,6 +267,8 @@ class Reply:
             return
         try:
             await self._deps.ledger.abandon(self._prepared.request.request_id, reason, detail)
+        except LedgerUnavailable:
+            self._deps.meters.count("not_abandoned")
         except LedgerError as error:
             log.error("request_not_abandoned", request_id=self._prepared.request.request_id, error=str(error))
 
@@ -265,6 +285,8 @@ class Reply:
         )
         try:
             await self._deps.ledger.count_side(side)
+        except LedgerUnavailable:
+            self._deps.meters.count("not_recorded")
         except LedgerError as error:
             log.error("side_request_not_counted", error=str(error))
 

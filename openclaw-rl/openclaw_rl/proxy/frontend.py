@@ -109,6 +109,8 @@ class FrontEnd:
         self.end_ids = _end_ids(self._tokenizer, config, generation)
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)
+        self.vocab_size = max(len(self._tokenizer), int(config.get("vocab_size") or 0))
+        """Rows of the model's embedding, as far as is known: an id beyond them was never sampled."""
         self.context_length = int(model.context_length or config.get("max_position_embeddings") or 8192)
         self.tokenizer_hash = _hash(backend_json, template)
         if not self._pieces.is_exact:

@@ -16,13 +16,16 @@ import structlog
 
 from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
 from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
-from openclaw_rl.engines.serving import ServingVersions, VersionUse
+from openclaw_rl.engines.serving import ServingVersions, VersionUse, is_unknown_adapter
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
+from openclaw_rl.meters import Meters
 from openclaw_rl.types import Ids, SamplingParams, VersionRun
 
 log = structlog.get_logger()
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LARGEST_ID = 2**31 - 1
+"""No vocabulary is larger. What is beyond this one's own size is the recorder's to find: it ends no chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,18 @@ class Generation:
         end_ids: Collection[int],
         extras: EngineExtras = EngineExtras(),
         only_version: int | None = None,
+        meters: Meters | None = None,
     ) -> None:
-        """only_version: the one that must answer, since the client named it. A reply that was cut goes on as any."""
+        """only_version: the one that must answer, since the client named it. A reply that was cut goes on as any.
+        meters: learn whether the engine answers."""
         self._engine, self._serving = engine, serving
         self._rid, self._prompt_ids, self._sampling = rid, prompt_ids, sampling
         self._end_ids, self._extras = frozenset(end_ids), extras
         self._only_version = only_version
+        self._meters = meters or Meters()
         self._stack = AsyncExitStack()
         self._use: VersionUse | None = None
+        self._lost_adapter = False
         self.sampled = Sampled()
 
     @property
@@ -115,13 +122,21 @@ class Generation:
                             yield self._record(reply)
                         finish = reply.meta_info.finish_reason
                         if finish is not None and self._is_end(finish):
+                            self._meters.worked("engine")
                             return
-            except EngineRefused:
-                if not sampled.resumed or not await self._leave_lost_version():
+            except EngineRefused as error:
+                if sampled.resumed and await self._leave_lost_version():
+                    continue
+                if not self._has_lost_adapter(error):
                     raise
-                continue
+                # It came back empty, faster than anyone looked: wait until its adapters are there again.
+                self._serving.close_gate()
             except EngineGone as error:
-                log.warning("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
+                # One line for all requests that meet it, by whoever watches the engine and by the meters.
+                log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
+                self._meters.count("engine_cut")
+                if self._serving.is_open:  # else it is known to be down
+                    self._meters.failed("engine", str(error))
             if self._has_ended():
                 return
             if len(sampled.ids) > progress or give_up_at == math.inf:
@@ -173,6 +188,8 @@ class Generation:
 
     def _record(self, reply: GenerateReply) -> int:
         sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
+        if min(ids) < 0 or max(ids) > _LARGEST_ID:
+            raise EngineGone("engine sent ids that are none")
         entries = meta.output_token_logprobs or []
         if len(entries) == len(ids) == 1 and entries[0][1] == ids[0]:  # the usual case, once per token
             log_prob = entries[0][0]
@@ -227,6 +244,13 @@ class Generation:
         s = self._sampling
         penalties = (s.frequency_penalty, s.presence_penalty, s.repetition_penalty - 1)
         return s.seed is not None or any(penalties) or self._extras.json_schema is not None
+
+    def _has_lost_adapter(self, error: EngineRefused) -> bool:
+        """The engine does not know the adapter that it was given; told once a reply, so that nobody waits for ever."""
+        assert self._use is not None
+        is_lost = is_unknown_adapter(error, self._use.lora_path) and not self._lost_adapter
+        self._lost_adapter |= is_lost
+        return is_lost
 
     async def _leave_lost_version(self) -> bool:
         """A resumed call was refused: the restarted engine may not have the old adapter. False: that was not it."""

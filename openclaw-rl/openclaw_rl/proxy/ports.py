@@ -1,12 +1,14 @@
 """What the proxy needs of the rest, as protocols: `sessions.store.Sessions` and `ledger.Ledger` are the real ones."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
@@ -48,3 +50,7 @@ class ProxyDeps:
     session: SessionSettings
     model_name: str
     """What `/v1/models` lists."""
+    meters: Meters = field(default_factory=Meters)
+    """Told whether the engine answers, and whether its numbers can be used."""
+    clock: Callable[[], float] = time.time
+    """The ledger's."""

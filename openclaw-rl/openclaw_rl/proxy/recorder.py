@@ -4,17 +4,12 @@ The reply's text is carried along for people and for pairing; nothing that is tr
 """
 
 import math
-import time
 from dataclasses import dataclass
-
-import structlog
 
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import Sampled
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import DropReason, Request, Turn
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +24,26 @@ class Ending:
     opted_out: bool = False
 
 
-def record(request: Request, turn_id: str, sampled: Sampled, ending: Ending, settings: SamplingSettings) -> Turn:
-    """The turn of this reply; never raises for what the engine did."""
+def record(
+    request: Request,
+    turn_id: str,
+    sampled: Sampled,
+    ending: Ending,
+    settings: SamplingSettings,
+    *,
+    vocab_size: int,
+    at: float,
+) -> Turn:
+    """The turn of this reply; never raises for what the engine did. at: when it was finished."""
     t = len(sampled.ids)
     kept = t if ending.kept is None else ending.kept
     drop = _drop(request, sampled, ending, kept, settings)
-    if drop in (DropReason.MISALIGNED, DropReason.NON_FINITE):
-        log.warning("turn_not_trainable", turn_id=turn_id, reason=drop.value, tokens=t)
+    if drop is None and max(sampled.ids) >= vocab_size:
+        drop = DropReason.MISALIGNED
     return Turn(
         turn_id=turn_id,
         request_id=request.request_id,
-        finished_at=time.time(),
+        finished_at=at,
         response_ids=tuple(sampled.ids),
         rollout_log_probs=tuple(sampled.log_probs),
         loss_mask=(True,) * kept + (False,) * (t - kept),

@@ -87,7 +87,7 @@ class _ChatRoute:
             if self._running > self._deps.server.max_streams:
                 raise RequestError("too many chats at once; try again", status=503, code="overloaded")
             caller = self._keys.caller(headers.get("authorization"))
-            data = await read_body(scope, receive, self._limit)
+            data = await read_body(scope, receive, self._limit, timeout_s=self._deps.server.body_timeout_s)
             is_read = True
             body = parse_body(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(parse_body, data)
             only_version = self._names.wanted_version(body.chat.model)

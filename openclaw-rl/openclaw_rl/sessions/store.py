@@ -8,12 +8,12 @@ parallel requests of one session cannot take the same turn.
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import structlog
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions.canonical import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
@@ -46,8 +46,15 @@ class Sessions:
     """Pairs turns with their next states. `paired` is set whenever a turn becomes ready for the judge."""
 
     def __init__(
-        self, ledger: SessionLedger, settings: SessionSettings, *, paired: asyncio.Event | None = None
+        self,
+        ledger: SessionLedger,
+        settings: SessionSettings,
+        *,
+        paired: asyncio.Event | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """clock: the one that turns are finished by."""
+        self._clock = clock
         self._ledger = ledger
         self._settings = settings
         self._pairing = Pairing(settings.max_open_turns)
@@ -70,7 +77,7 @@ class Sessions:
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:
-            _log.error("turn.not_recorded", turn_id=turn.turn_id, error=str(error))
+            _tell(error, "turn.not_recorded", turn_id=turn.turn_id)
             return
         if drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
             return  # the client got nothing that could come back
@@ -92,7 +99,7 @@ class Sessions:
     async def expire_forever(self) -> None:
         """Owned by the app: end turns that nobody continued in time."""
         while True:
-            older_than = time.time() - self._settings.pair_ttl_s
+            older_than = self._clock() - self._settings.pair_ttl_s
             try:
                 expired = await self._ledger.expire(older_than)
             except LedgerError as error:
@@ -114,7 +121,7 @@ class Sessions:
             )
         except LedgerError as error:
             # The turn and its retries stay open in the ledger, and end there as no_next_state when their time is over.
-            _log.error("turn.pair_not_recorded", turn_id=paired.turn_id, error=str(error))
+            _tell(error, "turn.pair_not_recorded", turn_id=paired.turn_id)
         else:
             self._paired.set()
         return paired.turn_id
@@ -124,10 +131,16 @@ class Sessions:
             try:
                 await self._ledger.drop(turn_id, reason, detail)
             except LedgerError as error:
-                _log.error("turn.drop_not_recorded", turn_id=turn_id, reason=str(reason), error=str(error))
+                _tell(error, "turn.drop_not_recorded", turn_id=turn_id, reason=str(reason))
 
     def _forget(self, turn_ids: Iterable[str]) -> list[str]:
         """Those of the turns that still need an end."""
         ending = [turn_id for turn_id in turn_ids if turn_id not in self._ended]
         self._ended.difference_update(turn_ids)
         return ending
+
+
+def _tell(error: LedgerError, event: str, **fields: str) -> None:
+    """What the ledger would not have is a line each; what it cannot write now, one line of its writer for all."""
+    say = _log.debug if isinstance(error, LedgerUnavailable) else _log.error
+    say(event, error=str(error), **fields)

@@ -118,6 +118,9 @@ class LeaseBody(_Body):
     fence: int
     parent: int
     expires_at: float
+    """By the server's clock, which need not be the trainer's."""
+    lease_s: float = 900.0
+    """How long it lives from now, or from a renewal."""
     samples: list[SampleBody]
 
     @classmethod
@@ -127,6 +130,7 @@ class LeaseBody(_Body):
             fence=lease.fence,
             parent=lease.parent,
             expires_at=lease.expires_at,
+            lease_s=lease.lease_s,
             samples=[SampleBody.of(sample) for sample in lease.samples],
         )
 

@@ -2,7 +2,7 @@
 
 Its composition root: reads one JSON file, takes the trainer's lock in the data directory, lowers its own priority,
 loads the base model and runs the loop. SIGTERM or SIGINT: the pass in hand is broken off, the batch goes back, exit 0.
-Exit 2: it cannot start, one line says why.
+Exit 2: it cannot start, one line says why. Exit 75: a step hung.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from openclaw_rl.types import WeightKind
 events = structlog.get_logger()
 
 LOCK_POLL_S = 1.0
+EXIT_HUNG = 75
 
 
 class TrainerConfig(BaseModel):
@@ -104,7 +105,13 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         try:
             name = f"local@{socket.gethostname()}"  # not the pid: the ledger is to know us again after a restart
             TrainerLoop(
-                client, learner, config.data_dir, name=name, stop=stop, keep_optimizers=config.trainer.keep_checkpoints
+                client,
+                learner,
+                config.data_dir,
+                name=name,
+                stop=stop,
+                keep_optimizers=config.trainer.keep_checkpoints,
+                on_hang=lambda: os._exit(EXIT_HUNG),  # nothing else ends a thread that hangs; the server starts us anew
             ).run()
         finally:
             client.close()

@@ -3,8 +3,8 @@
 Promises: a step is published by its checkpoint alone, so a crash anywhere loses at most the step in hand, never a
 sample and never a version. What a crash left is settled at the next start: a whole checkpoint is committed, anything
 else goes back to the ledger at once and not when its lease runs out. A lease is renewed by a thread while its step
-runs. A refused commit, numbers that are not finite or a full disk cost that step: the folder goes, the tip is loaded
-again, the samples wait again. A server that is away is waited for.
+runs, as long as that makes progress. A refused commit, numbers that are not finite or a full disk cost that step: the
+folder goes, the tip is loaded again, the samples wait again. A server that is away is waited for.
 
 Leaves to others: what a step is (`base.Learner`), and every decision about versions (the ledger's).
 """
@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import structlog
@@ -45,7 +45,12 @@ class TrainerLoop:
         stop: threading.Event,
         keep_optimizers: int = 4,
         lease_wait_s: float = LEASE_WAIT_S,
+        on_hang: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_hang: a step made no progress for as long as a lease lives; called in another thread, since this one
+        hangs."""
+        self._on_hang = on_hang
+        self._beat = time.monotonic()
         self._client, self._learner, self._data_dir, self._name, self._stop = client, learner, data_dir, name, stop
         self._keep_optimizers, self._lease_wait_s = keep_optimizers, lease_wait_s
         self._versions = data_dir / "versions"
@@ -88,7 +93,7 @@ class TrainerLoop:
                 self._stop.wait(self._lease_wait_s / 2)  # a server that is closing answers at once: do not spin
             return None
         self._settled = False
-        with renewing(self._client, lease, self._not_renewed) as still_ours:
+        with self._renewing(lease) as still_ours:
             made = self._make(lease, still_ours)
             return None if made is None else self._publish(lease, *made)
 
@@ -111,7 +116,7 @@ class TrainerLoop:
                 log.warning("no_step", lease=lease.lease_id, reason=result.reason, dropped=dict(result.drop))
                 self._release(lease, result.reason, result.drop)
                 return None
-            stepped = time.perf_counter()
+            stepped, self._beat = time.perf_counter(), time.monotonic()
             commit = self._checkpoint(lease, result)
             times = {"step_s": stepped - started, "checkpoint_s": time.perf_counter() - stepped}
             return commit, times | dict(result.metrics)
@@ -159,6 +164,7 @@ class TrainerLoop:
 
     def _between(self, lease: LeaseBody, still_ours: Callable[[], bool]) -> Callable[[], None]:
         def between() -> None:
+            self._beat = time.monotonic()
             if self._stop.is_set():
                 raise Interrupted("the trainer was asked to stop")
             if not still_ours():
@@ -194,6 +200,15 @@ class TrainerLoop:
 
         checkpoint.write(self._versions, lease.lease_id, fill)
         return commits[0]
+
+    def _renewing(self, lease: LeaseBody) -> AbstractContextManager[Callable[[], bool]]:
+        self._beat = time.monotonic()
+
+        def hangs() -> None:
+            log.error("step_hangs", lease=lease.lease_id, silent_s=round(time.monotonic() - self._beat, 1))
+            self._on_hang()
+
+        return renewing(self._client, lease, self._not_renewed, moved_at=lambda: self._beat, on_hang=hangs)
 
     # -- versions ------------------------------------------------------------------------------------------------------
 

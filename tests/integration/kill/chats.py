@@ -40,7 +40,8 @@ class Seen:
 
     turn_id: str
     text: str
-    weight_version: int
+    weight_version: int | None
+    """None: the head went out while the request was held, and could not name it."""
     session_id: str | None
     asked: str
     """The user's message it replies to."""

@@ -34,7 +34,7 @@ def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
 def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
     for reply in seen:
         (version,) = db.execute("SELECT oldest_version FROM turn WHERE turn_id = ?", (reply.turn_id,)).fetchone()
-        if version != reply.weight_version:
+        if reply.weight_version not in (version, None):
             yield f"{reply.turn_id}: the header said version {reply.weight_version}, the ledger says {version}"
         if reply.said_next is None:
             continue

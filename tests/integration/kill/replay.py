@@ -70,7 +70,9 @@ def _weights(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Itera
 def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Iterator[str]:
     hashes = db.execute("SELECT weight_version, sha256 FROM version").fetchall()
     seeds = {number: BASE_SEED if sha256 is None else seed_of(sha256) for number, sha256 in hashes}
-    for (row,) in db.execute("SELECT id FROM turn ORDER BY id").fetchall():
+    # What an engine garbled is recorded as it came, and never trained on.
+    rows_of = db.execute("SELECT id FROM turn WHERE reason IS NOT 'misaligned' ORDER BY id")
+    for (row,) in rows_of.fetchall():
         done.replies += 1
         request, turn = rows.read_request(db, row), rows.read_turn(db, row)
         ids, position = (*request.prompt_ids, *turn.response_ids), len(request.prompt_ids)

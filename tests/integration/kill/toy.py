@@ -71,10 +71,10 @@ def make_frontend(folder: Path) -> FrontEnd:
     return FrontEnd(ModelSettings(), folder)
 
 
-def make_policy(frontend: FrontEnd, low_id: int = 256) -> ToyPolicy:
-    """Replies of a dozen of the tokenizer's merged tokens, which are plain words and parts of them."""
+def make_policy(frontend: FrontEnd, low_id: int = 256, mean_tokens: int = 12) -> ToyPolicy:
+    """Replies of the tokenizer's merged tokens, which are plain words and parts of them."""
     (end_id,) = frontend.end_ids
-    return ToyPolicy(low_id=low_id, high_id=end_id - 2, end_id=end_id, mean_tokens=12)
+    return ToyPolicy(low_id=low_id, high_id=end_id - 2, end_id=end_id, mean_tokens=mean_tokens)
 
 
 def seed_of(sha256: str) -> int:

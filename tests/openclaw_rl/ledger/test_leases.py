@@ -6,7 +6,7 @@ import pytest
 
 from openclaw_rl.errors import CommitRefused
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.types import DropReason, Sample, VersionRun
+from openclaw_rl.types import DropReason, Sample, TurnState, VersionRun
 
 
 def ids(lease):
@@ -246,3 +246,32 @@ async def test_a_flood_of_stale_samples_neither_blocks_nor_shortens_a_batch(ledg
     good = [await driver.sampled(version=3) for _ in range(4)]
     assert ids(await ledger.lease(trainer="a")) == good
     assert {await driver.state(turn) for turn in old[3:]} == {"dropped.stale"}
+
+
+async def test_more_samples_than_may_wait_end_with_the_oldest_and_are_counted(ledger, driver):
+    turns = [await driver.sampled() for _ in range(6)]
+    assert await ledger.shed(TurnState.SAMPLED, 4) == 2
+    assert await ledger.shed(TurnState.SAMPLED, 4) == 0
+    assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 2 + ["sampled"] * 4
+    assert (await ledger.counts())["dropped.backlog"] == 2
+    assert await ledger.audit() == []
+
+
+async def test_turns_that_nobody_judges_are_bounded_as_well(ledger, driver):
+    turns = [await driver.paired() for _ in range(5)]
+    assert await ledger.shed(TurnState.PAIRED, 3) == 2
+    assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 2 + ["paired"] * 3
+    assert await ledger.audit() == []
+
+
+async def test_a_trainer_that_lets_its_lease_run_out_is_named(ledger, driver, clock):
+    for _ in range(4):
+        await driver.sampled()
+    lease = await ledger.lease(trainer="local@here")
+    assert lease.lease_s == 60.0
+    clock.now += 59
+    assert await ledger.overdue() is None
+    clock.now += 2
+    assert await ledger.overdue() == "local@here"
+    await ledger.revoke(trainer="local@here", reason="it hangs")
+    assert await ledger.overdue() is None

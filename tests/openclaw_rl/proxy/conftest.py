@@ -24,7 +24,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router
 from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
-from openclaw_rl.testing import FakeEngine
+from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
 
 TEMPLATE = """\
@@ -221,7 +221,9 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         serving: ServingVersions | None = None,
         keep_gate: bool = False,
     ) -> AsyncIterator[Proxy]:
-        fake, book = FakeEngine(), Book()
+        # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
+        policy = ToyPolicy(low_id=frontend.vocab_size // 3, high_id=frontend.vocab_size // 2)
+        fake, book = FakeEngine(policy=policy), Book()
         serving = serving or ServingVersions(hold_s=5)
         if not keep_gate:
             serving.switch(0, None)

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineRefused, RequestError
 from openclaw_rl.proxy.generation import Generation, Sampled
 from openclaw_rl.testing import FakeEngine, Scripted
@@ -140,3 +141,38 @@ async def test_closing_gives_the_version_back_and_aborts() -> None:
             assert serving.users(0) == 1
     assert serving.users(0) == 0
     assert engine.aborted == ["r"]
+
+
+async def test_an_engine_that_came_back_empty_faster_than_anyone_looked_costs_no_chat(tmp_path: Path) -> None:
+    """It answers 4xx for an adapter it had a moment ago: the reply waits until the adapter is there again."""
+    engine, serving = FakeEngine(), serving_base()
+    await engine.load_adapter("policy-v3", tmp_path)
+    serving.switch(3, "policy-v3")
+    engine.go_down()
+    engine.come_up()
+    task = asyncio.create_task(collect(engine, serving))
+    await until(lambda: serving.is_closed_for(Closed.ENGINE))
+    assert not task.done()
+    await engine.load_adapter("policy-v3", tmp_path)  # what the keeper does about a gate that is shut
+    serving.open_gate()
+    sampled = await task
+    assert sampled.finish in ("stop", "length")
+    assert {run.weight_version for run in sampled.versions} == {3}
+
+
+async def test_an_adapter_that_stays_unknown_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    engine, serving = FakeEngine(), serving_base()
+    serving.switch(3, "policy-v3")
+    task = asyncio.create_task(collect(engine, serving))
+    await until(lambda: serving.is_closed_for(Closed.ENGINE))
+    serving.open_gate()
+    with pytest.raises(EngineRefused):
+        await task
+
+
+@pytest.mark.parametrize("ids", [(11, -1, END), (11, 2**40, END)])
+async def test_ids_that_are_none_break_off_and_the_reply_goes_on(ids: tuple[int, ...]) -> None:
+    engine, serving = FakeEngine(), serving_base()
+    engine.script(Scripted(ids=ids), Scripted(ids=(12, END)))
+    sampled = await collect(engine, serving)
+    assert sampled.ids == [11, 12, END]

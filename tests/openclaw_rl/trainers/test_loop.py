@@ -1,7 +1,9 @@
 """The loop against a trainer API in memory: what is committed, what goes back, what a crash at each point leaves."""
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,6 +62,7 @@ class FakeApi:
             fence=self.fence,
             parent=self.tip.weight_version,
             expires_at=0,
+            lease_s=1.5,
             samples=batch,
         )
         return httpx.Response(200, json={"lease": self.lease.model_dump(mode="json")})
@@ -226,6 +229,47 @@ def test_a_lease_is_renewed_while_its_step_runs(bench: Bench) -> None:
     bench.learner.during = slow
     assert bench.loop.turn() == 1
     assert bench.api.renewals >= 1
+
+
+def test_a_step_that_hangs_is_renewed_no_longer_and_somebody_is_told(bench: Bench) -> None:
+    hangs = threading.Event()
+    bench.loop = TrainerLoop(
+        TrainerClient("http://server", "t", transport=httpx.MockTransport(bench.api), sleep=lambda _: None),
+        bench.learner,
+        bench.data_dir,
+        name="test",
+        stop=bench.stop,
+        lease_wait_s=0.0,
+        on_hang=hangs.set,
+    )
+
+    def hang(between: Callable[[], None]) -> None:
+        assert hangs.wait(20)
+        between()  # it moves after all: too late
+
+    bench.learner.during = hang
+    assert bench.loop.turn() is None
+    assert 1 <= bench.api.renewals <= 3
+    assert bench.folders == []
+
+
+def test_the_trainers_wall_clock_has_no_part_in_renewing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set an hour forward or back, and again, while a step runs."""
+    seen, times = threading.Event(), itertools.cycle((3600.0, -3600.0))
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + next(times))
+
+    def renewed() -> None:
+        seen.set()
+
+    bench.api.after["renew"] = renewed
+
+    def slow(between: Callable[[], None]) -> None:
+        assert seen.wait(10)
+
+    bench.learner.during = slow
+    assert bench.loop.turn() == 1
+    assert 1 <= bench.api.renewals <= 2
 
 
 def test_a_refused_commit_leaves_no_folder_and_no_weights(bench: Bench) -> None:

@@ -1,0 +1,70 @@
+"""How resident memory grows while a process lives: one slope over all lives, each with a level of its own."""
+
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def anonymous_mb(pid: int) -> float | None:
+    """Private pages of the process, without those it maps from files; None when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+    return int(found[0]) / 1024 if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """In MB a minute; `error` is its standard error. None where there is too little to say."""
+
+    mb_per_minute: float | None
+    error: float | None
+    lives: int
+    minutes: float
+    last_mb: float
+
+
+@dataclass(slots=True)
+class Memory:
+    """Readings by process name and pid."""
+
+    warm_up_s: float
+    _readings: dict[str, dict[int, list[tuple[float, float]]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+
+    def read(self, name: str, pid: int | None) -> None:
+        mb = None if pid is None else anonymous_mb(pid)
+        if pid is not None and mb is not None:
+            self._readings[name][pid].append((time.monotonic(), mb))
+
+    def slopes(self) -> dict[str, Slope]:
+        return {name: pooled([*lives.values()], self.warm_up_s) for name, lives in sorted(self._readings.items())}
+
+
+def pooled(lives: list[list[tuple[float, float]]], warm_up_s: float) -> Slope:
+    """Least squares over all lives: a common slope, an intercept for each. The first `warm_up_s` of a life are left
+    out: that is when caches fill."""
+    sxx = sxy = syy = 0.0
+    count = used = 0
+    minutes = 0.0
+    for life in lives:
+        kept = [(at / 60, mb) for at, mb in life if at >= life[0][0] + warm_up_s]
+        if len(kept) < 3:
+            continue
+        mean_x, mean_y = (math.fsum(values) / len(kept) for values in zip(*kept, strict=True))
+        sxx += math.fsum((x - mean_x) ** 2 for x, _ in kept)
+        sxy += math.fsum((x - mean_x) * (y - mean_y) for x, y in kept)
+        syy += math.fsum((y - mean_y) ** 2 for _, y in kept)
+        count, used, minutes = count + len(kept), used + 1, minutes + kept[-1][0] - kept[0][0]
+    last_mb = max(((life[-1][0], life[-1][1]) for life in lives), default=(0.0, math.nan))[1]
+    free = count - used - 1
+    if not sxx or free < 1:
+        return Slope(None, None, used, round(minutes, 2), last_mb)
+    slope = sxy / sxx
+    error = math.sqrt(max(0.0, syy - slope * sxy) / free / sxx)
+    return Slope(round(slope, 4), round(error, 4), used, round(minutes, 2), last_mb)
