@@ -6,7 +6,8 @@ log-probs at temperature 1 of one engine, taken while one version is held, so th
 change in between; after a failure the whole pair is scored anew. The drift of the policy since that version belongs to
 the loss's ratio.
 
-`method.teacher = "base"` takes the teacher's term with the adapter off, `"ema"` under the version's EMA, which is
+`method.teacher = "base"` takes the teacher's term with the adapter off, or from an engine of its own
+(`method.teacher_url`), `"ema"` under the version's EMA, which is
 loaded beside it (`openclaw_rl.trainers.ema`).
 """
 
@@ -128,17 +129,21 @@ class _Job:
             student = await self._score(self.plain, use.lora_path, use.extra_key)
             if with_noise:
                 again = await self._score(self.plain, use.lora_path, f"{use.extra_key}-again")
-        lora_path, extra_key = use.lora_path, use.extra_key
+        lora_path, extra_key, engine = use.lora_path, use.extra_key, self.engine
         if settings.teacher == "base":
-            lora_path, extra_key = None, "v0"
+            lora_path, extra_key, engine = None, "v0", self.tools.base_teacher or self.engine
         elif settings.teacher == "ema" and use.ema_path != use.lora_path:
             lora_path, extra_key = use.ema_path, f"ema-{use.extra_key}"
-        teachers = [await self._score(ids, lora_path, extra_key, top_k=settings.top_k) for ids in self.hinted]
+        top_k = settings.top_k
+        teachers = [await self._score(ids, lora_path, extra_key, top_k=top_k, engine=engine) for ids in self.hinted]
         return _Pair(use.weight_version, student, tuple(teachers), again)
 
-    async def _score(self, prompt: Ids, lora_path: str | None, extra_key: str, *, top_k: int = 0) -> Score:
+    async def _score(
+        self, prompt: Ids, lora_path: str | None, extra_key: str, *, top_k: int = 0, engine: Engine | None = None
+    ) -> Score:
+        engine = engine or self.engine
         async with asyncio.timeout(self.tools.settings.score_timeout_s):
-            return await self.engine.score(prompt, self.response, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
+            return await engine.score(prompt, self.response, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
 
 
 def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts | Hindsight:

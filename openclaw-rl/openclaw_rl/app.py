@@ -66,7 +66,7 @@ from openclaw_rl.publisher import Publisher, WeightsElsewhere
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
-from openclaw_rl.settings import ServerSettings, Settings
+from openclaw_rl.settings import EngineSettings, ServerSettings, Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.api import Started
 from openclaw_rl.trainers.push_routes import build_push_router
@@ -189,6 +189,7 @@ class _Server:
         tools = ScoringTools(
             settings=settings.method,
             teacher=engine,
+            base_teacher=self._base_teacher(),
             serving=serving,
             render=renderer(frontend),
             ask=ask,
@@ -324,6 +325,14 @@ class _Server:
         engine = HttpEngine(url, settings=settings.engine)
         self._stack.push_async_callback(engine.aclose)
         return engine, keepers
+
+    def _base_teacher(self) -> HttpEngine | None:
+        url = self._settings.method.teacher_url
+        if url is None:
+            return None
+        engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+        self._stack.push_async_callback(engine.aclose)
+        return engine
 
     async def _model_info(self, engine: HttpEngine) -> ModelInfo | None:
         """Wait for the engine. Raises EngineError after `engine.start_timeout_s`, or when our own child cannot

@@ -289,3 +289,13 @@ async def test_the_fake_engine_will_do(bench, judged) -> None:
     assert term.is_present
     assert term.teacher_log_probs is not None
     assert len(term.teacher_log_probs) == 3
+
+
+async def test_a_base_teacher_of_its_own_scores_the_hint_and_the_policys_engine_the_reply(bench, judged) -> None:
+    engine, base = Scorer(values=lambda text: -1.0), Scorer(values=lambda text: -0.25)
+    b = bench(engine=engine, hint_source="verbatim", teacher="base")
+    b.serving.switch(7, "policy-v7")
+    term = await hindsight(judged("hi", "a", SHORT), replace(b.tools, base_teacher=base))
+    assert (term.teacher_log_probs, term.student_log_probs, term.scored_version) == ((-0.25,) * 3, (-1.0,) * 3, 7)
+    assert [call[2:] for call in engine.seen] == [("policy-v7", "v7", 0)]
+    assert [call[2:] for call in base.seen] == [(None, "v0", 0)]

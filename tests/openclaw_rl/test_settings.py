@@ -95,6 +95,7 @@ def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
         ({"method.name": "opd", "method.teacher": "policy"}, None),
         ({"method.name": "opd", "method.teacher": "policy", "method.hint_source": "judge"}, "judge.url is needed"),
         ({"method.name": "opd"}, 'not to be had .* use "policy"'),
+        ({"method.name": "opd", "method.teacher_url": "http://127.0.0.1:30001"}, None),
         ({"method.name": "opd", "method.teacher": "ema"}, "not to be had"),
     ],
 )

@@ -56,6 +56,8 @@ class ScoringTools:
     """Taken for each scoring call: judging and scoring together leave the engine room for chats."""
     meters: Meters = field(default_factory=Meters)
     """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
+    base_teacher: Engine | None = None
+    """Another engine, of the base alone, for `teacher = "base"`; None: `teacher` with its adapter off."""
 
 
 @dataclass(frozen=True, slots=True)
