@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl import losses
 from openclaw_rl.trainers.api import SampleBody
 from openclaw_slime.samples import Extras, extras_of, train_data_of
+from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
 
 GLOBAL_BATCH = 8
 PAD_TO = 128
