@@ -2,16 +2,21 @@
 # A script sets METHOD and its defaults, then sources this with its own arguments.
 #
 #   HF_CKPT          the policy, Hugging Face format (needed)     PRM_MODEL_PATH   the judge's model (default: HF_CKPT)
-#   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        checkpoints go here and resume from here
-#   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=4  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
-#   HOST=127.0.0.1 PORT=30000 SERVED_MODEL_NAME SGLANG_API_KEY    TOOL_CALL_PARSER=qwen25
-#   PRM_URL (a judge elsewhere; with PRM_GPUS=0)
-#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE LR KL_COEF=0 MAX_TOKENS_PER_GPU=32768
-#   PYTHON           interpreter of the environment that holds slime, Megatron and SGLang (default: python3)
+#   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
+#   CHECKPOINT_EVERY=20   updates                                                   here and are resumed from here
+#   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
+#   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001                      SERVED_MODEL_NAME SGLANG_API_KEY
+#   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
+#   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
+#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
+#   MAX_TOKENS_PER_GPU=32768                                      RAY_ADDRESS (a running cluster)
+#   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
+#   SERVER_PYTHON ENGINE_PYTHON   those of the server's and of SGLang's, where they are others
 #   SLIME_ROOT MEGATRON_ROOT   your checkouts, when they are not installed in that environment
 #
-# `--dry-run` prints the layout and every command line, and starts nothing. Secrets are never printed: the chat key
-# reaches the server by its environment.
+# `--dry-run` prints the layout and every command line, and starts nothing. Ctrl-C or SIGTERM stops all that was started,
+# after the step in hand and its checkpoint. Secrets are never printed: the chat key reaches the server by its
+# environment. Arguments go on to `openclaw_slime.launch` (`--help`).
 
 export PYTHONSAFEPATH=1 # the folder slime/ of this repository is not the library of that name
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -43,13 +48,21 @@ arguments=(
   --context-length "${CONTEXT_LENGTH:-32768}"
   --host "${HOST:-127.0.0.1}"
   --port "${PORT:-30000}"
+  --prm-port "${PRM_PORT:-30001}"
   --tool-call-parser "${TOOL_CALL_PARSER:-qwen25}"
+  --reasoning-parser "${REASONING_PARSER:-qwen3}"
+  --judge "${JUDGE:-llm}"
+  --top-k "${TOP_K:-0}"
+  --checkpoint-every "${CHECKPOINT_EVERY:-20}"
   --prm-votes "${PRM_M:-3}"
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
-[ -z "${SAVE_CKPT:-}" ] || arguments+=(--save "$SAVE_CKPT")
+[ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")
+[ -z "${RAY_ADDRESS:-}" ] || arguments+=(--ray-address "$RAY_ADDRESS")
+[ -z "${SERVER_PYTHON:-}" ] || arguments+=(--server-python "$SERVER_PYTHON")
+[ -z "${ENGINE_PYTHON:-}" ] || arguments+=(--engine-python "$ENGINE_PYTHON")
 [ -z "${PRM_MODEL_PATH:-}" ] || arguments+=(--prm-checkpoint "$PRM_MODEL_PATH")
 [ -z "${PRM_URL:-}" ] || arguments+=(--prm-url "$PRM_URL")
 [ -z "${SERVED_MODEL_NAME:-}" ] || arguments+=(--served-model-name "$SERVED_MODEL_NAME")

@@ -13,7 +13,9 @@ from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import model_arguments
 
 HOOKS: Mapping[str, str] = {
+    "--data-source-path": "openclaw_slime.rollout.LeasedBatches",
     "--rollout-function-path": "openclaw_slime.rollout.generate_rollout",
+    "--custom-rollout-log-function-path": "openclaw_slime.rollout.log_nothing",
     "--custom-convert-samples-to-train-data-path": "openclaw_slime.samples.train_data",
     "--custom-advantage-function-path": "openclaw_slime.losses.set_advantages",
     "--custom-loss-function-path": "openclaw_slime.losses.policy_loss",
@@ -29,22 +31,16 @@ class NodeOptions:
     method: str = "binary_rl"
     ref_load: str | None = None
     """Reference weights; the checkpoint itself when unset."""
-    save: str | None = None
-    save_interval: int = 100
     layout: Layout = field(default_factory=Layout)
     batch_size: int = 16
     learning_rate: float = 1e-5
     weight_decay: float = 0.1
     adam_beta2: float = 0.98
-    clip_low: float = 0.2
-    clip_high: float = 0.28
     kl_coef: float = 0.0
     max_tokens_per_gpu: int = 32768
     context_length: int = 32768
-    max_response_length: int = 8192
     temperature: float = 0.7
     """The server's `sampling.temperature`: the reference is measured at it, so a KL term takes no other."""
-    mem_fraction_static: float = 0.85
     optimizer_on_cpu: bool = True
     has_transformer_engine: bool = True
     """False: our layer spec replaces Transformer Engine's, and its fusions are off."""
@@ -58,41 +54,30 @@ class NodeOptions:
             raise SettingsError("CONTEXT_PARALLEL > 1 needs Transformer Engine: our own layer spec has none")
 
 
-def slime_arguments(options: NodeOptions, config: Mapping[str, Any], *, engine_config: str | None = None) -> list[str]:
-    """argv of the driver. `config`: the checkpoint's config.json; `engine_config`: the file with `engine_yaml`."""
+def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str]:
+    """slime's part of the driver's argv. `config`: the checkpoint's config.json. What is loaded, where checkpoints go
+    and which engine gets the weights is added by the driver, which asks the server."""
     groups: list[list[object]] = [
-        _checkpoint(options),
+        ["--hf-checkpoint", options.hf_checkpoint, "--ref-load", options.ref_load or options.hf_checkpoint],
         list(model_arguments(config)),
-        _layout(options.layout, engine_config),
+        _layout(options.layout),
         _hooks(),
         _batch(options),
         _loss(options),
         _optimizer(options),
         _memory(options),
-        _engine(options),
     ]
     return [str(argument) for group in groups for argument in group]
 
 
-def _checkpoint(options: NodeOptions) -> list[object]:
-    # The Hugging Face folder serves as --load too: slime converts while it reads.
-    group: list[object] = ["--hf-checkpoint", options.hf_checkpoint, "--load", options.save or options.hf_checkpoint]
-    group += ["--ref-load", options.ref_load or options.hf_checkpoint]
-    if options.save is not None:
-        group += ["--save", options.save, "--save-interval", options.save_interval]
-    return group
-
-
-def _layout(layout: Layout, engine_config: str | None) -> list[object]:
+def _layout(layout: Layout) -> list[object]:
+    # The GPUs of the engines are none of slime's: the driver sees the actor's alone.
     group: list[object] = ["--actor-num-nodes", 1, "--actor-num-gpus-per-node", layout.actor_gpus]
-    group += ["--rollout-num-gpus", layout.rollout_gpus + layout.prm_gpus]  # slime takes the PRM's out of these
-    group += ["--rollout-num-gpus-per-engine", layout.engine_tp, "--num-gpus-per-node", layout.num_gpus]
+    group += ["--num-gpus-per-node", layout.actor_gpus, "--rollout-num-gpus-per-engine", layout.engine_tp]
     group += ["--tensor-model-parallel-size", layout.actor_tp, "--pipeline-model-parallel-size", 1]
     group += ["--context-parallel-size", layout.context_parallel]
     if layout.actor_tp > 1:
         group.append("--sequence-parallel")
-    if engine_config is not None:
-        group += ["--sglang-config", engine_config]
     return group
 
 
@@ -110,14 +95,14 @@ def _batch(options: NodeOptions) -> list[object]:
     group += ["--global-batch-size", options.batch_size, "--num-steps-per-rollout", 1]
     group += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", options.max_tokens_per_gpu]
     group += ["--rollout-max-context-len", options.context_length]
-    group += ["--rollout-max-response-len", options.max_response_length]
     return [*group, "--rollout-temperature", options.temperature]
 
 
 def _loss(options: NodeOptions) -> list[object]:
     # One step a batch: old = this forward, detached, so slime's extra forward is not needed (DESIGN §4).
     group: list[object] = ["--advantage-estimator", "grpo", "--disable-rewards-normalization", "--use-rollout-logprobs"]
-    group += ["--eps-clip", options.clip_low, "--eps-clip-high", options.clip_high, "--entropy-coef", 0.0]
+    # A number that is not finite leaves out the step on every rank, instead of killing the first that sees it.
+    group += ["--entropy-coef", 0.0, "--no-check-for-nan-in-loss-and-grad"]
     if options.kl_coef:
         # Loads the reference and gives `ref_log_probs`; slime's own KL term is not used by a custom loss.
         group += ["--use-kl-loss", "--kl-loss-coef", options.kl_coef, "--kl-loss-type", "low_var_kl"]
@@ -148,38 +133,3 @@ def _memory(options: NodeOptions) -> list[object]:
     group += ["--transformer-impl", "local", "--spec", "openclaw_slime.spec", "get_spec"]
     fusions = ("gradient-accumulation", "rope", "bias-swiglu", "bias-dropout", "masked-softmax")
     return [*group, *(f"--no-{fusion}-fusion" for fusion in fusions), "--no-persist-layer-norm"]
-
-
-def _engine(options: NodeOptions) -> list[object]:
-    group: list[object] = ["--sglang-mem-fraction-static", options.mem_fraction_static]
-    group += ["--sglang-context-length", options.context_length, "--sglang-dtype", "bfloat16"]
-    return [*group, "--sglang-incremental-streaming-output"]
-
-
-def engine_yaml(options: NodeOptions, prm_checkpoint: str) -> str:
-    """slime's `--sglang-config`: the policy, and the PRM as a frozen model of its own.
-
-    Ports of the second model are explicit: slime gives two models of one host the same ones, the first server answers
-    the second's health check, and the "PRM" would judge with the policy's weights.
-    """
-    layout = options.layout
-    return f"""\
-sglang:
-  - name: actor
-    update_weights: true
-    server_groups:
-      - worker_type: regular
-        num_gpus: {layout.rollout_gpus}
-        num_gpus_per_engine: {layout.engine_tp}
-  - name: prm
-    model_path: {prm_checkpoint}
-    update_weights: false
-    server_groups:
-      - worker_type: regular
-        num_gpus: {layout.prm_gpus}
-        num_gpus_per_engine: {layout.prm_tp}
-        overrides:
-          port: 17000
-          nccl_port: 17100
-          dist_init_addr: "127.0.0.1:17200"
-"""

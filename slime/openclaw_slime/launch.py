@@ -1,114 +1,206 @@
-"""The node's command: from the launch scripts' variables to the processes of a run, shown by `--dry-run`.
+"""The node's command: from the launch scripts' variables to the processes of a run; `--dry-run` shows them.
 
-    python -m openclaw_slime.launch --method combine --hf-checkpoint DIR --dry-run
+    python -m openclaw_slime.launch --method combine --hf-checkpoint DIR [--dry-run]
 
-Two processes, joined by HTTP alone: our *server* (proxy, ledger, judge, publisher; it outlives a crash of the other),
-and slime's *driver* (Ray, Megatron, the SGLang engines). It runs under slime's Python, so it needs nothing but the
-standard library. Leaves to others: what slime's arguments are (`arguments`),
-which GPU does what (`layout`).
+Three processes, joined by HTTP alone: the *PRM* (a plain SGLang, unless it is elsewhere), our *server* (proxy, ledger,
+judge, publisher, and the policy's SGLang as its child), and the *driver* (Ray, Megatron). Each sees its own GPUs. The
+driver may die, and is started again; chats go on. It needs nothing but the standard library. Leaves to others: what
+slime's arguments are (`arguments`), which GPU does what (`layout`), running processes (`processes`).
 """
 
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime.arguments import METHODS, NodeOptions, engine_yaml, slime_arguments
+from openclaw_slime.arguments import METHODS, NodeOptions, slime_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B, read_config
+from openclaw_slime.processes import Command, run
 
-ENGINE_CONFIG = "engines.yaml"
+DATA_DIR = "~/.openclaw-rl/node"
+LOCAL_RAY = {
+    "SLIME_HOST_IP": "127.0.0.1",
+    "MASTER_ADDR": "127.0.0.1",
+}
+DRIVER = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "RAY_USE_UVLOOP": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "PYTHONUNBUFFERED": "1",
+    "no_proxy": "127.0.0.1,localhost",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the launch script tells our server beside what follows from the node."""
+    """What the launch script tells our server and its engines beside what follows from the node."""
 
     host: str = "127.0.0.1"
     port: int = 30000
+    data_dir: str = DATA_DIR
     served_model_name: str | None = None
     tool_call_parser: str = "qwen25"
     reasoning_parser: str = "qwen3"
+    judge: str = "llm"
     judge_votes: int = 3
     judge_temperature: float = 0.6
     judge_max_new_tokens: int = 4096
     judge_url: str | None = None
-    """OpenAI-compatible base URL of a judge elsewhere; the PRM engines of this node when unset."""
+    """OpenAI-compatible base URL of a judge elsewhere; the PRM of this node when unset."""
+    prm_port: int = 30001
+    mem_fraction_static: float = 0.85
     top_k: int = 0
+    extra: tuple[str, ...] = ()
+    """More settings of the server, as `key=value`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pythons:
+    """Interpreters of the three environments; any two may be one."""
+
+    slime: str
+    server: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the driver keeps what it learned, and where its Ray is."""
+
+    checkpoint_every: int = 20
+    ray_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a launch would start."""
+    """What a launch starts, in this order."""
 
     layout: Layout
-    driver: tuple[str, ...]
-    server: tuple[str, ...]
-    engine_config: str | None
-    """Text of `engines.yaml`, when there is a PRM."""
+    data_dir: str
+    prm: Command | None
+    server: Command
+    driver: Command
 
     def text(self) -> str:
-        parts = ["layout", self.layout.table(), "", "driver", _lines(self.driver), "", "server", _lines(self.server)]
-        if self.engine_config is not None:
-            parts += ["", ENGINE_CONFIG, self.engine_config.rstrip()]
+        parts = ["layout", self.layout.table()]
+        for command in (self.prm, self.server, self.driver):
+            if command is not None:
+                parts += ["", command.name, _lines(command)]
         return "\n".join(parts)
 
 
-def make_plan(options: NodeOptions, server: ServerOptions, *, prm_checkpoint: str | None, python: str) -> Plan:
+def make_plan(
+    options: NodeOptions,
+    server: ServerOptions,
+    pythons: Pythons,
+    training: Training,
+    *,
+    prm_checkpoint: str | None,
+) -> Plan:
     """Pure but for reading the checkpoint's config. Raises SettingsError for what cannot work."""
-    checkpoint = Path(options.hf_checkpoint)
+    checkpoint, layout = Path(options.hf_checkpoint), options.layout
     config = read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
-    has_prm = options.layout.prm_gpus > 0
-    if not has_prm and server.judge_url is None:
+    needs_judge = server.judge == "llm"
+    if needs_judge and not layout.prm_gpus and server.judge_url is None:
         raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
-    if server.top_k:
-        raise SettingsError("top-k distillation needs a transport that slime lacks; use the LoRA trainer for it")
-    engines = engine_yaml(options, prm_checkpoint or options.hf_checkpoint) if has_prm else None
-    arguments = slime_arguments(options, config, engine_config=ENGINE_CONFIG if has_prm else None)
-    driver = (python, "-m", "openclaw_slime.driver", *arguments)
-    return Plan(options.layout, driver, _server(options, server), engines)
+    if server.top_k and layout.context_parallel > 1:
+        raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
+    prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
+    return Plan(
+        layout,
+        server.data_dir,
+        prm,
+        _server(options, server, pythons),
+        _driver(options, server, pythons, training, config),
+    )
 
 
-def _server(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
-    argv = ["openclaw-rl", "serve", "--host", server.host, "--port", str(server.port)]
+def _driver(
+    options: NodeOptions, server: ServerOptions, pythons: Pythons, training: Training, config: Mapping[str, Any]
+) -> Command:
+    ours = ["--data-dir", server.data_dir, "--checkpoint-every", str(training.checkpoint_every)]
+    if training.ray_address is not None:
+        ours += ["--ray-address", training.ray_address]
+    environ = {"CUDA_VISIBLE_DEVICES": options.layout.gpus("actor"), **DRIVER}
+    if training.ray_address is None:
+        environ |= LOCAL_RAY
+    arguments = [*ours, "--", *slime_arguments(options, config)]
+    return Command("driver", pythons.slime, "openclaw_slime.driver", tuple(arguments), environ)
+
+
+def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: str) -> Command:
+    arguments = ["--model-path", checkpoint, "--host", "127.0.0.1", "--port", str(server.prm_port)]
+    arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
+    arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}"]
+    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    return Command(
+        "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint
+    )
+
+
+def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Command:
+    layout = options.layout
+    arguments = ["serve", "--host", server.host, "--port", str(server.port)]
     values: dict[str, object] = {
+        "data_dir": server.data_dir,
         "model.path": options.hf_checkpoint,
         "model.tool_call_parser": server.tool_call_parser,
         "model.reasoning_parser": server.reasoning_parser,
         "model.context_length": options.context_length,
+        "sampling.temperature": options.temperature,
         "method.name": options.method,
-        "method.hint_source": "judge",  # there is one of some size
+        "method.hint_source": "judge" if server.judge == "llm" else "verbatim",
         "method.teacher": "policy",  # full weights leave no base in its engine
         "training.batch_size": options.batch_size,
+        "training.min_batch": min(4, options.batch_size),
         "training.weights": "full",
         "trainer.kind": "external",
-        "judge.kind": "llm",
-        "judge.votes": server.judge_votes,
-        "judge.quorum": min(2, server.judge_votes),
-        "judge.temperature": server.judge_temperature,
-        "judge.max_new_tokens": server.judge_max_new_tokens,
-        "engine.kind": "url",
-        "engine.url": "POLICY_ENGINE",
-        "judge.url": server.judge_url or "PRM_ENGINE/v1",
+        "trainer.kl_coef": options.kl_coef,
+        "trainer.max_tokens": options.max_tokens_per_gpu * layout.context_parallel,
+        "judge.kind": server.judge,
+        "engine.kind": "sglang",
+        "engine.memory_fraction": server.mem_fraction_static,
     }
+    if pythons.engine != pythons.server:
+        values["engine.python"] = pythons.engine
+    if layout.engine_tp > 1:
+        values["engine.args"] = f'["--tp", "{layout.engine_tp}"]'
+    if server.judge == "llm":
+        values |= {
+            "judge.votes": server.judge_votes,
+            "judge.quorum": min(2, server.judge_votes),
+            "judge.temperature": server.judge_temperature,
+            "judge.max_new_tokens": server.judge_max_new_tokens,
+            "judge.url": server.judge_url or f"http://127.0.0.1:{server.prm_port}/v1",
+        }
+    if server.top_k:
+        values["method.top_k"] = server.top_k
     if server.served_model_name is not None:
         values["server.served_model_name"] = server.served_model_name
     for key, value in values.items():
-        argv += ["--set", f"{key}={value}"]
-    return tuple(argv)
+        arguments += ["--set", f"{key}={value}"]
+    for setting in server.extra:
+        arguments += ["--set", setting]
+    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("rollout")}
+    return Command("server", pythons.server, "openclaw_rl", tuple(arguments), environ, port=server.port)
 
 
-def _lines(argv: tuple[str, ...]) -> str:
-    """One flag with its values a line."""
-    lines: list[list[str]] = [[]]
-    for word in argv:
-        if word.startswith("--") and lines[-1]:
+def _lines(command: Command) -> str:
+    """One variable a line, then one flag with its values a line."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in command.environ.items()]
+    lines: list[list[str]] = [[command.python, "-m", command.module]]
+    for word in command.arguments:
+        if word.startswith("--"):
             lines.append([])
         lines[-1].append(shlex.quote(word))
-    return " \\\n".join("    " * (n > 0) + " ".join(words) for n, words in enumerate(lines))
+    words = [" ".join(line) for line in lines]
+    return " \\\n".join(variables + [words[0]] + ["    " + line for line in words[1:]])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,7 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--method", required=True, choices=METHODS, help="what is learned from")
     add("--hf-checkpoint", required=True, help="folder of the policy in Hugging Face format (HF_CKPT)")
     add("--ref-load", help="reference weights; the checkpoint when unset (REF_LOAD)")
-    add("--save", help="where checkpoints go and are resumed from (SAVE_CKPT)")
+    add("--data-dir", default=DATA_DIR, help="ledger, versions and checkpoints; resumed from here (SAVE_CKPT)")
+    add("--checkpoint-every", type=int, default=20, help="updates between two checkpoints")
     add("--prm-checkpoint", help="the judge's model; the policy's checkpoint when unset (PRM_MODEL_PATH)")
     for name, default, what in (
         ("num", 8, "GPUs of the node"),
@@ -136,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=16, help="samples of one update")
     add("--learning-rate", type=float, default=1e-5)
     add("--kl-coef", type=float, default=0.0, help="weight of the KL to the reference")
+    add("--temperature", type=float, default=0.7, help="of chats that name none")
     add("--max-tokens-per-gpu", type=int, default=32768, help="token budget of one micro-batch")
     add("--mem-fraction-static", type=float, default=0.85, help="share of a serving GPU for weights and KV cache")
     add("--context-length", type=int, default=32768)
@@ -143,12 +237,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=30000)
     add("--served-model-name")
     add("--tool-call-parser", default="qwen25")
+    add("--reasoning-parser", default="qwen3")
+    add("--judge", choices=("llm", "rules"), default="llm", help="rules: no model judges; hints are users' own words")
     add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
+    add("--prm-port", type=int, default=30001, help="of the PRM that is started here")
     add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
     add("--prm-temperature", type=float, default=0.6)
     add("--prm-max-new-tokens", type=int, default=4096)
-    add("--top-k", type=int, default=0, help="distillation over the teacher's top k; not on the node yet")
+    add("--top-k", type=int, default=0, help="distil over the teacher's top k; 0: over the sampled tokens")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
+    add("--optimizer-on-gpu", action="store_true", help="keep the optimizer's state on the GPUs")
     add("--no-transformer-engine", action="store_true", help="use our own layer spec, for hosts without it")
+    add("--ray-address", help="a running Ray cluster; a local Ray when unset")
+    add("--server-python", help="interpreter of the server's environment; this one when unset")
+    add("--engine-python", help="interpreter of SGLang's environment; this one when unset")
     add("--dry-run", action="store_true", help="print the layout and every argv, start nothing")
     return parser
 
@@ -167,38 +269,47 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         hf_checkpoint=given.hf_checkpoint,
         method=given.method,
         ref_load=given.ref_load,
-        save=given.save,
         layout=layout,
         batch_size=given.batch_size,
         learning_rate=given.learning_rate,
         kl_coef=given.kl_coef,
+        temperature=given.temperature,
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
-        mem_fraction_static=given.mem_fraction_static,
+        optimizer_on_cpu=not given.optimizer_on_gpu,
         has_transformer_engine=not given.no_transformer_engine,
     )
     server = ServerOptions(
         host=given.host,
         port=given.port,
+        data_dir=given.data_dir,
         served_model_name=given.served_model_name,
         tool_call_parser=given.tool_call_parser,
+        reasoning_parser=given.reasoning_parser,
+        judge=given.judge,
         judge_votes=given.prm_votes,
         judge_temperature=given.prm_temperature,
         judge_max_new_tokens=given.prm_max_new_tokens,
         judge_url=given.prm_url,
+        prm_port=given.prm_port,
+        mem_fraction_static=given.mem_fraction_static,
         top_k=given.top_k,
+        extra=tuple(given.set),
     )
     python = "python3" if given.dry_run else sys.executable
-    return make_plan(node, server, prm_checkpoint=given.prm_checkpoint, python=python)
+    pythons = Pythons(python, given.server_python or python, given.engine_python or python)
+    training = Training(given.checkpoint_every, given.ray_address)
+    return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan; 2 and one line on stderr when it cannot work."""
+    """Run until SIGTERM or Ctrl-C, then stop what was started, and nothing else. 2 and one line on stderr when it
+    cannot work."""
     given = _parser().parse_args(argv)
     try:
         plan = _plan_of(given)
         if not given.dry_run:
-            raise SettingsError("the driver is not built yet: --dry-run shows what it will be given")
+            return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

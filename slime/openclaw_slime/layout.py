@@ -55,6 +55,12 @@ class Layout:
     def data_parallel(self) -> int:
         return self.actor_gpus // (self.actor_tp * self.context_parallel)
 
+    def gpus(self, part: str) -> str:
+        """The numbers of a part's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+        first = {"actor": 0, "rollout": self.actor_gpus, "prm": self.actor_gpus + self.rollout_gpus}[part]
+        count = {"actor": self.actor_gpus, "rollout": self.rollout_gpus, "prm": self.prm_gpus}[part]
+        return ",".join(str(first + n) for n in range(count))
+
     def table(self) -> str:
         """For people: one line a part."""
         first = self.actor_gpus

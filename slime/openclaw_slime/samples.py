@@ -14,7 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from openclaw_rl.errors import TrainerError
+from openclaw_rl.methods.base import Method
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.api import SampleBody
+from openclaw_rl.types import DropReason
 
 EXTRAS_KEY = "source_names"
 
@@ -27,6 +30,19 @@ class Extras(BaseModel):
     sample: SampleBody
     advantages: list[float]  # [T]
     is_filler: bool = False
+
+
+def unusable(samples: Sequence[SampleBody], method: Method, settings: TrainerSettings) -> dict[str, DropReason]:
+    """Leased samples that no step can be made of, by reason; driver and rollout function must agree on them."""
+    found: dict[str, DropReason] = {}
+    for body in samples:
+        if not body.prompt_ids:
+            found[body.sample_id] = DropReason.EMPTY  # nothing predicts the first token
+        elif len(body.prompt_ids) + len(body.response_ids) > settings.max_tokens:
+            found[body.sample_id] = DropReason.TOO_LONG
+        elif not method.can_train(body.noun()):
+            found[body.sample_id] = DropReason.METHOD  # made by another method, before the settings changed
+    return found
 
 
 def extras_of(samples: Sequence[SampleBody], advantages: Sequence[Sequence[float]], batch_size: int) -> list[Extras]:

@@ -33,7 +33,8 @@ def test_dry_run_prints_the_layout_and_every_argv(name):
 def test_the_layout_follows_the_variables():
     done = launch(SCRIPTS["openclaw_combine"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="2", ROLLOUT_GPUS="4", TP="1")
     assert "GPU 0–1   actor    Megatron, TP 1, CP 1, DP 2" in done.stdout
-    assert "--rollout-num-gpus-per-engine 4" in done.stdout
+    assert """'engine.args=["--tp", "4"]'""" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES=2,3,4,5" in done.stdout
 
 
 def test_a_wrong_layout_is_one_line_and_nothing_starts():
@@ -49,7 +50,9 @@ def test_without_prm_gpus_a_judge_elsewhere_is_needed():
     assert "PRM_URL is not set" in refused.stderr
     given = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_GPUS="0", PRM_URL="http://j/v1")
     assert "judge.url=http://j/v1" in given.stdout
-    assert "prm" not in given.stdout.split("driver")[0]
+    assert "sglang.launch_server" not in given.stdout
+    rules = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_GPUS="0", JUDGE="rules")
+    assert "judge.kind=rules" in rules.stdout
 
 
 def test_the_checkpoint_is_needed():

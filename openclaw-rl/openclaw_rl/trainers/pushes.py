@@ -1,8 +1,8 @@
 """A trainer that sends full weights to the engine itself, from the server's side: `push/begin` → it sends → `push/end`.
 
 Promises: between the two calls nobody asks the engine anything, and chats wait at the gate; one push at a time. A
-trainer that dies in between costs `deadline_s`: the engine may then hold half a version, so the gate stays shut until
-the keeper has restored what should serve, or a trainer has sent it again.
+trainer that dies in between costs `deadline_s`, or less when it starts again: the engine may then hold half a version,
+so the gate stays shut until the keeper has restored what should serve, or a trainer has sent it again.
 
 Leaves to others: whether the version may serve, the swap and the self-test (`publisher`).
 """
@@ -60,6 +60,12 @@ class TrainerPushes:
         else:
             push.sent.set_exception(EngineGone(said.failure))
         await asyncio.shield(push.done)
+
+    def give_up(self, reason: str) -> None:
+        """Its trainer is known to be gone: nobody waits for the deadline."""
+        push = self._now
+        if push is not None and push.begun.done() and not push.sent.done():
+            push.sent.set_exception(EngineGone(reason))
 
     async def run(self) -> None:
         """One push after the other, forever. Owned by the app."""

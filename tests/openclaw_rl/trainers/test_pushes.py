@@ -49,9 +49,12 @@ class World:
         settings = PublisherSettings(call_timeout_s=2, unbroken_drain_s=0)
         self.publisher = Publisher(ledger, self.engine, self.serving, settings, folder, base_folder=folder / "base")
         self.pushes = TrainerPushes(self.publisher.take_pushed)
-        self.keeper = EngineKeeper(self.engine, self.serving, self.publisher.restore, poll_s=0.02)
+        self.keeper = EngineKeeper(
+            self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
+        )
 
         async def on_start(name: str) -> Started:
+            self.pushes.give_up("started")
             await ledger.revoke(trainer=name, reason="started")
             await ledger.lose_undurable("started")
             self.publisher.wake()
@@ -200,6 +203,15 @@ async def test_a_trainer_that_dies_in_a_push_leaves_the_gate_shut_until_what_ser
     assert (await world.call("tip"))["wants_push"]
     await world.push(number)
     assert await world.state(number) is VersionState.SERVING
+
+
+async def test_a_trainer_that_died_in_a_push_ends_it_when_it_starts_again(world: World) -> None:
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "deadline_s": 600})
+    started = await world.call("start", {"trainer": "node"})
+    await until(lambda: world.serving.is_open)
+    assert await world.state(number) is VersionState.LOST
+    assert (world.serving.current, started["tip"]["folder"]) == (number + 1, None)
 
 
 async def test_a_failed_push_says_so_at_both_ends(world: World) -> None:

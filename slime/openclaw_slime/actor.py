@@ -1,0 +1,39 @@
+"""slime's Megatron actor, with two things more: it says what a step was, and takes the number of the version it sends.
+
+Given to slime by its own argument (`create_training_models(..., actor_cls=…)`). One process a GPU.
+"""
+
+# mypy: disable-error-code="import-not-found,misc,no-untyped-call"
+
+from typing import Any
+
+from megatron.core import mpu
+from slime.backends.megatron_utils.actor import MegatronTrainRayActor
+
+from openclaw_slime.outcome import RankShare
+from openclaw_slime.rows import Row, row_of, share_of
+
+
+class PolicyActor(MegatronTrainRayActor):
+    _rows: list[Row]
+
+    def train(self, rollout_id: int, rollout_data_ref: Any, external_data: Any = None) -> RankShare:
+        """slime's step, and this rank's part of what it was."""
+        self._rows = []
+        before = self.opt_param_scheduler.num_steps
+        super().train(rollout_id, rollout_data_ref, external_data=external_data)
+        share = share_of(self._rows, stepped=self.opt_param_scheduler.num_steps > before, counts=_counts())
+        self._rows = []
+        return share
+
+    def train_actor(self, rollout_id: int, rollout_data: dict[str, Any], external_data: Any = None) -> None:
+        super().train_actor(rollout_id, rollout_data, external_data=external_data)
+        self._rows = [row_of(tensor) for tensor in rollout_data.get("advantages", ())]
+
+    def name_next_push(self, weight_version: int) -> None:
+        """slime counts its pushes; the engine is to say the ledger's number."""
+        self.weight_updater.weight_version = weight_version - 1
+
+
+def _counts() -> bool:
+    return bool(mpu.get_tensor_model_parallel_rank() == 0 and mpu.is_pipeline_last_stage())

@@ -1,0 +1,372 @@
+"""The node's trainer: *start → load → (tip → push → lease → step → commit)*, our loop in the place of slime's.
+
+    python -m openclaw_slime.driver --data-dir DIR [--checkpoint-every 20] [--ray-address HOST:PORT] -- SLIME ARGUMENTS
+
+Promises: weights are sent right after their step, through the server's gate; no sample is trained twice in the
+ancestry of what serves, and none is lost: a step that failed gives its batch back, and what was not checkpointed when
+this process died is lost by the ledger's own account, its samples waiting again. On SIGTERM the step in hand is
+finished and checkpointed. Exit 75: to be started again, from the newest durable version. Exit 2: it cannot start.
+
+Leaves to others: what a step is (slime and Megatron, behind `Node`), every decision about versions (the ledger), and
+being started again (`launch`).
+"""
+
+import argparse
+import json
+import logging
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.errors import CommitRefused, OpenClawRLError, SettingsError, TrainerError
+from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report, Started, Tip
+from openclaw_rl.trainers.client import ServerGone, TrainerClient
+from openclaw_rl.trainers.renewal import renewing
+from openclaw_rl.types import DropReason, WeightKind
+from openclaw_slime.node import TRAINER, NodeConfig, find_method
+from openclaw_slime.outcome import Outcome, RankShare, merged
+from openclaw_slime.samples import unusable
+
+log = logging.getLogger(__name__)
+
+START_AGAIN = 75
+LEASE_WAIT_S = 2.0
+"""One long poll. Short: a stop, and an engine that wants the weights again, wait for it."""
+PUSH_DEADLINE_S = 90.0
+"""Less than the server holds chats (`engine.hold_s`)."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+_FOLDER = re.compile(r"full-(\d+)$")
+
+
+class StartAgain(TrainerError):
+    """What Megatron holds is no longer, or not surely, what the ledger says."""
+
+
+class Node(Protocol):
+    """slime, Ray and Megatron, as the loop sees them. Anything they raise means that their state is not known."""
+
+    def train(self, fence: int) -> Sequence[RankShare]: ...
+
+    def push(self, weight_version: int, timeout_s: float) -> None: ...
+
+    def save(self, iteration: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where versions are kept: Megatron's own checkpoint to go on from, an HF export that the engine can load.
+
+    Both are named after the fence of the lease that made the version: known before the commit, never used again.
+    """
+
+    data_dir: Path
+    every: int = 20
+    """Steps between two."""
+    keep: int = 2
+    """Of Megatron's: each is the weights and the optimizer. The exports stay, a rollback may go back to any."""
+
+    @property
+    def megatron(self) -> Path:
+        return self.data_dir / "megatron"
+
+    def folder(self, fence: int) -> str:
+        """Of the export, relative to the data directory."""
+        return f"versions/full-{fence}"
+
+    def save_arguments(self) -> list[str]:
+        # Megatron wants an interval with --save; it is the driver that counts.
+        arguments = ["--save", str(self.megatron), "--save-interval", str(self.every)]
+        return [*arguments, "--save-hf", str(self.data_dir / "versions" / "full-{rollout_id}")]
+
+    def load_arguments(self, tip: Tip, base: str) -> list[str]:
+        """Where slime reads the tip. An export without Megatron's checkpoint starts with fresh moments."""
+        if tip.folder is None:
+            return ["--load", base]
+        fence = self.fence_of(tip)
+        if fence is not None and self._iteration(fence).is_dir():
+            return ["--load", str(self.megatron), "--ckpt-step", str(fence)]
+        return ["--load", str(self.data_dir / tip.folder)]
+
+    def fence_of(self, tip: Tip) -> int | None:
+        """Of the lease that made it; None for the base."""
+        found = _FOLDER.search(tip.folder or "")
+        return int(found[1]) if found else None
+
+    def prune(self) -> None:
+        kept = sorted(self.megatron.glob("iter_*"), key=lambda folder: folder.name)
+        for folder in kept[: -self.keep]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _iteration(self, fence: int) -> Path:
+        return self.megatron / f"iter_{fence:07d}"
+
+
+class Driver:
+    def __init__(
+        self,
+        client: TrainerClient,
+        node: Node,
+        config: NodeConfig,
+        checkpoints: Checkpoints,
+        tip: Tip,
+        *,
+        batch_size: int,
+        stop: threading.Event,
+        lease_wait_s: float = LEASE_WAIT_S,
+    ) -> None:
+        """tip: what `node` holds."""
+        self._client, self._node, self._config, self._checkpoints = client, node, config, checkpoints
+        self._method = find_method(config.method.name)
+        self._batch_size, self._stop, self._lease_wait_s = batch_size, stop, lease_wait_s
+        self._held, self._engine = tip.weight_version, tip.engine
+        self._fence: int | None = None
+        """Of the held version, while it is on no disk."""
+        self._steps = 0
+        """Since the last checkpoint."""
+        self._unexplained = 0
+        """Steps in a row that were left out, and no sample to blame."""
+
+    def run(self) -> None:
+        """Train until `stop` is set. Raises StartAgain, and what is a bug."""
+        self._when_server_is_there(self._meet_engine)
+        while not self._stop.is_set():
+            self._when_server_is_there(self.turn)
+        self._save()
+
+    def turn(self) -> int | None:
+        """One poll, and one step when a batch came; the version it made."""
+        tip = self._client.tip()
+        self._check(tip)
+        if tip.wants_push:
+            self._push()
+        lease = self._client.lease(TRAINER, wait_s=self._lease_wait_s)
+        if lease is None:
+            return None
+        with renewing(self._client, lease, _not_renewed) as still_ours:
+            return self._step(lease, still_ours)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def _step(self, lease: LeaseBody, still_ours: Callable[[], bool]) -> int | None:
+        if lease.parent != self._held:
+            self._client.release(lease.lease_id, lease.fence, "the tip moved")
+            raise StartAgain(f"the tip is version {lease.parent}, and Megatron holds {self._held}")
+        drop = unusable(lease.samples, self._method, self._config.trainer)
+        usable = len(lease.samples) - len(drop)
+        if not usable:
+            self._client.release(lease.lease_id, lease.fence, "no sample of the batch can be trained on", drop)
+            return None
+        log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
+        try:
+            outcome = merged(self._node.train(lease.fence), samples=usable, batch_size=self._batch_size)
+        except Exception as error:
+            drop |= _too_long(lease, error)
+            self._give_back(lease, f"{type(error).__name__}: {error}"[:300], drop)
+            raise StartAgain(f"the step failed: {error!r}") from error
+        if not outcome.stepped:
+            self._left_out(lease, outcome, drop)
+            return None
+        if not still_ours():
+            raise StartAgain(f"lease {lease.lease_id} is over, and its step is in the weights")
+        return self._commit(lease, outcome, drop)
+
+    def _left_out(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> None:
+        """A number was not finite, and the weights are as they were."""
+        guilty = set(outcome.not_finite)
+        if not guilty:
+            self._unexplained += 1
+            if self._unexplained > 1:  # not chance: it would come for ever
+                guilty = {body.sample_id for body in lease.samples} - set(drop)
+        log.warning("step left out: not finite, by %s", sorted(guilty) or "nobody")
+        drop = drop | {sample_id: DropReason.NON_FINITE for sample_id in guilty}
+        self._client.release(lease.lease_id, lease.fence, "a number of the step is not finite", drop)
+
+    def _commit(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> int:
+        manifest = Manifest(
+            folder=self._checkpoints.folder(lease.fence),
+            kind=WeightKind.FULL,
+            base_hash=self._client.tip().base_hash,
+            sha256="",  # of a file that may never be written
+            weights_file="model.safetensors",
+        )
+        commit = Commit(
+            lease_id=lease.lease_id,
+            fence=lease.fence,
+            parent=lease.parent,
+            manifest=manifest,
+            report=Report(metrics=dict(outcome.metrics)),
+            durable=False,
+            drop={sample_id: reason.value for sample_id, reason in drop.items()},
+        )
+        try:
+            version = self._client.commit(commit)
+        except TrainerError as error:
+            raise StartAgain(f"the step is in the weights, and its commit failed: {error}") from error
+        self._held, self._fence, self._unexplained = version, lease.fence, 0
+        self._steps += 1
+        log.info("version %d: %s", version, json.dumps({k: round(v, 6) for k, v in outcome.metrics.items()}))
+        # The checkpoint comes after the push: chats get the new weights first.
+        tip = self._client.tip()
+        self._check(tip)
+        if tip.wants_push:
+            self._push()
+        if self._steps >= self._checkpoints.every:
+            self._save()
+        return version
+
+    def _give_back(self, lease: LeaseBody, reason: str, drop: dict[str, DropReason]) -> None:
+        try:
+            self._client.release(lease.lease_id, lease.fence, reason, drop)
+        except TrainerError as error:  # it runs out, or ends when we ask for the next
+            log.warning("lease %s was not released: %s", lease.lease_id, error)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _meet_engine(self) -> None:
+        """Send what the tip is: the way to the engine is there before the first step, or this fails now."""
+        tip = self._client.tip()
+        self._check(tip)
+        self._push()
+
+    def _check(self, tip: Tip) -> None:
+        if tip.weight_version != self._held:
+            raise StartAgain(f"the tip is version {tip.weight_version}, and Megatron holds {self._held}")
+        if tip.engine != self._engine:  # the group that sends weights died with the old one
+            self._save()
+            raise StartAgain("the engine was started again")
+
+    def _push(self) -> None:
+        version = self._held
+        try:
+            self._client.push_begin(version, deadline_s=PUSH_DEADLINE_S)
+        except CommitRefused as error:
+            log.warning("version %d is not to be sent: %s", version, error)
+            return
+        failure = None
+        try:
+            self._node.push(version, PUSH_DEADLINE_S / 2)
+        except Exception as error:
+            failure = error
+        try:
+            self._client.push_end(version, None if failure is None else f"{type(failure).__name__}: {failure}"[:300])
+        except TrainerError as error:
+            raise StartAgain(f"version {version} was not taken by the engine: {error}") from failure or error
+        if failure is not None:
+            raise StartAgain(f"version {version} was not sent: {failure!r}") from failure
+        log.info("version %d serves", version)
+
+    def _save(self) -> None:
+        """Checkpoint what is held, if it is on no disk; then the ledger calls it durable."""
+        if self._fence is None:
+            return
+        self._node.save(self._fence)
+        self._client.durable(self._held)
+        log.info("version %d is durable: iteration %d", self._held, self._fence)
+        self._fence, self._steps = None, 0
+        self._checkpoints.prune()
+
+    def _when_server_is_there(self, do: Callable[[], object]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                do()
+                return
+            except ServerGone as error:
+                log.warning("the server is away: %s", error)
+                if self._stop.wait(pause_s):
+                    return
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def _not_renewed(lease: LeaseBody, error: TrainerError) -> None:
+    log.warning("lease %s was not renewed: %s", lease.lease_id, error)
+
+
+def _too_long(lease: LeaseBody, error: Exception) -> dict[str, DropReason]:
+    """The longest sample, when memory ran out: the batch would come again as it is."""
+    if "out of memory" not in str(error).lower():
+        return {}
+    longest = max(lease.samples, key=lambda body: len(body.prompt_ids) + len(body.response_ids))
+    return {longest.sample_id: DropReason.TOO_LONG}
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="python -m openclaw_slime.driver", description="The node's trainer.")
+    parser.add_argument("--data-dir", type=Path, required=True, help="the server's")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps between two checkpoints")
+    parser.add_argument("--keep-checkpoints", type=int, default=2, help="of Megatron's")
+    parser.add_argument("--ray-address", help="a running Ray cluster; a local Ray of our own when unset")
+    return parser.parse_args(words[:cut]), words[cut + 1 :]
+
+
+def _base_of(slime_arguments: Sequence[str]) -> str:
+    return slime_arguments[slime_arguments.index("--hf-checkpoint") + 1]
+
+
+def _server(data: DataDir) -> tuple[str, str]:
+    """URL and trainer token of the running server."""
+    try:
+        url = str(json.loads(data.server_file.read_text())["url"])
+        return url, (data.keys / "trainer.token").read_text().strip()
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(f"--data-dir {data.root}: no server runs there ({error})") from error
+
+
+def _started(client: TrainerClient, stop: threading.Event) -> Started:
+    while True:
+        try:
+            return client.start(TRAINER)
+        except ServerGone:
+            if stop.wait(FIRST_PAUSE_S):
+                raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    ours, slime_arguments = _arguments(argv)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        data = DataDir.of(ours.data_dir)
+        url, token = _server(data)
+        client = TrainerClient(url, token)
+        checkpoints = Checkpoints(data.root, every=ours.checkpoint_every, keep=ours.keep_checkpoints)
+        started = _started(client, stop)
+        config = NodeConfig(url=url, token=token, trainer=started.trainer, method=started.method)
+        arguments = [
+            *slime_arguments,
+            *checkpoints.save_arguments(),
+            *checkpoints.load_arguments(started.tip, _base_of(slime_arguments)),
+            "--rollout-external-engine-addrs",
+            started.engine_url,
+        ]
+        from openclaw_slime.slime_node import SlimeNode  # Ray, slime and Megatron: seconds to import
+
+        fence = checkpoints.fence_of(started.tip)
+        with SlimeNode.started(arguments, config, ray_address=ours.ray_address, resumed=fence) as node:
+            driver = Driver(client, node, config, checkpoints, started.tip, batch_size=node.batch_size, stop=stop)
+            driver.run()
+    except StartAgain as error:
+        log.warning("to be started again: %s", error)
+        return START_AGAIN
+    except OpenClawRLError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What every process of a run knows of ours: it travels in slime's own `args`, which slime pickles to each of them."""
+
+from argparse import Namespace
+from importlib import import_module
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.methods.base import Method, load_method
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+
+TRAINER = "slime"
+"""The name we lease under: the same after a restart."""
+_OURS = {
+    "binary_rl": "openclaw_rl.methods.binary_rl",
+    "opd": "openclaw_opd.method",
+    "combine": "openclaw_combine.method",
+}
+
+
+class NodeConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """The server's base URL."""
+    token: SecretStr
+    trainer: TrainerSettings
+    method: MethodSettings
+
+    def attach(self, args: Namespace) -> None:
+        args.openclaw = self
+
+    @classmethod
+    def of(cls, args: Namespace) -> "NodeConfig":
+        config = getattr(args, "openclaw", None)
+        if not isinstance(config, cls):
+            raise SettingsError("slime was not started by `python -m openclaw_slime.driver`: its args lack our part")
+        return config
+
+
+def find_method(name: str) -> Method:
+    """By entry point; ours also where our packages lie on the path uninstalled, as in slime's own environment."""
+    try:
+        return load_method(name)
+    except SettingsError:
+        if name not in _OURS:
+            raise
+    method: Method = import_module(_OURS[name]).METHOD
+    return method

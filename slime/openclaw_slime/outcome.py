@@ -1,0 +1,52 @@
+"""What a step was, put together from what each rank of Megatron saw of it. No torch: the driver reads it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openclaw_rl.methods.base import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One worker's part; what crosses Ray."""
+
+    stepped: bool
+    """Whether the optimizer stepped: not where a gradient was not finite."""
+    counts: bool
+    """False on ranks that only repeat another's numbers (tensor parallelism) or run no loss (earlier stages)."""
+    loss: float = 0.0
+    """Σ over its samples of their parts of the mean over trained tokens, weighted n/G as slime's divisors are."""
+    trained_tokens: int = 0
+    tallies: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    """Sample ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    stepped: bool
+    metrics: Mapping[str, float]
+    not_finite: tuple[str, ...]
+
+
+def merged(shares: Sequence[RankShare], *, samples: int, batch_size: int) -> Outcome:
+    """`samples` of `batch_size` rows were real. Raises ValueError when the ranks disagree on whether they stepped."""
+    if len({share.stepped for share in shares}) != 1:
+        raise ValueError("some ranks stepped and some did not")
+    seen = [share for share in shares if share.counts]
+    tallies: dict[str, Tally] = {}
+    for share in seen:
+        for name, (total, over) in share.tallies.items():
+            before = tallies.get(name, Tally(0.0, 0.0))
+            tallies[name] = Tally(before.total + total, before.over + over)
+    metrics = {
+        "loss": math.fsum(share.loss for share in seen) / batch_size,
+        "samples": float(samples),
+        "fillers": float(batch_size - samples),
+        "trained_tokens": float(sum(share.trained_tokens for share in seen)),
+    }
+    metrics |= {name: tally.total / tally.over for name, tally in tallies.items() if tally.over}
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    not_finite = tuple(sorted({name for share in seen for name in share.not_finite}))
+    return Outcome(shares[0].stepped, finite, not_finite)

@@ -1,0 +1,205 @@
+"""Runs the processes of a node: PRM, server, driver. Standard library only.
+
+Promises: only what was started here is ever ended, by its own handle and group; all of it is, the driver first, so that
+it can checkpoint. A driver or PRM that dies is started again with growing pauses, while the server and its chats go on;
+a server that ends, or a driver that says it can never start (exit 2), ends the run. When this process is killed, its
+children notice and leave (`openclaw_rl.supervised`).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openclaw_rl
+from openclaw_rl.errors import SettingsError
+
+POLL_S = 0.5
+START_TIMEOUT_S = 900.0
+DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
+"""A driver finishes its step and writes a checkpoint."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
+CANNOT_START = 2
+_SUPERVISED = Path(openclaw_rl.__file__).with_name("supervised.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`python -m module arguments`, with these variables on top of ours."""
+
+    name: str
+    python: str
+    module: str
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    """Where it will listen; something that listens there already would answer in its place."""
+    model: str | None = None
+    """What its `/model_info` must name."""
+
+
+class Process:
+    """One started command; its output goes to a log file, or to the terminal without one."""
+
+    def __init__(self, command: Command, log_file: Path | None) -> None:
+        self.command, self._log_file = command, log_file
+        self._started = time.monotonic()
+        variables = [word for name, value in command.environ.items() for word in ("--env", f"{name}={value}")]
+        argv = [command.python, str(_SUPERVISED), *variables, command.module, *command.arguments]
+        output = None if log_file is None else log_file.open("ab")
+        try:
+            # stdin is the lifeline: it closes with us, and the child leaves (supervised.py).
+            self._popen = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:
+            raise SettingsError(f"{command.name}: {command.python}: {error.strerror}") from error
+        finally:
+            if output is not None:
+                output.close()
+        _say(f"{command.name} started, pid {self._popen.pid}" + (f", log {log_file}" if log_file else ""))
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._popen.poll()
+
+    @property
+    def ran_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def last_line(self) -> str:
+        if self._log_file is None:
+            return "see above"
+        lines = self._log_file.read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, SIGKILL after the grace; then what it left in its group."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+            try:
+                self._popen.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                _say(f"{self.command.name} did not end within {grace_s:g} s: killed")
+                self._popen.kill()
+                self._popen.wait()
+        self.clear()
+
+    def clear(self) -> None:
+        """End what it left in its group: a restart must find its GPU memory free."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+
+class Restarted:
+    """A command that is started again whenever it ends."""
+
+    def __init__(self, command: Command, log_file: Path) -> None:
+        self._command, self._log_file = command, log_file
+        self._pause_s, self._again_at = FIRST_PAUSE_S, 0.0
+        self.process = Process(command, log_file)
+
+    def look(self) -> int | None:
+        """The exit code of one that ended since; it is started again when its pause is over."""
+        if (code := self.process.exit_code) is None:
+            return None
+        now = time.monotonic()
+        if not self._again_at:
+            self.process.clear()
+            if self.process.ran_s > HEALTHY_AFTER_S:
+                self._pause_s = FIRST_PAUSE_S
+            self._again_at, self._pause_s = now + self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+            _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
+            return code
+        if now >= self._again_at:
+            self._again_at = 0.0
+            self.process = Process(self._command, self._log_file)
+        return None
+
+
+def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path) -> int:
+    """Start all, keep them, and stop them when asked to. The exit code of the run. Raises SettingsError."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logs = data_dir / "logs"
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    announced = data_dir / "run" / "server.json"
+    announced.unlink(missing_ok=True)  # of a server that was killed
+    for command in (prm, server):
+        if command is not None:
+            _check_port(command)
+    running: list[tuple[Process | Restarted, float]] = []
+    try:
+        judge = None
+        if prm is not None:
+            judge = Restarted(prm, logs / "prm.log")
+            running.append((judge, GRACE_S))
+            if not _wait(stop, judge.process, lambda: _serves(prm)):
+                return 0
+        front = Process(server, None)
+        running.append((front, GRACE_S))
+        if not _wait(stop, front, announced.exists):
+            return 0
+        trainer = Restarted(driver, logs / "driver.log")
+        running.append((trainer, DRIVER_GRACE_S))
+        while not stop.wait(POLL_S):
+            if (code := front.exit_code) is not None:
+                _say(f"the server ended with {code}")
+                return code or 1
+            if judge is not None:
+                judge.look()
+            if trainer.look() == CANNOT_START:
+                return CANNOT_START
+        return 0
+    finally:
+        for part, grace_s in reversed(running):
+            (part.process if isinstance(part, Restarted) else part).stop(grace_s)
+
+
+def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) -> bool:
+    """Until it is up; False when asked to stop. Raises SettingsError when it ends, or never comes up."""
+    end = time.monotonic() + START_TIMEOUT_S
+    while not stop.wait(POLL_S):
+        if is_up():
+            return True
+        if process.exit_code is not None:
+            raise SettingsError(f"{process.command.name} does not start: {process.last_line()[:300]}")
+        if time.monotonic() > end:
+            raise SettingsError(f"{process.command.name} did not come up within {START_TIMEOUT_S:g} s")
+    return False
+
+
+def _serves(command: Command) -> bool:
+    """Whether the engine answers, as the model it should be. Raises SettingsError when it is another."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{command.port}/model_info", timeout=5) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError):
+        return False
+    if found.get("model_path") != command.model:
+        raise SettingsError(f"{command.name}: port {command.port} serves {found.get('model_path')!r}")
+    return True
+
+
+def _check_port(command: Command) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", command.port or 0))
+        except OSError as error:
+            raise SettingsError(f"{command.name}: port {command.port} is in use") from error
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"[launch] {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,64 @@
+"""One sample of a step as the ranks of Megatron see it, and what the loss found of it.
+
+A micro-batch of slime holds a fixed list of keys, and passes on the very objects that its `advantages` list holds. So a
+row rides on its advantages tensor (`ride`, `row_of`): no key of slime's is bent, no table is kept beside, and what a
+method needs, a top-k too, reaches its loss.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from openclaw_rl.errors import TrainerError
+from openclaw_rl.methods.base import Tally
+from openclaw_rl.types import Sample
+from openclaw_slime.outcome import RankShare
+from openclaw_slime.samples import Extras
+
+
+@dataclass(slots=True)
+class Row:
+    sample: Sample
+    credit: tuple[float, ...]  # [T]
+    is_filler: bool = False
+    loss: float = 0.0
+    """This rank's part of the sample's mean over its trained tokens."""
+    trained_tokens: int = 0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    is_finite: bool = True
+
+    @classmethod
+    def of(cls, text: str) -> "Row":
+        extras = Extras.model_validate_json(text)
+        return cls(extras.sample.noun(), tuple(extras.advantages), extras.is_filler)
+
+
+def ride(tensor: Tensor, row: Row) -> Tensor:
+    tensor.openclaw_row = row  # type: ignore[attr-defined]
+    return tensor
+
+
+def row_of(tensor: Tensor) -> Row:
+    row = getattr(tensor, "openclaw_row", None)
+    if not isinstance(row, Row):
+        raise TrainerError("slime made other tensors of our advantages: it is not the pinned one")
+    return row
+
+
+def share_of(rows: Sequence[Row], *, stepped: bool, counts: bool) -> RankShare:
+    """What one rank's rows come to, for the driver."""
+    tallies: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        for name, (total, over) in row.tallies.items():
+            before = tallies.get(name, (0.0, 0.0))
+            tallies[name] = (before[0] + total, before[1] + over)
+    return RankShare(
+        stepped,
+        counts,
+        loss=math.fsum(row.loss for row in rows),
+        trained_tokens=sum(row.trained_tokens for row in rows),
+        tallies=tallies,
+        not_finite=tuple(row.sample.sample_id for row in rows if not row.is_finite),
+    )

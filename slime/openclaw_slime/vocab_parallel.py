@@ -1,0 +1,92 @@
+"""Log-probs out of logits whose vocabulary is cut over the ranks of tensor parallelism: torch alone, no Megatron.
+
+Promises: the numbers and gradients of `openclaw_rl.losses.log_probs_of` on the whole vocabulary, in fp32 at least; one
+log-sum-exp and one gather, whatever the number of ids a position; two collectives a call, none in backward. What is
+kept for backward is the logits themselves, which live anyway: the softmax is computed again, `chunk` positions at a
+time, into the one gradient that has to be.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """This rank's columns of the vocabulary: `[start, start + columns)`."""
+
+    group: dist.ProcessGroup | None = None
+    """None: the vocabulary is whole."""
+    start: int = 0
+    vocab_size: int | None = None
+    """Ids there are; columns beyond are padding, and no part of the distribution. None: no padding."""
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup, columns: int, vocab_size: int) -> "VocabShard":
+        return cls(group, group.rank() * columns, vocab_size)
+
+    def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        if self.group is not None and self.group.size() > 1:
+            dist.all_reduce(values, op=op, group=self.group)
+
+    def columns(self, width: int) -> int:
+        """Of `width` columns of this rank, those that are ids."""
+        return width if self.vocab_size is None else max(0, min(width, self.vocab_size - self.start))
+
+
+def gathered_log_probs(
+    logits: Tensor, ids: Tensor, temperature: Tensor, shard: VocabShard, *, chunk: int = 1024
+) -> Tensor:
+    """log softmax(logits / temperature)[ids].
+
+    Shapes: logits [N, V/ranks], ids [N, K], temperature [N]; gives [N, K].
+    """
+    found: Tensor = _Gathered.apply(logits, ids, temperature, shard, chunk)
+    return found
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: Tensor, shard: VocabShard, chunk: int) -> Tensor:
+        dtype, columns = torch.promote_types(logits.dtype, torch.float32), shard.columns(logits.shape[1])
+        temperature = temperature.to(dtype).unsqueeze(-1)  # [N, 1]
+        local, mine = _local(ids, shard.start, columns)
+        largest = logits.new_full((len(ids), 1), -torch.inf, dtype=dtype)
+        if columns:
+            largest = logits[:, :columns].amax(-1, keepdim=True).to(dtype) / temperature
+        shard.reduce(largest, dist.ReduceOp.MAX)
+        found = logits.new_zeros((len(ids), ids.shape[1] + 1), dtype=dtype)  # [:, K]: the sum of exp
+        for at in range(0, len(ids) if columns else 0, chunk):
+            rows = slice(at, at + chunk)
+            scaled = logits[rows, :columns].to(dtype) / temperature[rows] - largest[rows]
+            found[rows, :-1] = scaled.gather(-1, local[rows]).masked_fill(~mine[rows], 0)
+            found[rows, -1] = scaled.exp_().sum(-1)
+        shard.reduce(found, dist.ReduceOp.SUM)
+        log_sum = found[:, -1:].log()
+        ctx.save_for_backward(logits, local, mine, temperature, largest + log_sum)
+        ctx.columns, ctx.chunk = columns, chunk
+        return found[:, :-1] - log_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (grad,) = grads
+        logits, local, mine, temperature, normaliser = ctx.saved_tensors
+        total = grad.sum(-1, keepdim=True)
+        own = grad.masked_fill(~mine, 0)
+        given = torch.zeros_like(logits)
+        for at in range(0, len(logits) if ctx.columns else 0, ctx.chunk):
+            rows = slice(at, at + ctx.chunk)
+            part = (logits[rows, : ctx.columns].to(grad.dtype) / temperature[rows] - normaliser[rows]).exp_()
+            part.mul_(-total[rows]).scatter_add_(-1, local[rows], own[rows]).div_(temperature[rows])
+            given[rows, : ctx.columns] = part.to(given.dtype)
+        return given, None, None, None, None
+
+
+def _local(ids: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Each id's column here, 0 where it is another rank's, and whether it is ours."""
+    local = ids - start
+    mine = (local >= 0) & (local < columns)
+    return local.masked_fill(~mine, 0), mine

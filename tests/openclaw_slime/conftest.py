@@ -1,0 +1,72 @@
+"""Samples of every kind a batch may hold, and the node's part of slime's args."""
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.types import Sample, VersionRun
+from openclaw_slime.node import NodeConfig
+
+VOCABULARY = 48
+K = 3
+
+
+@pytest.fixture
+def node_config() -> Callable[..., NodeConfig]:
+    def make(method: str = "combine", kl_coef: float = 0.0) -> NodeConfig:
+        trainer = TrainerSettings(kl_coef=kl_coef)
+        settings = MethodSettings(name=method, teacher="policy", baseline="none", top_k=K)
+        return NodeConfig(url="http://server", token="t", trainer=trainer, method=settings)
+
+    return make
+
+
+@pytest.fixture
+def every_kind() -> list[Sample]:
+    """A verdict alone, a hint alone, both, a gap whose student side the trainer gives, a top-k, a demonstration."""
+    return [
+        _sample("verdict", 5, mask=(True, False, True, True, True)),
+        _sample("hint", 4, reward=None, gap=True, temperature=1.0),
+        _sample("both", 6, reward=-1.0, gap=True),
+        _sample("student", 3, reward=None, gap=True, student=False),
+        _sample("topk", 4, gap=True, top_k=True),
+        _sample("shown", 3, reward=None, demonstration=True),
+    ]
+
+
+def _sample(
+    name: str,
+    length: int,
+    *,
+    mask: tuple[bool, ...] | None = None,
+    reward: float | None = 1.0,
+    gap: bool = False,
+    student: bool = True,
+    top_k: bool = False,
+    demonstration: bool = False,
+    temperature: float = 0.7,
+) -> Sample:
+    dice = random.Random(name)
+    near = [-3.5 - dice.random() for _ in range(length)]
+    table = None
+    if top_k:
+        ids = [dice.sample(range(VOCABULARY), K) for _ in range(length)]
+        table = json.dumps({"top_k": {"ids": ids, "log_probs": [[-1.5, -2.0, -3.0]] * length}})
+    return Sample(
+        sample_id=name,
+        prompt_ids=tuple(dice.randrange(VOCABULARY) for _ in range(2 + len(name) % 4)),
+        response_ids=tuple(dice.randrange(VOCABULARY) for _ in range(length)),
+        loss_mask=mask or (True,) * length,
+        rollout_log_probs=(0.0,) * length if demonstration else tuple(near),
+        versions=(VersionRun(0, length),),
+        temperature=temperature,
+        reward=reward,
+        teacher_log_probs=tuple(value + dice.uniform(-1, 1) for value in near) if gap else None,
+        student_log_probs=tuple(near) if gap and student else None,
+        scored_version=0 if gap else None,
+        extra_json=table,
+        is_demonstration=demonstration,
+    )

@@ -1,0 +1,196 @@
+"""The driver's loop over the real trainer API, ledger and publisher: killed or failing at every point, it starts again,
+and in the end every sample is in the serving weights once."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from toy_node import BATCH, Killed, ToyMegatron, ToyServer
+
+from openclaw_rl.trainers.api import Tip
+from openclaw_rl.types import TurnState, VersionState, WeightKind
+from openclaw_slime.driver import Checkpoints, Driver, StartAgain
+from openclaw_slime.node import TRAINER, NodeConfig
+from openclaw_slime.outcome import RankShare, merged
+
+
+class Run:
+    """Starts drivers on one data directory until the work is done."""
+
+    def __init__(self, server: ToyServer, config: NodeConfig, *, every: int) -> None:
+        self.server, self.config = server, config
+        self.checkpoints = Checkpoints(server.folder, every=every)
+        self.client = server.client()
+        self.starts = 0
+
+    def start(self) -> tuple[Driver, ToyMegatron]:
+        self.starts += 1
+        started = self.client.start(TRAINER)
+        megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
+        driver = Driver(
+            self.client,
+            megatron.node(),
+            self.config,
+            self.checkpoints,
+            started.tip,
+            batch_size=BATCH,
+            stop=threading.Event(),
+            lease_wait_s=0.2,
+        )
+        driver._meet_engine()
+        return driver, megatron
+
+    def finish(self) -> None:
+        """Turns until nothing waits; a driver that wants to start again is."""
+        driver, _ = self.start()
+        while True:
+            try:
+                if driver.turn() is None and not self.counts().get("sampled"):
+                    driver._save()
+                    return
+            except StartAgain:
+                driver, _ = self.start()
+
+    def counts(self) -> dict[str, int]:
+        return self.server.do(self.server.ledger.counts())
+
+    def samples(self, n: int) -> list[str]:
+        return [self.server.do(self.server.sample(self.server.serving.current)) for _ in range(n)]
+
+    def check(self, samples: list[str]) -> None:
+        """Every sample is in the weights that serve, once, and the ledger says so too."""
+        ledger, engine = self.server.ledger, self.server.engine
+        assert sorted(engine.holds) == sorted(samples)
+        serving = self.server.do(ledger.serving_version())
+        assert (self.server.serving.current, engine.weight_version) == (serving, serving)
+        assert self.server.do(ledger.audit()) == []
+        for name in samples:
+            assert self.server.do(ledger.turn(name)).state is TurnState.TRAINED
+
+
+@pytest.fixture
+def run(tmp_path: Path, node_config: Callable[..., NodeConfig]) -> Iterator[Run]:
+    server = ToyServer(tmp_path)
+    config = node_config("binary_rl").model_copy(update={"url": server.url})
+    yield Run(server, config.model_validate({**config.model_dump(), "token": "trainer-token"}), every=2)
+    server.close()
+
+
+def test_updates_are_pushed_at_once_and_checkpointed_now_and_then(run: Run) -> None:
+    samples = run.samples(7)
+    run.finish()
+    run.check(samples)  # the last batch was of one, and a filler
+    versions = run.server.do(run.server.ledger.versions())
+    assert [v.weight_version for v in versions if v.durable] == [0, 2, 4]
+    assert [v.state for v in versions[:-1]] == [VersionState.RETIRED] * 4
+    assert len(list(run.checkpoints.megatron.glob("iter_*"))) == 2
+    assert run.starts == 1
+
+
+def turns(driver: Driver, n: int) -> None:
+    for _ in range(n):
+        driver.turn()
+
+
+POINTS = ["generate", "train", "trained", "push", "pushing", "pushed", "save", "saved"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: str, how: str) -> None:
+    samples = run.samples(8)
+    driver, megatron = run.start()
+    driver.turn()
+    driver.turn()  # two versions, the second durable
+    driver.turn()  # a third, which is not
+    megatron.dies_at, megatron.fails_at = (point, "") if how == "killed" else ("", point)
+    with pytest.raises((Killed, StartAgain, RuntimeError)):
+        driver.turn()
+    run.finish()
+    run.check(samples)
+    lost = [v for v in run.server.do(run.server.ledger.versions()) if v.state is VersionState.LOST]
+    assert len(lost) == (1 if point in ("generate", "train", "trained") else 2)
+
+
+def test_a_commit_that_was_not_answered_is_lost_with_the_process(run: Run) -> None:
+    samples = run.samples(4)
+    driver, _ = run.start()
+    real = run.client.commit
+
+    def commit_and_die(commit: object) -> int:
+        real(commit)  # type: ignore[arg-type]
+        raise Killed("commit")
+
+    run.client.commit = commit_and_die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        driver.turn()
+    run.client.commit = real  # type: ignore[method-assign]
+    run.finish()
+    run.check(samples)
+
+
+def test_a_sample_that_is_not_finite_is_dropped_and_the_rest_is_trained(run: Run) -> None:
+    samples = run.samples(4)
+    driver, megatron = run.start()
+    megatron.not_finite = (samples[1],)
+    assert driver.turn() is None
+    assert run.server.do(run.server.ledger.turn(samples[1])).state is TurnState.DROPPED
+    run.finish()
+    run.check([samples[0], *samples[2:]])
+
+
+def test_an_engine_that_starts_again_is_met_anew_and_nothing_is_lost(run: Run) -> None:
+    samples = run.samples(3)
+    driver, _ = run.start()
+    driver.turn()
+    run.server.engine.weight_version, run.server.engine.holds = 0, []  # it was restarted, with the base
+    run.server.serving.close_gate()  # as its end does, when it is the server's child
+    with pytest.raises(StartAgain, match="engine was started again"):
+        turns(driver, 100)
+    run.finish()
+    run.check(samples)
+    assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
+def test_a_rollback_makes_the_driver_start_again_from_there(run: Run) -> None:
+    samples = run.samples(6)
+    run.finish()
+    run.server.do(run.server.ledger.rollback(2, requeue=True))
+    run.finish()
+    run.check(samples)
+
+
+def test_on_a_stop_what_was_learned_is_checkpointed(run: Run) -> None:
+    run.samples(2)
+    driver, _ = run.start()
+    driver.turn()
+    driver._stop.set()
+    driver.run()
+    assert run.server.do(run.server.ledger.version(1)).durable
+    assert run.client.start(TRAINER).tip.weight_version == 1  # nothing was lost
+
+
+def test_what_is_loaded(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+
+    def of(folder: str | None) -> list[str]:
+        tip = Tip(weight_version=3, kind=WeightKind.FULL, base_hash="b", folder=folder)
+        return checkpoints.load_arguments(tip, "CK")
+
+    assert of(None) == ["--load", "CK"]
+    assert of("versions/full-12") == ["--load", str(tmp_path / "versions/full-12")]  # Megatron's own was pruned
+    (tmp_path / "megatron/iter_0000012").mkdir(parents=True)
+    assert of("versions/full-12") == ["--load", str(tmp_path / "megatron"), "--ckpt-step", "12"]
+
+
+def test_ranks_that_repeat_a_number_are_not_counted_twice() -> None:
+    first = RankShare(True, True, loss=2.0, trained_tokens=5, tallies={"gap": (3.0, 5.0)})
+    twin = RankShare(True, False, loss=2.0, trained_tokens=5, tallies={"gap": (3.0, 5.0)})
+    other = RankShare(True, True, loss=1.0, trained_tokens=3, tallies={"gap": (1.0, 3.0)}, not_finite=("s",))
+    outcome = merged([first, twin, other], samples=3, batch_size=4)
+    assert outcome.metrics["loss"] == pytest.approx(3 / 4)
+    assert outcome.metrics["gap"] == pytest.approx(4 / 8)
+    assert outcome.not_finite == ("s",)
+    with pytest.raises(ValueError, match="some ranks stepped"):
+        merged([first, RankShare(False, True)], samples=1, batch_size=1)

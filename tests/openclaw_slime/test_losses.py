@@ -1,0 +1,125 @@
+"""Our methods' losses on a packed micro-batch, beside the same losses on each sample alone over a whole vocabulary."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from openclaw_rl.methods.base import TokenTerms
+from openclaw_rl.trainers.api import SampleBody
+from openclaw_rl.types import Sample
+from openclaw_slime.losses import Piece, batch_loss
+from openclaw_slime.node import find_method
+from openclaw_slime.rows import Row, ride, row_of, share_of
+from openclaw_slime.samples import extras_of, train_data_of
+from openclaw_slime.vocab_parallel import VocabShard
+
+VOCABULARY = 48
+
+
+def pieces_of(samples, credit, batch_size, reference=None) -> tuple[list[Piece], list[Tensor]]:
+    """The rows of a batch as they lie in one packed stream, and where each one's predictions are."""
+    data = train_data_of(extras_of([SampleBody.of(sample) for sample in samples], credit, batch_size))
+    pieces, places, start = [], [], 0
+    for n, text in enumerate(data["source_names"]):
+        row = Row.of(text)
+        total, response = len(data["tokens"][n]), data["response_lengths"][n]
+        at = torch.arange(start + total - response - 1, start + total - 1)
+        ids = torch.tensor(data["tokens"][n][-response:])
+        values = ride(torch.tensor(row.credit), row)
+        ref = None if reference is None or row.is_filler else reference[n]
+        pieces.append(Piece(row_of(values), at, ids, values, range(response), data["rollout_mask_sums"][n], ref))
+        places.append(at)
+        start += total
+    return pieces, places
+
+
+def alone(method, config, sample: Sample, credit, logits: Tensor, reference: Tensor | None) -> Tensor:
+    """The mean over one sample's trained tokens, by plain torch."""
+    ids = torch.tensor(sample.response_ids)
+    scaled = (logits / sample.temperature).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+    at_one = logits.log_softmax(-1)
+    wanted = method.gathered_ids(sample)
+    terms = TokenTerms(
+        log_probs=scaled,
+        old_log_probs=scaled.detach(),
+        rollout_log_probs=torch.tensor(sample.rollout_log_probs),
+        ref_log_probs=reference if sample.temperature == 0.7 else None,
+        advantages=torch.tensor(credit),
+        loss_mask=torch.tensor(sample.loss_mask),
+        unscaled_log_probs=at_one.gather(-1, ids[:, None])[:, 0].detach(),
+        gathered_log_probs=None if wanted is None else at_one.gather(-1, torch.tensor(wanted)),
+    )
+    found = method.loss(sample, terms, config.trainer, config.method)
+    return found.loss_sum / found.token_count
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+@pytest.mark.parametrize("batch_size", [6, 16])
+def test_loss_and_gradient_are_those_of_each_sample_alone(node_config, every_kind, batch_size, kl_coef):
+    """A batch of six in a step of sixteen is a batch of six: slime divides by sixteen."""
+    config, method = node_config(kl_coef=kl_coef), find_method("combine")
+    credit = method.advantages(every_kind, config.method, {})
+    reference = [torch.full((len(s.response_ids),), -3.6) for s in every_kind] if kl_coef else None
+    pieces, places = pieces_of(every_kind, credit, batch_size, reference)
+    tokens = max(int(at[-1]) for at in places) + 2
+    logits = (2 * torch.randn(tokens, VOCABULARY, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    loss = batch_loss(method, config, pieces, logits, VocabShard(), chunk=5, reference_temperature=0.7) / batch_size
+    loss.backward()
+    got, logits.grad = logits.grad, None
+    expected = sum(
+        alone(method, config, sample, values, logits[at], None if reference is None else reference[n])
+        for n, (sample, values, at) in enumerate(zip(every_kind, credit, places, strict=False))
+    ) / len(every_kind)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(got, logits.grad, atol=1e-7)
+    assert share_of([p.row for p in pieces], stepped=True, counts=True).loss == pytest.approx(
+        loss.item() * batch_size, rel=1e-5
+    )
+
+
+def test_how_the_batch_is_cut_changes_nothing(node_config, every_kind):
+    config, method = node_config(), find_method("combine")
+    credit = method.advantages(every_kind, config.method, {})
+    pieces, places = pieces_of(every_kind, credit, 6)
+    tokens = int(places[-1][-1]) + 2
+    logits = (2 * torch.randn(tokens, VOCABULARY, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    batch_loss(method, config, pieces, logits, VocabShard()).backward()
+    whole, logits.grad = logits.grad, None
+    for piece in pieces:
+        batch_loss(method, config, [piece], logits, VocabShard()).backward()
+    assert torch.allclose(whole, logits.grad, atol=1e-6)
+
+
+def test_fillers_have_no_gradient_but_a_graph(node_config, every_kind):
+    config = node_config()
+    pieces, _ = pieces_of(every_kind[:1], [[1.0] * 5], 3)
+    logits = torch.randn(40, VOCABULARY, requires_grad=True)
+    loss = batch_loss(find_method("combine"), config, pieces[1:], logits, VocabShard())
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
+
+
+def test_a_nan_names_its_sample_and_makes_the_step_not_finite(node_config, every_kind):
+    """slime then leaves the step out on every rank; the driver drops who was at fault."""
+    config, method = node_config(), find_method("combine")
+    credit = method.advantages(every_kind, config.method, {})
+    pieces, places = pieces_of(every_kind, credit, 6)
+    logits = torch.randn(int(places[-1][-1]) + 2, VOCABULARY)
+    logits[places[2][1]] = torch.nan
+    loss = batch_loss(method, config, pieces, logits.requires_grad_(), VocabShard())
+    assert torch.isnan(loss)
+    share = share_of([piece.row for piece in pieces], stepped=False, counts=True)
+    assert share.not_finite == ("both",)
+
+
+def test_a_reference_of_another_temperature_gives_no_kl(node_config, every_kind):
+    config, method = node_config(kl_coef=1.0), find_method("combine")
+    hint = every_kind[1:2]  # at temperature 1
+    pieces, places = pieces_of(hint, [[1.0] * 4], 1, [torch.full((4,), -9.0)])
+    logits = torch.randn(int(places[-1][-1]) + 2, VOCABULARY)
+    batch_loss(method, config, pieces, logits, VocabShard(), reference_temperature=0.7)
+    assert "ref_kl" not in pieces[0].row.tallies
+    batch_loss(method, config, pieces, logits, VocabShard(), reference_temperature=1.0)
+    assert "ref_kl" in pieces[0].row.tallies

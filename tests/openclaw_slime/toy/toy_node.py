@@ -1,0 +1,222 @@
+"""A server with a real ledger, trainer API, publisher and keeper, and toy weights: a version's weights are the list of
+the samples it was trained on, so that what serves can be held against what the ledger says.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineError
+from openclaw_rl.keeper import EngineKeeper
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.messages import Message
+from openclaw_rl.publisher import Publisher
+from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.testing import FakeEngine
+from openclaw_rl.trainers.api import Started, Tip
+from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.push_routes import build_push_router
+from openclaw_rl.trainers.pushes import TrainerPushes
+from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
+from openclaw_rl.types import (
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+    WeightKind,
+)
+from openclaw_slime.driver import Checkpoints
+from openclaw_slime.node import NodeConfig
+from openclaw_slime.outcome import RankShare
+from openclaw_slime.rollout import LeasedBatches
+from openclaw_slime.slime_node import SlimeNode
+
+TOKEN = "trainer-token"
+BATCH = 2
+Value = TypeVar("Value")
+
+
+class ToyEngine(FakeEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: list[str] = []
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        await super().update_weights(folder, weight_version)
+        self.holds = json.loads((folder / "weights.json").read_text())
+
+
+class ToyServer:
+    """In a thread of its own, on a port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.engine = folder, ToyEngine()
+        (folder / "base").mkdir()
+        (folder / "base" / "weights.json").write_text("[]")
+        self._count = 0
+        self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def client(self) -> TrainerClient:
+        return TrainerClient(self.url, TOKEN, sleep=lambda _: None)
+
+    def do(self, work: Coroutine[Any, Any, Value]) -> Value:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def close(self) -> None:
+        self._http.should_exit = True
+        self._thread.join(20)
+
+    async def _serve(self) -> None:
+        identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
+        training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01)
+        self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
+        self.serving = ServingVersions(5)
+        settings = PublisherSettings(call_timeout_s=2, unbroken_drain_s=0)
+        publisher = Publisher(
+            self.ledger, self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base"
+        )
+        await publisher.restore()
+        pushes = TrainerPushes(publisher.take_pushed)
+        keeper = EngineKeeper(
+            self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
+        )
+
+        async def on_start(name: str) -> Started:
+            pushes.give_up("started again")
+            await self.ledger.revoke(trainer=name, reason="started again")
+            await self.ledger.lose_undurable("started again")
+            publisher.wake()
+            tip = await publisher.describe(await self.ledger.tip())
+            return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings())
+
+        app = FastAPI()
+        parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}
+        app.include_router(build_trainer_router(self.ledger, describe=publisher.describe, **parts))
+        app.include_router(build_push_router(self.ledger, token=TOKEN, pushes=pushes, on_start=on_start))
+
+        @app.exception_handler(EngineError)
+        async def engine_error(_: Any, error: EngineError) -> JSONResponse:
+            return JSONResponse({"error": {"message": str(error)}}, 503)
+
+        self._http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+        tasks = [asyncio.create_task(part.run()) for part in (publisher, pushes, keeper)]
+        answering = asyncio.create_task(self._http.serve())
+        while not self._http.started:
+            await asyncio.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self._http.servers[0].sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await answering
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.ledger.aclose()
+
+    async def sample(self, version: int) -> str:
+        self._count += 1
+        name, mask, lps = f"turn-{self._count:03d}", (True,) * 3, (-1.0,) * 3
+        runs = (VersionRun(version, 3),)
+        message, reply = Message(role="user", content="q"), Message(role="assistant", content="a")
+        params = SamplingParams(max_new_tokens=8)
+        await self.ledger.begin(Request(name, Scope("u", "s"), 0.0, (message,), None, None, (1, 5), params))
+        turn = Turn(name, name, 0.0, (7, 8, 9), lps, mask, runs, "stop", reply)
+        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
+        await self.ledger.pair(name, NextState((message,)), by_request_id=name)
+        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
+        await self.ledger.record_sample(Sample(name, (1, 5), (7, 8, 9), mask, lps, runs, 0.7, reward=1.0))
+        return name
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after it runs."""
+
+
+class _Remote:
+    """A method of a Ray actor: `.remote(...)` gives at once what `ray.get` would."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.remote = call
+
+
+class ToyMegatron:
+    """slime's train group, rollout manager and one worker, under their own names, over toy weights.
+
+    `dies_at` names where the process is killed; `fails_at` where Ray raises.
+    """
+
+    def __init__(self, server: ToyServer, checkpoints: Checkpoints, config: NodeConfig, tip: Tip) -> None:
+        self._server, self._checkpoints = server, checkpoints
+        load = checkpoints.load_arguments(tip, str(server.folder / "base"))
+        source = Path(load[1])
+        if "--ckpt-step" in load:
+            source = source / f"iter_{int(load[3]):07d}"
+        self.weights: list[str] = json.loads((source / "weights.json").read_text())
+        args = SimpleNamespace(openclaw=config, global_batch_size=BATCH, save=str(checkpoints.megatron))
+        self._batches = LeasedBatches(args)  # type: ignore[arg-type]
+        self._number = 0
+        self.dies_at = self.fails_at = ""
+        self.not_finite: tuple[str, ...] = ()
+        worker = SimpleNamespace(name_next_push=_Remote(self._name), update_weights=_Remote(self._push))
+        self._actor_handlers = [worker]
+        self.generate, self.save, self.load = _Remote(self._generate), _Remote(self._batches.save), _Remote(int)
+
+    def node(self) -> SlimeNode:
+        return SlimeNode(self, self, batch_size=BATCH, get=lambda value, timeout=None: value)
+
+    def at(self, point: str) -> None:
+        if point == self.dies_at:
+            raise Killed(point)
+        if point == self.fails_at:
+            raise RuntimeError(f"{point} failed")
+
+    # slime's names
+
+    def _generate(self, rollout_id: int) -> list[str]:
+        self.at("generate")
+        return [row.sample.sample_id for row in self._batches.batch(rollout_id) if not row.is_filler]
+
+    def async_train(
+        self, rollout_id: int, rollout_data_ref: list[str], external_data: object = None
+    ) -> list[RankShare]:
+        self.at("train")
+        if guilty := tuple(name for name in rollout_data_ref if name in self.not_finite):
+            return [RankShare(False, True, not_finite=guilty)]
+        self.weights = [*self.weights, *rollout_data_ref]
+        self.at("trained")
+        return [RankShare(True, True, loss=1.0, trained_tokens=3 * len(rollout_data_ref))]
+
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
+        self.at("save")
+        for folder in (
+            self._checkpoints.megatron / f"iter_{rollout_id:07d}",
+            self._server.folder / self._checkpoints.folder(rollout_id),
+        ):
+            folder.mkdir(parents=True)
+            (folder / "weights.json").write_text(json.dumps(self.weights))
+        self.at("saved")
+
+    def _name(self, weight_version: int) -> None:
+        self._number = weight_version
+
+    def _push(self) -> None:
+        self.at("push")
+        self._server.engine.weight_version, self._server.engine.holds = self._number, ["half"]
+        self.at("pushing")
+        self._server.engine.holds = list(self.weights)
+        self.at("pushed")
