@@ -16,14 +16,22 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.llm import AskJudge
 from openclaw_rl.messages import Message
-from openclaw_rl.meters import Meters
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from openclaw_rl.meters import Meters
+
 ENTRY_POINT_GROUP = "openclaw_rl.methods"
+
+
+def _no_meters() -> "Meters":
+    # Imported late: what a trainer needs of a method imports in slime's environment too, which has no structlog.
+    from openclaw_rl.meters import Meters
+
+    return Meters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class ScoringTools:
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """Taken for each scoring call: judging and scoring together leave the engine room for chats."""
-    meters: Meters = field(default_factory=Meters)
+    meters: "Meters" = field(default_factory=_no_meters)
     """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
     base_teacher: Engine | None = None
     """Another engine, of the base alone, for `teacher = "base"`; None: `teacher` with its adapter off."""
