@@ -31,7 +31,6 @@ from starlette.types import ASGIApp
 
 from openclaw_rl import __version__, doors, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
-from openclaw_rl.alerts import Alerts
 from openclaw_rl.children import engine_child, free_port, trainer_child
 from openclaw_rl.clock import SteadyClock
 from openclaw_rl.data_dir import DataDir, write_json
@@ -52,7 +51,6 @@ from openclaw_rl.errors import (
     SettingsError,
 )
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
-from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
@@ -65,7 +63,6 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publisher import Publisher, WeightsElsewhere
-from openclaw_rl.retaining import Retention
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
@@ -76,7 +73,6 @@ from openclaw_rl.trainers.push_routes import build_push_router
 from openclaw_rl.trainers.pushes import TrainerPushes
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import WeightKind
-from openclaw_rl.watch import Watch
 
 events = structlog.get_logger()
 
@@ -172,8 +168,6 @@ class _Server:
 
         await version_folders.tidy(ledger, data.versions)
         meters = Meters()
-        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        alerts = Alerts(settings.alerts, client, server=model_name)
         publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder, meters=meters)
         try:
             await publisher.restore()
@@ -189,6 +183,7 @@ class _Server:
         sessions = Sessions(ledger, settings.sessions, paired=paired, clock=clock)
         await sessions.refill()
         slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
+        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         ask = judge_model(settings.judge, engine, frontend, client=client, slots=slots)
         judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
         tools = ScoringTools(
@@ -203,7 +198,6 @@ class _Server:
             meters=meters,
         )
 
-        retention = Retention(ledger, settings.retention)
         app = _http_app()
         chats = build_router(
             ProxyDeps(
@@ -251,8 +245,6 @@ class _Server:
                     publisher=publisher,
                     meters=meters,
                     children=lambda: [child.status() for child in self._children],
-                    forgetting=Forgetting(ledger, publisher, data.root),
-                    retention=retention,
                     train_now=lease_wait.train_now,
                     model_name=model_name,
                     method=method.name,
@@ -274,15 +266,10 @@ class _Server:
             )
         )
 
-        watch = Watch(ledger, publisher, settings.watch, alerts)
-        if settings.watch.enabled:
-            self._own(watch.run(), "watch")
-        self._own(alerts.run(), "alerts")
         self._own(keeper.run(), "keeper")
         self._own(publisher.run(), "publisher")
         self._own(pushes.run(), "pushes")
         self._own(sessions.expire_forever(), "sessions")
-        self._own(retention.run(), "retention")
         self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
         sampled = asyncio.Event()
         scoring = score_turns(
