@@ -9,7 +9,7 @@
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
 #   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
-#   MAX_TOKENS_PER_GPU=32768                                      RAY_ADDRESS (a running cluster)
+#   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
 #   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
 #   SERVER_PYTHON ENGINE_PYTHON   those of the server's and of SGLang's, where they are others
 #   SLIME_ROOT MEGATRON_ROOT   your checkouts, when they are not installed in that environment
@@ -54,6 +54,7 @@ arguments=(
   --judge "${JUDGE:-llm}"
   --top-k "${TOP_K:-0}"
   --checkpoint-every "${CHECKPOINT_EVERY:-20}"
+  --push "${PUSH:-nccl}"
   --prm-votes "${PRM_M:-3}"
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"

@@ -21,6 +21,7 @@ HOOKS: Mapping[str, str] = {
     "--custom-loss-function-path": "openclaw_slime.losses.policy_loss",
 }
 METHODS = ("binary_rl", "opd", "combine")
+PUSHES = ("nccl", "disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class NodeOptions:
     context_length: int = 32768
     temperature: float = 0.7
     """The server's `sampling.temperature`: the reference is measured at it, so a KL term takes no other."""
+    push: str = "nccl"
+    """How weights reach the engine: from GPU to GPU, or by files that both sides see."""
     optimizer_on_cpu: bool = True
     has_transformer_engine: bool = True
     """False: our layer spec replaces Transformer Engine's, and its fusions are off."""
@@ -48,6 +51,10 @@ class NodeOptions:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise SettingsError(f"method {self.method!r} is not one of {', '.join(METHODS)}")
+        if self.push not in PUSHES:
+            raise SettingsError(f"PUSH {self.push!r} is not one of {', '.join(PUSHES)}")
+        if self.push == "nccl" and self.layout.is_shared:
+            raise SettingsError("SHARE_GPUS needs PUSH=disk: NCCL refuses two ranks on one GPU")
         if self.kl_coef < 0:
             raise SettingsError(f"KL_COEF is {self.kl_coef}; it cannot be negative")
         if not self.has_transformer_engine and self.layout.context_parallel > 1:

@@ -307,8 +307,15 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--data-dir", type=Path, required=True, help="the server's")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps between two checkpoints")
     parser.add_argument("--keep-checkpoints", type=int, default=2, help="of Megatron's")
+    parser.add_argument("--push", choices=("nccl", "disk"), default="nccl", help="how weights reach the engine")
     parser.add_argument("--ray-address", help="a running Ray cluster; a local Ray of our own when unset")
     return parser.parse_args(words[:cut]), words[cut + 1 :]
+
+
+def engine_arguments(url: str, push: str, data_dir: Path) -> list[str]:
+    """Where slime sends weights, and how."""
+    by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(data_dir / "push")]
+    return ["--rollout-external-engine-addrs", url, *(by_disk if push == "disk" else [])]
 
 
 def _base_of(slime_arguments: Sequence[str]) -> str:
@@ -350,8 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             *slime_arguments,
             *checkpoints.save_arguments(),
             *checkpoints.load_arguments(started.tip, _base_of(slime_arguments)),
-            "--rollout-external-engine-addrs",
-            started.engine_url,
+            *engine_arguments(started.engine_url, ours.push, data.root),
         ]
         from openclaw_slime.slime_node import SlimeNode  # Ray, slime and Megatron: seconds to import
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime.arguments import METHODS, NodeOptions, slime_arguments
+from openclaw_slime.arguments import METHODS, PUSHES, NodeOptions, slime_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B, read_config
 from openclaw_slime.processes import Command, run
@@ -125,6 +125,7 @@ def _driver(
     options: NodeOptions, server: ServerOptions, pythons: Pythons, training: Training, config: Mapping[str, Any]
 ) -> Command:
     ours = ["--data-dir", server.data_dir, "--checkpoint-every", str(training.checkpoint_every)]
+    ours += ["--push", options.push]
     if training.ray_address is not None:
         ours += ["--ray-address", training.ray_address]
     environ = {"CUDA_VISIBLE_DEVICES": options.layout.gpus("actor"), **DRIVER}
@@ -246,6 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--prm-max-new-tokens", type=int, default=4096)
     add("--top-k", type=int, default=0, help="distil over the teacher's top k; 0: over the sampled tokens")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
+    add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
+    add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
     add("--optimizer-on-gpu", action="store_true", help="keep the optimizer's state on the GPUs")
     add("--no-transformer-engine", action="store_true", help="use our own layer spec, for hosts without it")
     add("--ray-address", help="a running Ray cluster; a local Ray when unset")
@@ -264,6 +267,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         actor_tp=given.actor_tp,
         engine_tp=given.engine_tp,
         prm_tp=given.prm_tp,
+        is_shared=given.share_gpus,
     )
     node = NodeOptions(
         hf_checkpoint=given.hf_checkpoint,
@@ -276,6 +280,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         temperature=given.temperature,
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
+        push=given.push,
         optimizer_on_cpu=not given.optimizer_on_gpu,
         has_transformer_engine=not given.no_transformer_engine,
     )

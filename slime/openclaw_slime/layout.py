@@ -24,6 +24,8 @@ class Layout:
     """GPUs of one policy engine."""
     prm_tp: int = 2
     """GPUs of one PRM engine."""
+    is_shared: bool = False
+    """Every part begins at GPU 0: for a check on one card, where NCCL cannot send weights."""
 
     def __post_init__(self) -> None:
         needed = ["num_gpus", "actor_gpus", "rollout_gpus", "actor_tp", "context_parallel", "engine_tp"]
@@ -32,7 +34,8 @@ class Layout:
                 raise SettingsError(f"{name.upper()} is {getattr(self, name)}; at least 1 is needed")
         if self.prm_gpus < 0:
             raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; with 0, PRM_URL names a judge elsewhere")
-        used = self.actor_gpus + self.rollout_gpus + self.prm_gpus
+        parts = (self.actor_gpus, self.rollout_gpus, self.prm_gpus)
+        used = max(parts) if self.is_shared else sum(parts)
         if used > self.num_gpus:
             raise SettingsError(
                 f"ACTOR_GPUS {self.actor_gpus} + ROLLOUT_GPUS {self.rollout_gpus} + PRM_GPUS {self.prm_gpus} = {used}, "
@@ -57,13 +60,16 @@ class Layout:
 
     def gpus(self, part: str) -> str:
         """The numbers of a part's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
-        first = {"actor": 0, "rollout": self.actor_gpus, "prm": self.actor_gpus + self.rollout_gpus}[part]
         count = {"actor": self.actor_gpus, "rollout": self.rollout_gpus, "prm": self.prm_gpus}[part]
-        return ",".join(str(first + n) for n in range(count))
+        return ",".join(str(self._first(part) + n) for n in range(count))
+
+    def _first(self, part: str) -> int:
+        if self.is_shared:
+            return 0
+        return {"actor": 0, "rollout": self.actor_gpus, "prm": self.actor_gpus + self.rollout_gpus}[part]
 
     def table(self) -> str:
         """For people: one line a part."""
-        first = self.actor_gpus
         rows = [
             (
                 "actor",
@@ -72,10 +78,12 @@ class Layout:
                 f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}",
             )
         ]
-        rows.append(("rollout", first, self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}"))
+        rows.append(
+            ("rollout", self._first("rollout"), self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")
+        )
         if self.prm_gpus:
             engines = self.prm_gpus // self.prm_tp
-            rows.append(("prm", first + self.rollout_gpus, self.prm_gpus, f"SGLang, {engines} × TP {self.prm_tp}"))
+            rows.append(("prm", self._first("prm"), self.prm_gpus, f"SGLang, {engines} × TP {self.prm_tp}"))
         return "\n".join(
             f"  GPU {f'{start}–{start + n - 1}' if n > 1 else start!s:<5} {name:<8} {what}"
             for name, start, n, what in rows

@@ -24,9 +24,11 @@ DISPOSE_S = 10.0
 
 
 class SlimeNode:
-    def __init__(self, group: Any, manager: Any, *, batch_size: int, get: Callable[..., Any]) -> None:
+    def __init__(
+        self, group: Any, manager: Any, *, batch_size: int, get: Callable[..., Any], by_disk: bool = False
+    ) -> None:
         """get: `ray.get`."""
-        self._group, self._manager, self._get = group, manager, get
+        self._group, self._manager, self._get, self._by_disk = group, manager, get, by_disk
         self.batch_size = batch_size
 
     @classmethod
@@ -57,7 +59,8 @@ class SlimeNode:
             group, _ = create_training_models(args, groups, manager, actor_cls=PolicyActor)
             if resumed is not None:
                 ray.get(manager.load.remote(resumed))
-            yield cls(group, manager, batch_size=args.global_batch_size, get=ray.get)
+            by_disk = args.update_weight_transport == "disk"
+            yield cls(group, manager, batch_size=args.global_batch_size, get=ray.get, by_disk=by_disk)
             with suppress(Exception):  # we leave either way
                 ray.get(manager.dispose.remote(), timeout=DISPOSE_S)
             finish_tracking(args)
@@ -70,9 +73,14 @@ class SlimeNode:
         return shares
 
     def push(self, weight_version: int, timeout_s: float) -> None:
-        """What `RayTrainGroup.update_weights` does over NCCL, with a deadline, under the ledger's number."""
+        """What `RayTrainGroup.update_weights` does over NCCL, with a deadline, under the ledger's number. By disk it is
+        that itself, which counts on its own and knows no deadline: the server's must do."""
         workers = self._group._actor_handlers
         self._get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
+        if self._by_disk:
+            self._group._disk_weight_version = weight_version - 1
+            self._group.update_weights()
+            return
         self._get([worker.update_weights.remote() for worker in workers], timeout=timeout_s)
 
     def save(self, iteration: int) -> None:

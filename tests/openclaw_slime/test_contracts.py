@@ -15,7 +15,7 @@ import pytest
 from openclaw_rl.trainers.api import SampleBody, Tip
 from openclaw_rl.types import WeightKind
 from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
-from openclaw_slime.driver import Checkpoints
+from openclaw_slime.driver import Checkpoints, engine_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B
 from openclaw_slime.pins import FILES, MEGATRON, SLIME
@@ -61,7 +61,7 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
     options = NodeOptions("CK", kl_coef=0.1, layout=Layout(actor_tp=2), has_transformer_engine=transformer_engine)
     ours = {word for word in slime_arguments(options, QWEN3_4B) if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
-    ours |= {"--ckpt-step", "--rollout-external-engine-addrs"}
+    ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", Path("D")) if word[:2] == "--")}
     ours |= {word for word in checkpoints.save_arguments() + checkpoints.load_arguments(tip, "CK") if word[:2] == "--"}
     sources = [slime / "slime/utils/arguments.py", *(slime / "slime/backends").rglob("arguments.py")]
     known = set().union(*(flags_of(path.read_text()) for path in sources))
@@ -227,6 +227,12 @@ def test_what_we_call_and_override_is_as_we_call_it(slime, file, within, name, w
             "MegatronTrainRayActor",
             "save_model",
             "self.args.save_hf.format(rollout_id=rollout_id)",
+        ),
+        (
+            "slime/ray/actor_group.py",
+            "RayTrainGroup",
+            "update_weights",
+            "weight_version = self._disk_weight_version + 1",
         ),
         ("slime/ray/rollout.py", "RolloutManager", "_get_rollout_data", "evaluation=False"),
     ],

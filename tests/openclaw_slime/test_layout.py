@@ -1,6 +1,7 @@
 import pytest
 
 from openclaw_rl.errors import SettingsError
+from openclaw_slime.arguments import NodeOptions
 from openclaw_slime.layout import Layout
 
 
@@ -31,6 +32,14 @@ def test_a_layout_that_cannot_work_is_refused_in_the_variables_own_names(wrong, 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_what_tensor_parallelism_leaves_is_data_parallel(tp):
     assert Layout(actor_tp=tp).data_parallel * tp == 4
+
+
+def test_on_one_card_every_part_begins_at_the_first_gpu():
+    layout = Layout(1, 1, 1, 0, actor_tp=1, engine_tp=1, is_shared=True)
+    assert [layout.gpus(part) for part in ("actor", "rollout", "prm")] == ["0", "0", ""]
+    with pytest.raises(SettingsError, match="PUSH=disk"):
+        NodeOptions("CK", layout=layout)
+    assert NodeOptions("CK", layout=layout, push="disk").push == "disk"
 
 
 def test_another_split_of_the_node_stands():
