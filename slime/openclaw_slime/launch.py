@@ -32,6 +32,7 @@ DRIVER = {
     "RAY_USE_UVLOOP": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # a head that is gone is noticed
     "PYTHONUNBUFFERED": "1",
     "no_proxy": "127.0.0.1,localhost",
 }
