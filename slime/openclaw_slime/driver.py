@@ -340,11 +340,15 @@ def _started(client: TrainerClient, stop: threading.Event) -> Started:
                 raise
 
 
+def _stop_on_signals(stop: threading.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     ours, slime_arguments = _arguments(argv)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    _stop_on_signals(stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         data = DataDir.of(ours.data_dir)
@@ -363,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         fence = checkpoints.fence_of(started.tip)
         with SlimeNode.started(arguments, config, ray_address=ours.ray_address, resumed=fence) as node:
+            _stop_on_signals(stop)  # once more: Ray took them
             driver = Driver(client, node, config, checkpoints, started.tip, batch_size=node.batch_size, stop=stop)
             driver.run()
     except StartAgain as error:
