@@ -414,8 +414,10 @@ def _until_served(part: Part, driver: Driver, server: RunningServer, load: Load)
     """Wait for the driver, then for enough versions; visitors come while the weights are on their way."""
     started, bursts = time.monotonic(), 0
     figures: dict[str, Any] = {}
-    if driver.wait_for_line("push/begin", part.limit_s):
-        load.burst()
+    while not driver.wait_for_line("push/begin", 3):
+        if len(driver.exits) > 1 or time.monotonic() - started > part.limit_s:
+            raise RuntimeError(f"the driver does not come up: it ended with {driver.exits}")
+    load.burst()
     if driver.wait_for_line(" serves", 60):
         figures["driver up s"] = _r(time.monotonic() - started)
     first = server.status()["serving"]
