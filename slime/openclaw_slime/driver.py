@@ -156,12 +156,12 @@ class Driver:
 
     def _step(self, lease: LeaseBody, still_ours: Callable[[], bool]) -> int | None:
         if lease.parent != self._held:
-            self._client.release(lease.lease_id, lease.fence, "the tip moved")
+            self._give_back(lease, "the tip moved", {})
             raise StartAgain(f"the tip is version {lease.parent}, and Megatron holds {self._held}")
         drop = unusable(lease.samples, self._method, self._config.trainer)
         usable = len(lease.samples) - len(drop)
         if not usable:
-            self._client.release(lease.lease_id, lease.fence, "no sample of the batch can be trained on", drop)
+            self._give_back(lease, "no sample of the batch can be trained on", drop)
             return None
         log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
         try:
@@ -186,7 +186,7 @@ class Driver:
                 guilty = {body.sample_id for body in lease.samples} - set(drop)
         log.warning("step left out: not finite, by %s", sorted(guilty) or "nobody")
         drop = drop | {sample_id: DropReason.NON_FINITE for sample_id in guilty}
-        self._client.release(lease.lease_id, lease.fence, "a number of the step is not finite", drop)
+        self._give_back(lease, "a number of the step is not finite", drop)
 
     def _commit(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> int:
         manifest = Manifest(
@@ -205,10 +205,14 @@ class Driver:
             durable=False,
             drop={sample_id: reason.value for sample_id, reason in drop.items()},
         )
-        try:
-            version = self._client.commit(commit)
+        versions: list[int] = []
+        try:  # a commit may be said again: a server that is away is waited for, with the step in the weights
+            self._when_server_is_there(lambda: versions.append(self._client.commit(commit)))
         except TrainerError as error:
-            raise StartAgain(f"the step is in the weights, and its commit failed: {error}") from error
+            raise StartAgain(f"the step is in the weights, and its commit was refused: {error}") from error
+        if not versions:
+            raise StartAgain("the step is in the weights, and the server was away when it was to be committed")
+        (version,) = versions
         self._held, self._fence, self._unexplained = version, lease.fence, 0
         self._steps += 1
         log.info("version %d: %s", version, json.dumps({k: round(v, 6) for k, v in outcome.metrics.items()}))
@@ -232,6 +236,7 @@ class Driver:
     def _meet_engine(self) -> None:
         """Send what the tip is: the way to the engine is there before the first step, or this fails now."""
         tip = self._client.tip()
+        self._engine = tip.engine  # what happened to it while Megatron was loading is past: it is met now
         self._check(tip)
         self._push()
 
@@ -370,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _stop_on_signals(stop)  # once more: Ray took them
             driver = Driver(client, node, config, checkpoints, started.tip, batch_size=node.batch_size, stop=stop)
             driver.run()
-    except StartAgain as error:
+    except TrainerError as error:
         log.warning("to be started again: %s", error)
         return START_AGAIN
     except OpenClawRLError as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from toy_node import BATCH, Killed, ToyMegatron, ToyServer
 
-from openclaw_rl.trainers.api import Tip
+from openclaw_rl.trainers.api import Commit, Tip
+from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import TurnState, VersionState, WeightKind
 from openclaw_slime.driver import Checkpoints, Driver, StartAgain
 from openclaw_slime.node import TRAINER, NodeConfig
@@ -113,21 +114,41 @@ def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: 
     assert len(lost) == (1 if point in ("generate", "train", "trained") else 2)
 
 
-def test_a_commit_that_was_not_answered_is_lost_with_the_process(run: Run) -> None:
+def test_a_commit_that_was_not_answered_is_lost_with_the_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = run.samples(4)
     driver, _ = run.start()
     real = run.client.commit
 
-    def commit_and_die(commit: object) -> int:
-        real(commit)  # type: ignore[arg-type]
+    def commit_and_die(body: Commit) -> int:
+        real(body)
         raise Killed("commit")
 
-    run.client.commit = commit_and_die  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        driver.turn()
-    run.client.commit = real  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(run.client, "commit", commit_and_die)
+        with pytest.raises(Killed):
+            driver.turn()
     run.finish()
     run.check(samples)
+
+
+def test_a_server_that_is_away_when_a_step_is_to_be_committed_is_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = run.samples(2)
+    driver, _ = run.start()
+    real, answers = run.client.commit, [ServerGone("away"), ServerGone("away")]
+
+    def commit(body: Commit) -> int:
+        if answers:
+            raise answers.pop()
+        return real(body)
+
+    monkeypatch.setattr(run.client, "commit", commit)
+    monkeypatch.setattr("openclaw_slime.driver.FIRST_PAUSE_S", 0.01)
+    assert driver.turn() == 1
+    run.finish()
+    run.check(samples)
+    assert run.starts == 2
 
 
 def test_a_sample_that_is_not_finite_is_dropped_and_the_rest_is_trained(run: Run) -> None:
