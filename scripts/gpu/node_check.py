@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class Host:
     streams: int
     fake: tuple[str, ...] = ()
     """To try the check on a CPU: a command in the driver's place; the engine is the embedded one then."""
+
+    ends_at: float = float("inf")
+    """When the stage's time is over, by the monotonic clock."""
 
     @property
     def device(self) -> str:
@@ -210,7 +213,7 @@ def _run(host: Host, name: str, limit_s: int) -> bool:
     signal.alarm(limit_s)
     print(f"-- {name} (at most {limit_s} s)", flush=True)
     try:
-        figures = STAGES[name](host)
+        figures = STAGES[name](replace(host, ends_at=started + limit_s))
         is_good = not figures.get("findings") and not figures.get("exit")
     except (Exception, OutOfTime) as error:
         traceback.print_exc()

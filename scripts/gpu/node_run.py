@@ -40,6 +40,8 @@ PORT = 30000
 TOPICS = ("rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees")
 ANSWERS = ("Thanks, that is perfect!", "No, that is wrong. Please answer in one short sentence.")
 VISITORS = 16
+LEAVE_S = 40.0
+"""Of a part's time: for its kill, its clean-up and its figures."""
 QUICK_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "PYTHONWARNINGS": "ignore"}
 """A driver notices that Ray's head is gone."""
 ENGINE_ARGS = ["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]
@@ -369,7 +371,6 @@ class Part:
     ends_with: str
     """`actor`, `head` or `engine`: what is killed when enough versions were served; empty: nothing."""
     updates: int = 5
-    limit_s: float = 150.0
 
 
 def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
@@ -385,7 +386,7 @@ def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
         load = Load(server.url, host.streams)
         load.start()
         try:
-            figures |= _until_served(part, driver, server, load)
+            figures |= _until_served(part, driver, server, load, host.ends_at - LEAVE_S)
             if part.ends_with:
                 figures["kill"] = _kill(host, part, engine, driver, server, load)
         except BaseException as error:  # what there is by then is wanted, when the time is over above all
@@ -410,18 +411,17 @@ def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
     return figures | {"findings": findings + ["failed"] * ("failed" in figures)}
 
 
-def _until_served(part: Part, driver: Driver, server: RunningServer, load: Load) -> dict[str, Any]:
+def _until_served(part: Part, driver: Driver, server: RunningServer, load: Load, end: float) -> dict[str, Any]:
     """Wait for the driver, then for enough versions; visitors come while the weights are on their way."""
     started, bursts = time.monotonic(), 0
     figures: dict[str, Any] = {}
     while not driver.wait_for_line("push/begin", 3):
-        if len(driver.exits) > 1 or time.monotonic() - started > part.limit_s:
+        if len(driver.exits) > 1 or time.monotonic() > end:
             raise RuntimeError(f"the driver does not come up: it ended with {driver.exits}")
     load.burst()
     if driver.wait_for_line(" serves", 60):
         figures["driver up s"] = _r(time.monotonic() - started)
     first = server.status()["serving"]
-    end = time.monotonic() + part.limit_s
     while time.monotonic() < end and server.status()["serving"] < first + part.updates:
         if driver.wait_for_line("push/begin", 3):
             load.burst()
@@ -460,11 +460,18 @@ def _kill(
     return figures
 
 
+def _turns(host: "Host", server: RunningServer, limit: int) -> Iterator[dict[str, Any]]:
+    key = (host.data_dir / "keys" / "admin.key").read_text().strip()
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+        for row in client.get(f"/v1/turns?limit={limit}").json()["turns"]:
+            yield client.get(f"/v1/turns/{row['turn_id']}").json()
+
+
 def _keep_turns(host: "Host", server: RunningServer, method: str) -> None:
     """What was recorded, and where the versions lie that it was sampled from, for a later comparison."""
     folders = {row["weight_version"]: row["folder"] for row in server.status()["versions"]}
     rows = []
-    for turn in server.turns(limit=250):
+    for turn in _turns(host, server, 120):
         reply, runs = turn["turn"], turn["turn"]["versions"]
         if len(runs) == 1 and reply["response_ids"]:
             rows.append(

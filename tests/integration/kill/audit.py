@@ -93,7 +93,9 @@ def _trained_once(db: sqlite3.Connection) -> Iterator[str]:
 
 def _weights(db: sqlite3.Connection, data_dir: Path) -> Iterator[str]:
     rows = db.execute(
-        "SELECT weight_version, state, folder, sha256, weights_file FROM version WHERE folder IS NOT NULL"
+        # No hash: weights that a trainer sends to the engine itself, and writes down at times or never.
+        "SELECT weight_version, state, folder, sha256, weights_file FROM version"
+        " WHERE folder IS NOT NULL AND sha256 != ''"
     )
     for number, state, folder, sha256, weights_file in rows:
         if state in DEAD:
