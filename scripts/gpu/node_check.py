@@ -39,6 +39,7 @@ class Host:
     out: Path
     is_tiny: bool
     streams: int
+    gpus: int = 2
     fake: tuple[str, ...] = ()
     """To try the check on a CPU: a command in the driver's place; the engine is the embedded one then."""
 
@@ -48,6 +49,11 @@ class Host:
     @property
     def device(self) -> str:
         return "cpu" if self.is_tiny else "cuda"
+
+    @property
+    def engine_share(self) -> float:
+        """Of its card's memory."""
+        return 0.6 if self.gpus > 1 else 0.3
 
     @property
     def checkpoint(self) -> Path:
@@ -233,6 +239,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="small models, for a try on a CPU")
     parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
     parser.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
     parser.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
     parser.add_argument("--fake", default="", help="'PYTHON MODULE' in the driver's place, on the embedded engine")

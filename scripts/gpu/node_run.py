@@ -51,7 +51,7 @@ ENGINE_ARGS = ["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorc
 
 
 def plan_of(host: "Host", method: str, *, port: int = PORT) -> Plan:
-    layout = Layout(2, 1, 1, 0, actor_tp=1, engine_tp=1)
+    layout = Layout(host.gpus, 1, 1, 0, actor_tp=1, engine_tp=1, is_shared=host.gpus == 1)
     options = NodeOptions(
         hf_checkpoint=str(host.checkpoint),
         method=method,
@@ -64,6 +64,7 @@ def plan_of(host: "Host", method: str, *, port: int = PORT) -> Plan:
         temperature=0.8,
         optimizer_on_cpu=False,
         has_transformer_engine=False,
+        push="nccl" if host.gpus > 1 else "disk",  # NCCL takes no two ranks on one card
     )
     extra = ('log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200")
     extra += ("publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280")
@@ -73,7 +74,7 @@ def plan_of(host: "Host", method: str, *, port: int = PORT) -> Plan:
         judge="rules",
         reasoning_parser="",
         tool_call_parser="",
-        mem_fraction_static=0.6,
+        mem_fraction_static=host.engine_share,
         extra=extra,
     )
     pythons = Pythons(host.slime_python, host.ours_python, host.engine_python)
@@ -89,7 +90,7 @@ def settings_of(plan: Plan) -> list[str]:
 
 
 class Engine:
-    """SGLang on the second GPU, with the flags that our server would start it with. It outlives the call."""
+    """SGLang on the last GPU, with the flags that our server would start it with. It outlives the call."""
 
     def __init__(self, host: "Host", port: int, pid: int | None = None) -> None:
         self._host, self._port, self._pid = host, port, pid
@@ -142,7 +143,7 @@ class Engine:
             file = self._host.work / "embedded.json"
             file.write_text(json.dumps(config))
             return [self._host.ours_python, "-m", "openclaw_rl.engines.embedded", "--config", str(file)]
-        settings = EngineSettings(kind="sglang", args=tuple(ENGINE_ARGS), memory_fraction=0.6)
+        settings = EngineSettings(kind="sglang", args=tuple(ENGINE_ARGS), memory_fraction=self._host.engine_share)
         arguments = sglang.argv(
             sglang.look(self._host.engine_python), settings, folder=self._host.checkpoint, name="node",
             port=self._port, context_length=4096, adapters=None,
@@ -150,7 +151,7 @@ class Engine:
         return [self._host.engine_python, "-I", "-m", sglang.MODULE, *arguments]
 
     def _environ(self) -> dict[str, str]:
-        return self._host.environ | sglang.ENVIRON | {"CUDA_VISIBLE_DEVICES": "1"}
+        return self._host.environ | sglang.ENVIRON | {"CUDA_VISIBLE_DEVICES": str(self._host.gpus - 1)}
 
 
 class Driver:
