@@ -39,7 +39,7 @@ MADE = 2
 PROBE_TOKENS = 48
 NOISE = 0.3
 """Of each weight's own spread: some tenths of a nat a token."""
-BETWEEN_S, SOON_S, SPREAD_S = 1.5, 0.7, 0.15
+BETWEEN_S, SOON_S, SPREAD_S = 1.5, 1.2, 0.15
 SCORED_TURNS = 400
 TEMPLATE_TOKENS = 8
 """What every prompt begins with; other chats of the new version may have computed it by then."""
@@ -222,10 +222,11 @@ def _figures(
 
 
 async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: list[Reply]) -> None:
-    pauses = random.Random(number)
+    """One in four has long replies, one after another, which swaps cut; the others keep requests for the swaps."""
+    pauses, is_long = random.Random(number), number % 4 == 1
 
     async def turn() -> None:
-        if signals.is_soon and not signals.stop.is_set():
+        if signals.is_soon and not is_long and not signals.stop.is_set():
             await signals.swapping.wait()
             await asyncio.sleep(SPREAD_S * pauses.random())
 
@@ -235,12 +236,13 @@ async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: 
         messages, fields = load.opening(number, session)
         name = f"person-{number}-{session}"
         await turn()
-        first = await chat(client, messages, session=name, max_tokens=48 + 32 * (number % 5), **fields)
+        tokens = 400 + 50 * (number % 4) if is_long else 96 + 32 * (number % 5)
+        first = await chat(client, messages, session=name, max_tokens=tokens, **fields)
         into.append(first)
         answer = load.ANSWERS[session % 2]
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": answer}]
         await turn()
-        into.append(await chat(client, messages, session=name, max_tokens=64, **fields))
+        into.append(await chat(client, messages, session=name, max_tokens=tokens if is_long else 96, **fields))
         if first.error:
             await asyncio.sleep(0.5)
 
@@ -282,6 +284,7 @@ def _recorded(
     return {
         "recorded replies looked at": len(turns),
         "joined replies": len(joined),
+        "most versions in one reply": max((len(recorded.runs) for recorded in joined), default=1),
         "log-probs against fp32 under each token's version": scored,
         "audit": json.loads(json.dumps(found)),
     }
