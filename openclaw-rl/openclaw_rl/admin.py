@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from openclaw_rl import metrics, openapi
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import OUT_AFTER, Meters
 from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.publisher import Publisher
+from openclaw_rl.retaining import Retention
 from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.types import TurnState, Version, VersionState
 
@@ -33,6 +35,8 @@ class AdminDeps:
     meters: Meters
     """How judging and scoring go."""
     children: Callable[[], list[ChildStatus]]
+    forgetting: Forgetting
+    retention: Retention
     train_now: Callable[[], None]
     model_name: str
     method: str
@@ -59,6 +63,8 @@ class Forget(_Body):
     session_id: str = Field(min_length=1)
     user: str | None = None
     """Needed only when several users have a session of that name."""
+    rebuild: bool = False
+    """Go back behind the versions that were trained on it, and learn again from what is left."""
 
 
 class Learning(_Body):
@@ -179,12 +185,13 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     async def forget(body: Forget) -> JSONResponse:
         """Delete a session; its turns are gone from every list, and no batch will hold them."""
         try:
-            forgotten = await deps.ledger.forget(body.session_id, body.user)
+            forgotten = await deps.forgetting.forget(body.session_id, body.user)
+            rebuilt = await deps.forgetting.rebuild(forgotten) if body.rebuild else None
         except LedgerUnavailable:
             raise
         except LedgerError as error:
             raise RequestError(str(error), status=409, code="not_forgotten") from error
-        return JSONResponse(_plain(forgotten))
+        return JSONResponse(_plain(forgotten) | {"rebuilt": _plain(rebuilt)})
 
     @guarded.get("/openapi.json", include_in_schema=False)
     async def openapi_document(request: Request) -> JSONResponse:
@@ -206,6 +213,8 @@ def problems(deps: AdminDeps) -> list[str]:
     found = []
     if deps.ledger.failure:
         found.append(f"ledger: {deps.ledger.failure}; replies are served, not recorded")
+    if deps.retention.is_full:
+        found.append("ledger: over retention.max_gb, and all that is left in it still waits")
     if not deps.serving.is_open:
         found.append("engine: not ready; chats are held")
     for child in deps.children():

@@ -51,6 +51,7 @@ from openclaw_rl.errors import (
     SettingsError,
 )
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
+from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
@@ -63,6 +64,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publisher import Publisher, WeightsElsewhere
+from openclaw_rl.retaining import Retention
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
@@ -198,6 +200,7 @@ class _Server:
             meters=meters,
         )
 
+        retention = Retention(ledger, settings.retention)
         app = _http_app()
         chats = build_router(
             ProxyDeps(
@@ -245,6 +248,8 @@ class _Server:
                     publisher=publisher,
                     meters=meters,
                     children=lambda: [child.status() for child in self._children],
+                    forgetting=Forgetting(ledger, publisher, data.root),
+                    retention=retention,
                     train_now=lease_wait.train_now,
                     model_name=model_name,
                     method=method.name,
@@ -270,6 +275,7 @@ class _Server:
         self._own(publisher.run(), "publisher")
         self._own(pushes.run(), "pushes")
         self._own(sessions.expire_forever(), "sessions")
+        self._own(retention.run(), "retention")
         self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
         sampled = asyncio.Event()
         scoring = score_turns(

@@ -262,19 +262,28 @@ def train(
 def forget(
     session: Annotated[str, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")],
     user: Annotated[str | None, typer.Option(help="Whose, when several users have one of that name.")] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Go back behind the versions trained on it, and learn again without it.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Delete a session from the ledger: its turns, samples, feedback, and every message nobody else refers to.
 
     A batch that holds one of its samples is taken from the trainer. Weights that were trained on the session cannot be
-    changed: they are named. `openclaw-rl rollback` goes behind them; `openclaw-rl replay` trains anew from what is
-    left. Backups, exports and the folders of those versions are yours to delete.
+    changed: they are named. With --rebuild the policy goes back to the newest version before them, their folders are
+    deleted, and the samples of other sessions that still fit train again; `openclaw-rl replay` trains an adapter anew
+    from all that is left. Backups and exports are yours to delete.
     """
-    body = _call("POST", "/v1/admin/forget", config, data_dir, json={"session_id": session, "user": user})
+    said = {"session_id": session, "user": user, "rebuild": rebuild}
+    body = _call("POST", "/v1/admin/forget", config, data_dir, json=said)
     print(f"{body['turns']} turns of session {session} are gone, and {body['pieces']} contents that were only theirs")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
+    if rebuilt := body["rebuilt"]:
+        print(f"version {rebuilt['serving']} serves again, {rebuilt['waiting']} samples wait to be learned")
+    if not body["is_scrubbed"]:
+        print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
 
 
 @app.command("export-adapter")

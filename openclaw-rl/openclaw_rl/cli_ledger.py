@@ -94,6 +94,18 @@ def backup_ledger(
     print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
 
 
+@app.command()
+def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Write the ledger's file anew, without free space and what may still be read there. Only while no server runs."""
+    from openclaw_rl.ledger.backup import compact as compact_file
+
+    try:
+        before, after = compact_file(DataDir.of(target(config, data_dir).data_dir).ledger)
+    except OpenClawRLError as error:
+        fail(str(error))
+    print(f"the ledger had {before / 2**20:.1f} MB, and has {after / 2**20:.1f} MB")
+
+
 @app.command("export")
 def export_rows(
     path: Annotated[Path, typer.Argument(help="The new file.")],

@@ -366,6 +366,17 @@ class RedactionSettings(Branch):
     """E-mail addresses, phone, card, account and social security numbers too."""
 
 
+class RetentionSettings(Branch):
+    """What the ledger lets go of by itself: turns that are over (trained, dropped). What still waits always stays."""
+
+    max_age_days: float | None = Field(default=None, gt=0)
+    """Older ones go; none when unset."""
+    max_gb: float | None = Field(default=None, gt=0)
+    """The oldest go while the ledger's file holds more than this; no limit when unset."""
+    every_s: float = Field(default=3600.0, gt=0)
+    """Between two rounds; a round takes at most 20,000 turns."""
+
+
 class Settings(Branch):
     """The whole tree."""
 
@@ -384,6 +395,7 @@ class Settings(Branch):
     trainer: TrainerSettings = TrainerSettings()
     publisher: PublisherSettings = PublisherSettings()
     redaction: RedactionSettings = RedactionSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

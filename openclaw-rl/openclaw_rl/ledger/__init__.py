@@ -8,6 +8,7 @@ from openclaw_rl.ledger.records import (
     FeedbackTarget,
     Forgotten,
     Identity,
+    Retained,
     TurnRecord,
     TurnSummary,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "Forgotten",
     "Identity",
     "Ledger",
+    "Retained",
     "TurnRecord",
     "TurnSummary",
 ]

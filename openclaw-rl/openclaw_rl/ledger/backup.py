@@ -10,6 +10,25 @@ from pathlib import Path
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import open
+from openclaw_rl.ledger.lock import InstanceLock
+
+
+def compact(ledger: Path) -> tuple[int, int]:
+    """Write the file anew; its size before and after. Raises LedgerError, LedgerLocked while a server has it."""
+    if not ledger.is_file():
+        raise LedgerError(f"no ledger at {ledger}")
+    before = ledger.stat().st_size
+    with InstanceLock(ledger.with_name(ledger.name + ".lock")):
+        try:
+            db = open.connect(ledger)
+            try:
+                db.execute("VACUUM")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            raise LedgerError(f"cannot compact the ledger {ledger}: {error}") from error
+    return before, ledger.stat().st_size
 
 
 def backup(ledger: Path, copy: Path) -> int:

@@ -7,7 +7,7 @@ own way. Nobody sampled its tokens: its log-probs are zeros, it stands at the ti
 
 import sqlite3
 
-from openclaw_rl.ledger import meta, pieces
+from openclaw_rl.ledger import deletion, meta, pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_runs
 from openclaw_rl.ledger.states import move, tell
 from openclaw_rl.messages import Message
@@ -21,6 +21,7 @@ def add(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> s
     for row, state in earlier:
         if state == TurnState.SAMPLED:
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.SUPERSEDED, detail="a newer demonstration")
+    pieces.touch(db, deletion.pieces_of(db, [of]))  # its own request, below, refers to all of them
     name = f"{turn_id}-demo{len(earlier) + 1 if earlier else ''}"
     tip = meta.get_int(db, "tip")
     row = db.execute(

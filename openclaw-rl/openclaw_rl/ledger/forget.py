@@ -1,35 +1,33 @@
 """Forgetting a session: its requests, turns, samples and feedback, and every message that nobody else refers to.
 
-Two parts, so that chats do not wait for the long one. `plan` reads, from a snapshot: which contents only this session
-holds, which versions trained on it. `carry_out` deletes, in one transaction, and looks again at whatever was written
-since the plan. Freed pages are overwritten with zeros.
+Two parts, so that chats do not wait for the long one. `plan` reads, from a snapshot; `carry_out` deletes, in one
+transaction, unless more was said in the session meanwhile: then a new plan is needed (`deletion`).
 
-What cannot be taken back: weights that were trained on the session. They are named; a replay of what is left makes an
-adapter without it. A trainer that holds one of its samples loses its lease.
+What cannot be taken back: weights that were trained on the session. They are named; `untrained` is the newest version
+before them. A trainer that holds one of its samples loses its lease.
 """
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import leases
-from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.ledger import deletion, leases, meta, versions
 from openclaw_rl.ledger.records import Forgotten
+from openclaw_rl.ledger.states import DEAD, PASSED
 
-_OF_A_TURN = ("sample", "verdict", "next_state", "open_turn", "reply")
-_DOOMED = "SELECT id FROM request WHERE user = ?1 AND session_id = ?2"
-_SOME = 500
+_DOOMED = "SELECT id FROM request WHERE user = ? AND session_id = ?"
+_IN_USE = "('candidate', 'gated', 'loading')"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     user: str
     session_id: str
-    pieces: frozenset[int]
-    """Held by this session alone, when it was made."""
-    newest: int
-    """The newest request it knew."""
+    rows: frozenset[int]
+    orphans: tuple[int, ...]
+    newest_piece: int
 
 
 def owner(db: sqlite3.Connection, session_id: str, user: str | None) -> str:
@@ -46,22 +44,18 @@ def owner(db: sqlite3.Connection, session_id: str, user: str | None) -> str:
 
 def plan(db: sqlite3.Connection, user: str, session_id: str) -> Plan:
     """Reads every row once."""
-    own = set(_pieces(db, f"id IN ({_DOOMED})", user, session_id))
-    for piece in _pieces(db, f"id NOT IN ({_DOOMED})", user, session_id):
-        own.discard(piece)
-    (newest,) = db.execute("SELECT coalesce(max(id), 0) FROM request").fetchone()
-    return Plan(user, session_id, frozenset(own), newest)
+    rows = _rows(db, user, session_id)
+    (newest,) = db.execute("SELECT coalesce(max(id), 0) FROM piece").fetchone()
+    return Plan(user, session_id, rows, tuple(deletion.orphans(db, rows)), newest)
 
 
-def carry_out(db: sqlite3.Connection, plan: Plan, *, at: float) -> Forgotten:
+def carry_out(db: sqlite3.Connection, plan: Plan, *, at: float) -> Forgotten | None:
+    """None: the session went on, plan anew."""
     who = (plan.user, plan.session_id)
     if db.execute(f"SELECT 1 FROM request WHERE outcome = 'running' AND id IN ({_DOOMED})", who).fetchone():
         raise LedgerError(f"session {plan.session_id!r} is being answered right now: try again")
-    (before,) = db.execute("PRAGMA secure_delete").fetchone()
-    db.execute("PRAGMA secure_delete = ON")
-    own = set(plan.pieces) | set(_pieces(db, f"id > {plan.newest} AND id IN ({_DOOMED})", *who))
-    for piece in _pieces(db, f"id > {plan.newest} AND id NOT IN ({_DOOMED})", *who):
-        own.discard(piece)
+    if _rows(db, *who) != plan.rows or max(deletion.pieces_of(db, plan.rows), default=0) > plan.newest_piece:
+        return None
     live = db.execute(
         f"SELECT DISTINCT fence FROM lease_sample WHERE outcome = 'leased' AND turn IN ({_DOOMED})", who
     ).fetchone()
@@ -72,58 +66,72 @@ def carry_out(db: sqlite3.Connection, plan: Plan, *, at: float) -> Forgotten:
         f" WHERE outcome = 'trained' AND turn IN ({_DOOMED}) ORDER BY 1",
         who,
     )
-    versions = tuple(number for (number,) in trained.fetchall())
-    _uncount(db, who)
-    turns = db.execute(f"SELECT count(*) FROM turn WHERE id IN ({_DOOMED})", who).fetchone()[0]
-    for table in ("event", "feedback", "lease_sample"):
-        db.execute(f"DELETE FROM {table} WHERE turn IN ({_DOOMED})", who)
-    for table in (*_OF_A_TURN, "turn"):
-        db.execute(f"DELETE FROM {table} WHERE id IN ({_DOOMED})", who)
-    db.execute(f"DELETE FROM request WHERE id IN ({_DOOMED})", who)
-    db.execute("DELETE FROM side WHERE user = ? AND session_id = ?", who)
-    doomed = sorted(own)
-    for start in range(0, len(doomed), _SOME):
-        some = doomed[start : start + _SOME]
-        db.execute(f"DELETE FROM piece WHERE id IN ({','.join('?' * len(some))})", some)
-    # Probes are prompts and replies of the batch; a version that is done with needs them no more.
-    for number in versions:
-        db.execute(
-            "UPDATE version SET probes = NULL WHERE weight_version = ?"
-            " AND state NOT IN ('candidate', 'gated', 'loading')",
-            (number,),
+    numbers = tuple(number for (number,) in trained.fetchall())
+    turns = deletion.delete_rows(db, plan.rows)
+    deletion.delete_sides(db, "user = ? AND session_id = ?", who)
+    pieces = deletion.delete_pieces(db, plan.orphans)
+    # Probes are prompts and replies of the batch. Versions that are not served yet need theirs a little longer.
+    _put_marked(db, sorted({*_marked(db), *numbers}))
+    clear_probes(db)
+    return Forgotten(plan.user, plan.session_id, turns, pieces, numbers)
+
+
+def untrained(db: sqlite3.Connection, trained: Collection[int]) -> int | None:
+    """The newest version that a rollback can go to and that none of these, or what was built on them, is part of. None:
+    none of them is alive, there is nothing to go back from."""
+    alive = [number for number in trained if versions.row(db, number)["state"] not in DEAD]
+    if not alive:
+        return None
+    before = db.execute(
+        "SELECT weight_version, state, durable, folder, weights_file FROM version WHERE weight_version < ?"
+        " ORDER BY weight_version DESC",
+        (min(alive),),
+    )
+    for row in before:
+        if row["state"] in PASSED and row["durable"] and (row["folder"] or not row["weights_file"]):
+            return int(row["weight_version"])
+    raise LedgerError("no version before the session's can be gone back to")
+
+
+def drop_weights(db: sqlite3.Connection, after: int) -> list[str]:
+    """Dead versions behind `after` lose their weights; the folders that nobody names any more."""
+    dead = ", ".join(f"'{state}'" for state in DEAD)
+    found = db.execute(
+        f"SELECT DISTINCT folder FROM version WHERE folder IS NOT NULL AND weight_version > ? AND state IN ({dead})",
+        (after,),
+    ).fetchall()
+    db.execute(
+        f"UPDATE version SET folder = NULL, has_optimizer = 0 WHERE weight_version > ? AND state IN ({dead})", (after,)
+    )
+    return [
+        str(folder)
+        for (folder,) in found
+        if not db.execute("SELECT 1 FROM version WHERE folder = ?", (folder,)).fetchone()
+    ]
+
+
+def clear_probes(db: sqlite3.Connection) -> list[int]:
+    """Take the probes of forgotten sessions out of versions that are done with them. Returns those that still wait."""
+    marked = _marked(db)
+    waiting = []
+    for number in marked:
+        done = db.execute(
+            f"UPDATE version SET probes = NULL WHERE weight_version = ? AND state NOT IN {_IN_USE}", (number,)
         )
-    db.execute(f"PRAGMA secure_delete = {before}")
-    return Forgotten(plan.user, plan.session_id, turns, len(doomed), versions)
+        if not done.rowcount:
+            waiting.append(number)
+    _put_marked(db, waiting)
+    return waiting
 
 
-def _pieces(db: sqlite3.Connection, which: str, user: str, session_id: str) -> Iterator[int]:
-    """Every piece that these requests, and what hangs on them, refer to; the same one more than once."""
-    who = (user, session_id) if "?1" in which else ()
-    for prompt, messages, *others in db.execute(
-        f"SELECT prompt, messages, sampling, tools, template_kwargs FROM request WHERE {which}", who
-    ):
-        yield from unpack_ids(prompt)
-        yield from unpack_ids(messages)
-        yield from (piece for piece in others if piece is not None)
-    for (message,) in db.execute(f"SELECT message FROM reply WHERE {which}", who):
-        yield message
-    for (messages,) in db.execute(f"SELECT messages FROM next_state WHERE {which}", who):
-        yield from unpack_ids(messages)
-    for (prompt,) in db.execute(f"SELECT prompt FROM sample WHERE prompt IS NOT NULL AND {which}", who):
-        yield from unpack_ids(prompt)
+def _rows(db: sqlite3.Connection, user: str, session_id: str) -> frozenset[int]:
+    return frozenset(row for (row,) in db.execute(_DOOMED, (user, session_id)))
 
 
-def _uncount(db: sqlite3.Connection, who: tuple[str, str]) -> None:
-    """The counters follow what is inserted and changed; what is deleted is taken from them here."""
-    for query in (
-        f"SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn WHERE id IN ({_DOOMED})"
-        " GROUP BY 1",
-        "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id)"
-        f" WHERE demonstration_of IS NULL AND id IN ({_DOOMED})",
-        f"SELECT 'abandoned.' || reason, count(*) FROM request WHERE outcome = 'abandoned' AND id IN ({_DOOMED})"
-        " GROUP BY 1",
-        f"SELECT 'feedback.' || effect, count(*) FROM feedback WHERE turn IN ({_DOOMED}) GROUP BY 1",
-        "SELECT 'side.' || kind, count(*) FROM side WHERE user = ?1 AND session_id = ?2 GROUP BY 1",
-    ):
-        for name, n in db.execute(query, who).fetchall():
-            db.execute("UPDATE counter SET n = n - ? WHERE name = ?", (n, name))
+def _marked(db: sqlite3.Connection) -> list[int]:
+    """Versions that trained on a forgotten session, and still have probes."""
+    return list(json.loads(meta.get_text(db, "probes_of_forgotten") or "[]"))
+
+
+def _put_marked(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    meta.put(db, "probes_of_forgotten", json.dumps(list(numbers)) if numbers else None)

@@ -12,17 +12,41 @@ engines or torch.
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
-from openclaw_rl.ledger import audit, chain, feedback, forget, judging, leases, meta, open, reports, serving, versions
+from openclaw_rl.ledger import (
+    audit,
+    chain,
+    deletion,
+    feedback,
+    forget,
+    judging,
+    leases,
+    meta,
+    open,
+    reports,
+    retention,
+    serving,
+    versions,
+)
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.ledger.masks import Masks
 from openclaw_rl.ledger.reader import Reader
-from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget, Forgotten, Identity, TurnRecord, TurnSummary
+from openclaw_rl.ledger.records import (
+    FeedbackOutcome,
+    FeedbackTarget,
+    Forgotten,
+    Identity,
+    Retained,
+    TurnRecord,
+    TurnSummary,
+)
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from openclaw_rl.trainers.api import Commit, Tip
@@ -50,6 +74,10 @@ Clock = Callable[[], float]
 
 _CHAT_TIMEOUT_S = 10.0
 """A chat waits no longer than this for a disk that hangs; the reply then goes out unrecorded, and says so."""
+_PLANS = 5
+"""How often a session may go on while it is being forgotten."""
+_RETAIN_ROWS = 20_000
+"""Let go of in one round; the next one goes on."""
 
 
 class Ledger:
@@ -60,6 +88,7 @@ class Ledger:
     ) -> None:
         self._writer, self._reader, self._lock, self._training, self._clock = writer, reader, lock, training, clock
         self._masks = masks
+        self._deletes = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -227,8 +256,61 @@ class Ledger:
         """Delete a session and all that it alone refers to. Raises LedgerError when there is none, when several users
         have one of that name and none is named, or while it is being answered."""
         whose = await self._reader.read(lambda db: forget.owner(db, session_id, user))
-        plan = await self._reader.read(lambda db: forget.plan(db, whose, session_id))
-        return await self._writer.write(lambda db: forget.carry_out(db, plan, at=self._clock()))
+        async with self._deleting():
+            for _ in range(_PLANS):
+                plan = await self._reader.read(lambda db: forget.plan(db, whose, session_id))
+                done = await self._writer.write(lambda db, plan=plan: forget.carry_out(db, plan, at=self._clock()))  # type: ignore[misc]
+                if done is not None:
+                    break
+            else:
+                raise LedgerError(f"session {session_id!r} goes on all the time: try again")
+        return replace(done, is_scrubbed=await self._writer.alone(deletion.scrub))
+
+    async def rollback_from(self, trained: Collection[int]) -> int | None:
+        """Go back behind all of these versions, whose samples wait again; the weights of what was abandoned are
+        forgotten. The version that serves from here on; None when none of these was alive."""
+
+        def roll_back(db: sqlite3.Connection) -> int | None:
+            to = forget.untrained(db, trained)
+            if to is not None:
+                chain.rollback(db, to, requeue=True, at=self._clock())
+            return to
+
+        return await self._writer.write(roll_back)
+
+    async def drop_weights(self, after: int) -> list[str]:
+        """Of dead versions; the folders that nobody names any more."""
+        return await self._writer.write(lambda db: forget.drop_weights(db, after))
+
+    async def retain(self, *, older_than: float | None, most_bytes: int | None) -> Retained:
+        """Let go of what ended before `older_than`, and of the oldest that ended while the file has more than
+        `most_bytes`. Chats go on meanwhile."""
+        turns = pieces = 0
+        async with self._deleting():
+            rows = await self._reader.read(
+                lambda db: retention.choose(db, older_than=older_than, most_bytes=most_bytes, limit=_RETAIN_ROWS)
+            )
+            if rows:
+                doomed = frozenset(rows)
+                planned = await self._reader.read(lambda db: deletion.orphans(db, doomed))
+                for some in _cut(sorted(rows, reverse=True), 50):
+                    turns += await self._writer.write(lambda db, some=some: retention.remove(db, some))  # type: ignore[misc]
+                for some in _cut(planned, 1000):
+                    pieces += await self._writer.write(lambda db, some=some: deletion.delete_pieces(db, some))  # type: ignore[misc]
+        if older_than is not None:
+            await self._writer.write(lambda db: deletion.delete_sides(db, "at < ?", (older_than,)))
+        used = await self._reader.read(retention.used_bytes)
+        return Retained(turns, pieces, used, is_full=most_bytes is not None and used > most_bytes)
+
+    @asynccontextmanager
+    async def _deleting(self) -> AsyncIterator[None]:
+        """One deletion at a time, and the writer notes what comes to be referred to meanwhile."""
+        async with self._deletes:
+            await self._writer.write(deletion.watch, is_synced=False)
+            try:
+                yield
+            finally:
+                await self._writer.write(deletion.unwatch, is_synced=False)
 
     # Training
 
@@ -323,15 +405,6 @@ class Ledger:
         Raises LedgerError when it is one of `needed_versions(newest)`."""
         return await self._writer.write(lambda db: versions.prune_weights(db, n, newest))
 
-    async def needed_versions(self, newest: int) -> frozenset[int]:
-        """Those whose files must stay; the `newest` that passed the gate are among them."""
-        return await self._reader.read(lambda db: versions.needed(db, newest))
-
-    async def prune_weights(self, n: int, newest: int) -> str | None:
-        """Forget where the weights of `n` are: it is never served again. The folder, when no other version names it.
-        Raises LedgerError when it is one of `needed_versions(newest)`."""
-        return await self._writer.write(lambda db: versions.prune_weights(db, n, newest))
-
     # Versions
 
     async def versions(self) -> list[Version]:
@@ -364,6 +437,11 @@ class Ledger:
             return versions.read(db, to)
 
         return await self._writer.write(roll_back)
+
+    async def roll_back_behind(self, good: int) -> int:
+        """To the newest version up to `good` that can be gone back to, which serves from here on. The samples of what
+        was abandoned are dropped."""
+        return await self._writer.write(lambda db: chain.rollback_behind(db, good, at=self._clock()))
 
     async def pinned(self) -> int | None:
         """The version that is to be served whatever the tip is."""
@@ -403,6 +481,10 @@ class Ledger:
         """(prompt, response) of the newest replies of one version, for gates."""
         return await self._reader.read(lambda db: reports.recent_replies(db, sampled_by=sampled_by, limit=limit))
 
+    async def user_verdicts(self, *, limit: int) -> list[tuple[int, int]]:
+        """(version, verdict) of the newest turns that a user answered, oldest first, of versions that are alive."""
+        return await self._reader.read(lambda db: reports.user_verdicts(db, limit))
+
     async def recent_prompts(self, limit: int) -> list[Ids]:
         """The newest prompts of the sessions that were active last, for prewarming."""
         return await self._reader.read(lambda db: reports.recent_prompts(db, limit))
@@ -421,3 +503,8 @@ def _lock(path: Path) -> InstanceLock:
     except OSError as error:
         raise LedgerError(f"cannot make the folder {path.parent}: {error.strerror}") from error
     return InstanceLock(path.with_name(path.name + ".lock"))
+
+
+def _cut(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]

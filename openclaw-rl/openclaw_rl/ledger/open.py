@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
 from openclaw_rl.ledger import leases, meta, serving
+from openclaw_rl.ledger.pieces import Connection
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.schema import migrate
 from openclaw_rl.types import VersionState
@@ -19,7 +20,13 @@ _BUSY_S = 1.0
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     db = sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
+        uri,
+        uri=True,
+        timeout=_BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        factory=Connection,
     )
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA synchronous = FULL")

@@ -18,6 +18,18 @@ _LOOKUP = 500
 """Digests asked for in one statement (SQLite's own bound is 999 in old versions)."""
 
 
+class Connection(sqlite3.Connection):
+    """The ledger's: it notes which old pieces somebody comes to refer to, while pieces are being deleted."""
+
+    touched: set[int] | None = None
+
+
+def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:
+    """Somebody refers to these from now on."""
+    if isinstance(db, Connection) and db.touched is not None:
+        db.touched.update(ids)
+
+
 def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:
     """The ids of these contents, in order; what is not there yet is stored."""
     digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
@@ -27,6 +39,7 @@ def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[
         some = wanted[start : start + _LOOKUP]
         marks = ",".join("?" * len(some))
         ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", some))
+    touch(db, ids.values())
     for digest, content in zip(digests, contents, strict=True):
         if digest not in ids:
             row = db.execute("INSERT INTO piece (digest, data) VALUES (?, ?)", (digest, pack_bytes(content)))

@@ -71,6 +71,17 @@ class FeedbackTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class Retained:
+    """What one round of retention let go of."""
+
+    turns: int
+    pieces: int
+    used_bytes: int
+    is_full: bool
+    """The file is over its limit, and what is left in it still waits for something."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forgotten:
     """What a forgotten session took with it."""
 
@@ -81,6 +92,8 @@ class Forgotten:
     """Messages, stretches of prompts and the like that nobody else referred to."""
     trained_in: tuple[int, ...]
     """Versions that trained on it, dead ones too: their weights stay."""
+    is_scrubbed: bool = True
+    """No byte of it is left in the ledger's files; else some may be, until `openclaw-rl compact`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ class _Job:
     answer: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
     is_synced: bool = True
+    is_alone: bool = False
     is_given_up: bool = False
 
 
@@ -85,7 +87,13 @@ class Writer:
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def write(self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True) -> T:
+    async def alone(self, work: Work[T]) -> T:
+        """Run `work` outside a transaction, between two groups: for what SQLite does not do inside one (VACUUM)."""
+        return await self.write(work, is_alone=True)
+
+    async def write(
+        self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True, is_alone: bool = False
+    ) -> T:
         """Run `work` in a transaction; returns once it is on disk (committed, without the fsync, when not `is_synced`:
         a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the
         thread has not come to by then is not run at all. One it has come to may yet be written, and so is one whose
@@ -95,7 +103,7 @@ class Writer:
         if self._waiting >= self._max_waiting:
             raise LedgerUnavailable(f"the ledger is {self._waiting} writes behind")
         loop = asyncio.get_running_loop()
-        job = _Job(work, loop.create_future(), loop, is_synced)
+        job = _Job(work, loop.create_future(), loop, is_synced, is_alone)
         self._waiting += 1
         self._jobs.put(job)
         try:
@@ -133,12 +141,14 @@ class Writer:
                 continue
             if job is None:
                 return
-            group, is_last = self._take(job)
-            outcomes = _ended(group)
-            try:
-                outcomes = self._commit(db, group)
-            finally:
-                self._hand_out(group, outcomes)
+            taken, is_last = self._take(job)
+            for is_alone, some in groupby(taken, key=lambda job: job.is_alone):
+                group = list(some)
+                outcomes = _ended(group)
+                try:
+                    outcomes = [_alone(db, job) for job in group] if is_alone else self._commit(db, group)
+                finally:
+                    self._hand_out(group, outcomes)
             if self._syncer.is_log_long:
                 self._syncer.is_log_long = not checkpoint(db)
 
@@ -232,6 +242,13 @@ class Writer:
         if self._failure is not None:
             log.info("ledger_writes_again", after=self._failure, not_written=self._lost)
             self._failure, self._lost = None, 0
+
+
+def _alone(db: sqlite3.Connection, job: _Job) -> _Outcome:
+    try:
+        return _Outcome(job.work(db))
+    except sqlite3.Error as error:
+        return _Outcome(error=LedgerUnavailable(f"the ledger cannot be written: {error}"))
 
 
 def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:

@@ -1,16 +1,25 @@
 """A forgotten session is gone from the file, and nothing else is; a backup is the ledger as it was at one moment."""
 
 import asyncio
-import sqlite3
 import stat
 
 import pytest
 
-from openclaw_rl.errors import CommitRefused, LedgerError
-from openclaw_rl.ledger import Forgotten, Ledger, forget
-from openclaw_rl.ledger.backup import backup
+from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
+from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, serving
+from openclaw_rl.ledger.backup import backup, compact
 from openclaw_rl.messages import Message
-from openclaw_rl.types import Feedback, Request, SamplingParams, Scope, SideCount
+from openclaw_rl.types import (
+    DropReason,
+    Feedback,
+    NextState,
+    Request,
+    SamplingParams,
+    Scope,
+    SideCount,
+    Turn,
+    VersionRun,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,20 +56,38 @@ async def test_a_session_is_forgotten_and_what_others_share_stays(ledger, driver
         await ledger.forget("mine")
 
 
-async def test_its_words_are_in_no_page_of_the_file(ledger, driver, ledger_path):
+async def test_its_words_and_tokens_are_in_no_byte_of_the_files(ledger, driver, ledger_path):
+    """Also not in the slack of pages that were split while others wrote, and not in the log."""
+    prompt = tuple(range(31_000, 31_040))  # short enough not to be compressed
+    tokens = b"".join(token.to_bytes(2, "little") for token in prompt[5:35])
+    for n in range(60):
+        await driver.paired(session="mine" if n % 3 == 0 else f"other-{n}", prompt=(*prompt, n) if n % 3 == 0 else (n,))
     turn_id = await driver.paired(session="mine")
     await ledger.record_feedback(Feedback("f", turn_id, 1.0, None, "XYZZY-COMMENT"), user="ann")
-    await driver.paired(session="theirs")
-    assert b"XYZZY-COMMENT" in bytes_of(ledger_path)
-    assert b"question 1" in bytes_of(ledger_path)
-    await ledger.forget("mine")
+    before = bytes_of(ledger_path)
+    assert all(words in before for words in (b"XYZZY-COMMENT", b'question 1"', b"answer 31", tokens))
+    forgotten = await ledger.forget("mine")
+    assert forgotten.is_scrubbed
+    left = bytes_of(ledger_path)  # while the server runs
+    assert not [
+        words for words in (b"XYZZY-COMMENT", b'question 1"', b'question 31"', b'answer 31"', tokens) if words in left
+    ]
+    assert b'question 2"' in left
+    assert len(await ledger.turns(limit=1000)) == 40
+
+
+async def test_a_file_too_large_to_write_anew_says_so_and_compact_does_it_later(
+    ledger, driver, ledger_path, monkeypatch
+):
+    monkeypatch.setattr(deletion, "VACUUM_BYTES", 0)
+    await driver.served(session="mine")
+    assert not (await ledger.forget("mine")).is_scrubbed
+    with pytest.raises(LedgerLocked):
+        compact(ledger_path)
     await ledger.aclose()
-    with sqlite3.connect(ledger_path) as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    left = bytes_of(ledger_path)
-    assert b"XYZZY-COMMENT" not in left
-    assert b"question 1" not in left
-    assert b"question 2" in left
+    before, after = compact(ledger_path)
+    assert after <= before
+    assert b"question 1" not in bytes_of(ledger_path)
 
 
 async def test_versions_that_trained_on_it_are_named_and_a_lease_that_holds_it_is_over(ledger, driver):
@@ -100,24 +127,85 @@ async def test_a_session_that_is_being_answered_is_not_forgotten_under_the_reply
     assert len(await ledger.turns()) == 1
 
 
-async def test_what_is_written_between_the_plan_and_the_deed_is_looked_at(ledger, driver, monkeypatch):
-    """A piece that only the session had when it was planned, and that somebody has written since, stays."""
-    await driver.served(session="mine", prompt=(1, 2, 3))
+async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(ledger, driver, monkeypatch):
+    """A piece that only the session had when it was planned: now in another's question, in the reply to a request that
+    was running already, and in the next state of a turn from before."""
+    await driver.served(session="mine", prompt=(1, 2, 3))  # "question 1", "answer 1"
+    before = await driver.served(session="theirs", prompt=(9,))
+    running = Request(
+        "running", Scope("bob", "b"), 1.0, (Message(role="user", content="x"),), None, None, (9,), SamplingParams(16)
+    )
+    await ledger.begin(running)
     carry_out = forget.carry_out
 
     def later(db, plan, *, at):
-        db.execute(
-            "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, reason, sampling,"
-            " prompt_tokens, prompt, messages) SELECT 'late', policy, user, 'theirs', 1, 'abandoned', 'interrupted',"
-            " sampling, prompt_tokens, prompt, messages FROM request"
-        )
-        db.execute("INSERT INTO counter VALUES ('requests', 1) ON CONFLICT DO UPDATE SET n = n + 1")
-        db.execute("INSERT INTO counter VALUES ('abandoned.interrupted', 1) ON CONFLICT DO UPDATE SET n = n + 1")
+        question, answer = Message(role="user", content="question 1"), Message(role="assistant", content="answer 1")
+        asked = Request("late", Scope("bob", "c"), 1.0, (question,), None, None, (1, 2, 3), SamplingParams(16))
+        serving.begin(db, asked)
+        turn = Turn("turn-late", "running", 2.0, (5,), (-1.0,), (True,), (VersionRun(0, 1),), "stop", answer)
+        serving.finish(db, turn, driver.key, at=at)
+        serving.pair(db, before, NextState((question,)), "side", at=at)
         return carry_out(db, plan, at=at)
 
     monkeypatch.setattr(forget, "carry_out", later)
-    assert (await ledger.forget("mine")).pieces == 1  # its reply
-    assert await ledger.audit(is_deep=True) == []
+    assert (await ledger.forget("mine")).turns == 1
+    assert (await ledger.turn("turn-late")).turn.reply.content == "answer 1"
+    assert (await ledger.turn(before)).next_state.messages[0].content == "question 1"
+    await ledger.abandon("late", DropReason.CANCELLED)
+
+
+async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger, driver, monkeypatch):
+    await driver.served(session="mine")
+    carry_out, seen = forget.carry_out, []
+
+    def later(db, plan, *, at):
+        if not seen:
+            asked = Request(
+                "more",
+                Scope("ann", "mine"),
+                1.0,
+                (Message(role="user", content="and then?"),),
+                None,
+                None,
+                (1,),
+                SamplingParams(16),
+            )
+            serving.begin(db, asked)
+            serving.abandon(db, "more", DropReason.CANCELLED, "")
+        seen.append(plan)
+        return carry_out(db, plan, at=at)
+
+    monkeypatch.setattr(forget, "carry_out", later)
+    await ledger.forget("mine")
+    assert len(seen) == 2
+    assert (await ledger.counts())["requests"] == 0
+
+
+async def test_versions_that_are_not_served_yet_lose_their_probes_when_they_are(ledger, driver):
+    version, _ = await driver.step()
+    await ledger.forget("s")
+    assert '"probes":[{' in (await ledger.version(version)).report_json  # its gate needs them
+    await driver.serve(version)
+    await driver.served(session="other")
+    await ledger.forget("other")
+    assert '"probes":[]' in (await ledger.version(version)).report_json
+
+
+async def test_the_policy_goes_back_behind_what_was_trained_on_it(ledger, driver):
+    first, _ = await driver.step()  # session "s"
+    await driver.serve(first)
+    other = await driver.sampled(session="theirs", version=first)
+    second = await driver.commit(await ledger.lease(trainer="a", now=True))
+    await driver.serve(second)
+    forgotten = await ledger.forget("theirs")
+    assert forgotten.trained_in == (second,)
+    assert await ledger.rollback_from(forgotten.trained_in) == first
+    assert await ledger.serving_version() == first
+    assert len(await ledger.drop_weights(first)) == 1
+    assert (await ledger.version(second)).folder is None
+    assert (await ledger.version(first)).folder is not None
+    assert await ledger.turn(other) is None
+    assert await ledger.rollback_from((second,)) is None  # it is dead already
 
 
 async def test_a_backup_taken_while_turns_are_written_is_whole(
