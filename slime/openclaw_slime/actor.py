@@ -5,17 +5,39 @@ Given to slime by its own argument (`create_training_models(..., actor_cls=…)`
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call"
 
+import secrets
 from typing import Any
 
 from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
+from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
 from openclaw_slime.outcome import RankShare
 from openclaw_slime.rows import Row, row_of, share_of
 
 
+class NamedUpdates(UpdateWeightFromDistributed):
+    """slime's NCCL push, through a group whose name was never used. An engine that outlives us still has our
+    predecessor's, refuses a second one of that name, and would let us wait for it.
+    """
+
+    @property
+    def _group_name(self) -> str:
+        return self._own_name
+
+    @_group_name.setter
+    def _group_name(self, name: str) -> None:
+        self._own_name = f"{name}-{secrets.token_hex(4)}"
+
+
 class PolicyActor(MegatronTrainRayActor):
     _rows: list[Row]
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        start = super().init(*args, **kwargs)
+        if type(self.weight_updater) is UpdateWeightFromDistributed:
+            self.weight_updater.__class__ = NamedUpdates
+        return start
 
     def train(self, rollout_id: int, rollout_data_ref: Any, external_data: Any = None) -> RankShare:
         """slime's step, and this rank's part of what it was."""
