@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import httpx
 import structlog
@@ -295,7 +296,7 @@ class _Server:
         if settings.training.enabled and settings.trainer.kind == "local":
             trainer = trainer_child(settings, data, url=url, token=token, base_hash=base_hash)
             self._start(trainer)
-            self._own(_end_when_hung(trainer, ledger, lease_s=settings.training.lease_s), "trainer watch")
+            self._own(end_when_hung(trainer, ledger, lease_s=settings.training.lease_s), "trainer watch")
         body_limit = int(settings.server.max_body_mb * 2**20)
         # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
         gc.collect()
@@ -427,7 +428,15 @@ async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
         lease_wait.samples_came()
 
 
-async def _end_when_hung(trainer: Child, ledger: Ledger, *, lease_s: float) -> None:
+class LeaseBook(Protocol):
+    """The part of the ledger that watches over a trainer."""
+
+    async def overdue(self) -> str | None: ...
+
+    async def revoke(self, *, trainer: str | None = None, reason: str) -> bool: ...
+
+
+async def end_when_hung(trainer: Child, ledger: LeaseBook, *, lease_s: float) -> None:
     """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
     while True:
         await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))

@@ -72,7 +72,7 @@ class EngineKeeper:
         if self._exited.is_set():  # it died again while its adapters were being loaded
             return False
         self._serving.open_gate()
-        for part in ("engine", "restore"):
+        for part in ("engine", "restore", "publisher"):
             self._meters.worked(part)
         log.info("engine_ready", weight_version=self._serving.current)
         return True

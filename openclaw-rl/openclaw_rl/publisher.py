@@ -147,7 +147,8 @@ class Publisher:
                     continue  # a version may have waited for the place
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
-                self._meters.failed("publisher", repr(error))
+                if self._serving.is_open:  # else it is known that the engine is down
+                    self._meters.failed("publisher", repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
             self._meters.worked("publisher")

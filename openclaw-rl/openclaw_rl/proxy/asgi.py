@@ -55,13 +55,18 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
     """`app`, for requests with bodies of up to `limit` bytes; what reads a body whole must not be given any. Paths that
     begin with `but` bound their own."""
+    fault = _too_large(limit)
+    text = wire_error(fault.message, status=fault.status, code=fault.code)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(but):
             await app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        left = limit
+        if declared.isdigit() and int(declared) > limit:
+            await answer_unread(receive, send, fault.status, text)
+            return
+        left, is_refused = limit, False
 
         async def counted() -> Message:
             nonlocal left
@@ -71,12 +76,16 @@ def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
                 raise _too_large(limit)
             return message
 
-        if declared.isdigit() and int(declared) > limit:
-            error = _too_large(limit)
-            text = wire_error(error.message, status=error.status, code=error.code)
-            await answer_unread(receive, send, error.status, text)
-            return
-        await app(scope, counted, send)
+        async def answered(message: Message) -> None:
+            """Whatever the app made of the broken body."""
+            nonlocal is_refused
+            if left >= 0:
+                await send(message)
+            elif not is_refused:
+                is_refused = True
+                await answer_unread(receive, send, fault.status, text)
+
+        await app(scope, counted, answered)
 
     return serve
 

@@ -44,7 +44,8 @@ class Host:
     """A context manager."""
 
     def __init__(self, model_folder: Path) -> None:
-        environ = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parent.parent)}
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+        environ = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
         argv = [sys.executable, "-m", "harness.host", str(model_folder)]
         self._process = subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -231,7 +231,8 @@ class EmbeddedSide:
 
         def is_back(now: Any) -> bool:
             (child,) = (child for child in now["children"] if child["name"] == name)
-            return not now["problems"] and child["pid"] not in (None, pid)
+            is_missed = any(problem.startswith(f"{name}:") for problem in now["problems"])
+            return not is_missed and child["pid"] not in (None, pid)
 
         try:
             await asyncio.to_thread(self.server.wait_for, f"the {name} is back", is_back, 240)

@@ -1,0 +1,96 @@
+"""Engine down, restarting, slow, or answering garbage: chats are held or mended, and refused only when it is gone."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+MENDED = ("5xx", "half", "bad_json", "silent", "slow", "negative_id", "enormous_id")
+UNTRAINED = {
+    "nan": "non_finite",
+    "infinite": "non_finite",
+    "too_few_log_probs": "misaligned",
+    "too_many_log_probs": "misaligned",
+    "log_probs_of_others": "misaligned",
+    "beyond_the_vocabulary": "misaligned",
+}
+
+
+async def test_what_an_engine_does_once_costs_no_chat_and_no_line(place: Any) -> None:
+    async with place() as here:
+        for how in MENDED:
+            here.engine.breaks(how, times=1)
+            reply = await here.chat(session=how)
+            assert reply.status_code == 200, (how, reply.text)
+            assert reply.json()["choices"][0]["finish_reason"] in ("stop", "length")
+            assert here.engine.asked == 1, how
+            assert await here.state(reply.json()["id"]) == ("served", None), how
+        for how, reason in UNTRAINED.items():
+            here.engine.breaks(how, times=1)
+            reply = await here.chat(session=how)
+            assert reply.status_code == 200, (how, reply.text)
+            assert await here.state(reply.json()["id"]) == ("dropped", reason), how
+            assert (await here.chat()).status_code == 200
+        assert await here.health() == "ok"
+        assert not {"part_fails", "engine_down", "not an event"} & set(here.lines), here.lines
+
+
+@pytest.mark.parametrize("how", ["5xx", "negative_id"])
+async def test_an_engine_that_is_broken_for_good_is_waited_for_and_then_a_clear_503(place: Any, how: str) -> None:
+    async with place() as here:
+        here.engine.breaks(how, at=1)
+        replies = await asyncio.gather(*(here.chat(session=f"s{n}") for n in range(6)))
+        for reply in replies:
+            assert reply.status_code == 503
+            assert int(reply.headers["retry-after"]) > 0
+            assert reply.json()["error"]["code"] == "engine_unavailable"
+            assert set(reply.json()["error"]) >= {"message", "type", "code", "param"}
+        assert here.engine.asked > 6, "each was tried again"
+        assert await here.health() == "degraded"
+        assert [problem.partition(":")[0] for problem in await here.problems()] == ["engine"]
+        assert 'openclaw_rl_out_of_order{part="engine"} 1' in await here.admin("/metrics")
+        assert here.lines["part_fails"] == 1
+        here.engine.breaks("")
+        assert (await here.chat()).status_code == 200
+        assert await here.health() == "ok"
+        assert here.lines["part_works_again"] == 1
+        counts = (await here.admin("/v1/admin/status"))["counts"]
+        assert (counts["abandoned.engine_failed"], counts["served"]) == (6, 1), "each request is accounted for"
+
+
+async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_it_is_back(place: Any) -> None:
+    async with place(engine__hold_s=2.0, server__keepalive_s=0.2) as here:
+        assert (await here.chat()).status_code == 200
+        await here.engine_port.down()
+        whole, streamed = await asyncio.gather(here.chat(), here.chat(session="t", stream=True))
+        assert (whole.status_code, whole.json()["error"]["code"]) == (503, "engine_unavailable")
+        if streamed.status_code == 200:  # it had begun, with keep-alives: the error is an event, and the last one
+            events = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
+            assert json.loads(events[-2 if events[-1] == "data: [DONE]" else -1][6:])["error"]["code"] == (
+                "engine_unavailable"
+            )
+        else:
+            assert streamed.headers["retry-after"]
+        assert await here.health() == "degraded"
+        held = asyncio.create_task(here.chat(session="held"))
+        await asyncio.sleep(0.2)
+        assert not held.done(), "a chat that comes meanwhile waits"
+        await here.engine_port.up()
+        assert (await held).status_code == 200
+        await here.until_well()
+        assert here.lines["engine_down"] <= 1
+        assert here.lines["part_fails"] <= 1
+
+
+async def test_numbers_that_cannot_be_used_reply_after_reply_are_a_problem_of_their_own(place: Any) -> None:
+    async with place() as here:
+        here.engine.breaks("nan")
+        for n in range(5):
+            assert (await here.chat(session=f"s{n}")).status_code == 200
+        (problem,) = await here.problems()
+        assert problem.startswith("engine's numbers: failed 5 times in a row")
+        assert here.lines["part_fails"] == 1
+        here.engine.breaks("")
+        await here.chat()
+        await here.until_well()

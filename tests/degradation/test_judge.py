@@ -1,0 +1,64 @@
+"""Judge down, slow, or answering garbage: chats never notice, no turn gets a verdict that nobody gave, and all that
+waited is judged when it is back."""
+
+from typing import Any
+
+import pytest
+
+THANKS, WRONG = "Thanks, that is perfect!", "No, that is wrong."
+
+
+@pytest.mark.parametrize("how", ["down", "slow", "no_vote"])
+async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, how: str) -> None:
+    async with place(judge__workers=4, judge__timeout_s=0.3, judge__votes=1, judge__quorum=1) as here:
+        if how == "down":
+            await here.judge_port.down()
+        here.judge.how = how
+        said = [THANKS, WRONG, THANKS, WRONG, THANKS]
+        turns = [await here.turn(following, f"s{n}") for n, following in enumerate(said)]
+
+        async def is_out() -> bool:
+            return any(problem.startswith("judge:") for problem in await here.problems())
+
+        await here.until(is_out)
+        assert await here.health() == "degraded"
+        assert 'openclaw_rl_out_of_order{part="judge"} 1' in await here.admin("/metrics")
+        assert {await here.state(turn) for turn in turns} == {("paired", None)}
+        here.judge.how = ""
+        if how == "down":
+            await here.judge_port.up()
+
+        async def are_judged() -> bool:
+            return {await here.state(turn) for turn in turns} == {("sampled", None)}
+
+        await here.until(are_judged)
+        verdicts = [(await here.admin(f"/v1/turns/{turn}"))["verdict"]["value"] for turn in turns]
+        assert verdicts == [1 if following == THANKS else -1 for following in said]
+        await here.until_well()
+        assert (here.lines["judge.out"], here.lines["part_fails"]) == (1, 1)
+        assert (here.lines["judge.works_again"], here.lines["part_works_again"]) == (1, 1)
+
+
+async def test_what_waits_for_a_judge_is_bounded(place: Any) -> None:
+    """Answers of another form are an outage like any other."""
+    async with place(judge__max_waiting=2, judge__votes=1, judge__quorum=1, judge__timeout_s=0.3) as here:
+        here.judge.how = "other_json"
+        turns = [await here.turn(THANKS, f"s{n}") for n in range(5)]
+
+        async def is_shed() -> bool:
+            return bool((await here.admin("/v1/admin/status"))["counts"].get("dropped.backlog") == 3)
+
+        await here.until(is_shed)
+        assert [await here.state(turn) for turn in turns] == [("dropped", "backlog")] * 3 + [("paired", None)] * 2
+
+
+async def test_what_waits_for_a_trainer_is_bounded(place: Any) -> None:
+    async with place(training__max_waiting=3, judge__votes=1, judge__quorum=1) as here:
+        turns = [await here.turn(THANKS, f"s{n}") for n in range(5)]
+
+        async def is_shed() -> bool:
+            counts = (await here.admin("/v1/admin/status"))["counts"]
+            return (counts.get("dropped.backlog"), counts.get("sampled")) == (2, 3)
+
+        await here.until(is_shed)
+        assert {await here.state(turn) for turn in turns} == {("dropped", "backlog"), ("sampled", None)}

@@ -1,0 +1,149 @@
+"""A disk that is full, a file that another program locks, truncates or tears: chats go on, unrecorded and marked so,
+one line says it, and it is over when the cause is."""
+
+import resource
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.settings import TrainingSettings
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB, where we may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(argv, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here: ENOSPC is shown by the file-size limit alone")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as opened:
+        while True:
+            opened.write(bytes(4096))
+
+
+async def goes_on_unrecorded(here: Any) -> None:
+    """Chats are answered and marked; one line for all of them; `/healthz` says so."""
+    replies = [await here.chat(session=f"full-{n}") for n in range(4)]
+    assert {reply.status_code for reply in replies} == {200}
+    assert replies[-1].headers["x-openclaw-recorded"] == "false"
+    assert await here.health() == "degraded"
+    assert any(problem.startswith("ledger:") for problem in await here.problems())
+    assert here.lines["ledger_cannot_write"] + here.lines["ledger_cannot_sync"] == 1
+    assert not {"request_not_recorded", "turn.not_recorded", "not an event"} & set(here.lines)
+
+
+async def records_again(here: Any) -> None:
+    await here.until_well()
+    reply = await here.chat(session="again")
+    assert "x-openclaw-recorded" not in reply.headers
+    assert await here.state(reply.json()["id"]) == ("served", None)
+    assert here.lines["ledger_writes_again"] == 1
+
+
+async def test_a_disk_that_is_full_costs_records_and_no_chat(place: Any, small_disk: Path) -> None:
+    async with place(small_disk) as here:
+        before = (await here.chat()).json()["id"]
+        ballast = small_disk / "ballast"
+        with pytest.raises(OSError, match="No space left"):
+            fill(ballast)
+        for n in range(200):  # what the log already has of the disk is used up first
+            if (await here.chat(session=f"fill-{n}", max_tokens=60)).headers.get("x-openclaw-recorded"):
+                break
+        await goes_on_unrecorded(here)
+        ballast.unlink()
+        await records_again(here)
+        assert await here.state(before) == ("served", None)
+
+
+async def test_a_file_that_may_not_grow_is_a_full_disk_too(place: Any, tmp_path: Path) -> None:
+    async with place() as here:
+        assert (await here.chat()).status_code == 200
+        data = here.server.data_dir
+        largest = max(file.stat().st_size for file in data.glob("ledger.sqlite3*"))
+        pid = int((data / "ledger.sqlite3.lock").read_text())
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, hard))
+        for n in range(200):
+            if (await here.chat(session=f"fill-{n}", max_tokens=60)).headers.get("x-openclaw-recorded"):
+                break
+        # (The log of the server is a file as well, and may have stopped growing: nothing is asserted of it here.)
+        reply = await here.chat()
+        assert (reply.status_code, reply.headers["x-openclaw-recorded"]) == (200, "false")
+        assert any(problem.startswith("ledger:") for problem in await here.problems())
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+        await here.until_well()
+        reply = await here.chat(session="again")
+        assert await here.state(reply.json()["id"]) == ("served", None)
+
+
+async def test_another_program_that_holds_the_file_costs_records_and_no_chat(place: Any) -> None:
+    async with place() as here:
+        assert (await here.chat()).status_code == 200
+        with closing(sqlite3.connect(here.server.data_dir / "ledger.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await goes_on_unrecorded(here)
+            other.execute("ROLLBACK")
+        await records_again(here)
+
+
+async def test_a_ledger_cut_short_while_it_is_used_ends_no_chat(place: Any, tmp_path: Path) -> None:
+    async with place() as here:
+        for n in range(5):
+            await here.chat(session=f"s{n}")
+        ledger = here.server.data_dir / "ledger.sqlite3"
+        with closing(sqlite3.connect(ledger)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with ledger.open("r+b") as file:
+            file.truncate(8192)
+        replies = [await here.chat(session=f"t{n}") for n in range(3)]
+        assert {reply.status_code for reply in replies} == {200}
+        assert await here.health() in ("ok", "degraded")
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0, -1.0])
+async def test_a_torn_ledger_is_refused_at_start_in_one_line(place: Any, tmp_path: Path, keep: float) -> None:
+    """Half a file, and one with another head; an empty file is a new ledger."""
+    async with place() as here:
+        for n in range(8):
+            await here.chat(session=f"s{n}", max_tokens=60)
+    ledger = tmp_path / "data" / "ledger.sqlite3"
+    content = ledger.read_bytes()
+    ledger.write_bytes(b"not a database at all" + content[21:] if keep < 0 else content[: int(len(content) * keep)])
+    for name in ("-wal", "-shm"):
+        ledger.with_name(ledger.name + name).unlink(missing_ok=True)
+    if keep == 0.0:
+        async with place(tmp_path) as here:
+            assert (await here.chat()).status_code == 200
+        return
+    with pytest.raises(RuntimeError, match="did not come up"):
+        async with place(tmp_path):
+            pass
+    with pytest.raises(LedgerError, match="cannot open the ledger"):
+        await Ledger.open(ledger, identity=Identity("stub", "t", "m"), training=TrainingSettings())
+
+
+async def test_without_its_log_a_ledger_is_as_it_was_when_the_log_was_last_moved(place: Any, tmp_path: Path) -> None:
+    """Somebody tidied up `-wal` after a crash: older, whole, and it starts."""
+    async with place() as here:
+        await here.chat()
+        shutil.copytree(here.server.data_dir, tmp_path / "copy" / "data")
+    for name in ("-wal", "-shm"):
+        (tmp_path / "copy" / "data" / f"ledger.sqlite3{name}").unlink(missing_ok=True)
+    (tmp_path / "copy" / "data" / "run" / "server.json").unlink()
+    async with place(tmp_path / "copy") as here:
+        assert (await here.chat()).status_code == 200
+        assert await here.health() == "ok"
