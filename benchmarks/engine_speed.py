@@ -100,10 +100,9 @@ async def stream(url: str, prompt: Prompt, new_tokens: int) -> list[float]:
     ).encode()
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=1 << 20)
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    )
-    writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+    head = f"POST /generate HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
     await writer.drain()
     stamps: list[float] = []
     async with asyncio.timeout(600):

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +137,22 @@ def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
         yield False
 
 
+def step_back(nice: int) -> None:
+    """Let others have the cores first. Linux may group processes by session (autogroup); niceness then counts within a
+    group alone, and the server starts us in a session of our own: so the group is made as nice as we are.
+    """
+    os.nice(nice)
+    group = Path("/proc/self/autogroup")
+    if os.getsid(0) != os.getpid() or not group.exists():
+        return
+    for _ in range(3):
+        try:
+            group.write_text(f"{os.nice(0)}\n")
+            return
+        except OSError:  # the kernel takes ten such changes a second from all users together
+            time.sleep(0.2)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m openclaw_rl.trainers.local", description="The local trainer.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file written by the server")
@@ -146,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = TrainerConfig.read(arguments.config)
         log.configure(config.log_level, config.log_format, process="trainer")
-        os.nice(config.trainer.nice)
+        step_back(config.trainer.nice)
         run(config, stop)
     except OpenClawRLError as error:
         sys.stderr.write(f"{error}\n")
