@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=["gpu", "cpu"], default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=270.0, help="for all sections together")
-    parser.add_argument("--only", default="", help="sections whose name holds this")
+    parser.add_argument("--only", default="", help="sections whose names hold one of these: `equal,mixed 0.6b`")
     parser.add_argument("--folder", action="append", default=[], metavar="NAME=PATH")
     arguments = parser.parse_args()
     deadline = Deadline(arguments.seconds)
@@ -110,7 +110,7 @@ def main() -> None:
         tell(about)
         make = gpu_sections if arguments.preset == "gpu" else cpu_sections
         for section in make(folders, Path(scratch)):
-            if arguments.only not in section.name:
+            if not any(part in section.name for part in arguments.only.split(",")):
                 continue
             if deadline.left_s < section.seconds:
                 tell({"section": section.name, "left_out": f"{deadline.left_s:.0f} s were left"})

@@ -20,12 +20,14 @@ RESERVE = 2 * GIB
 """Of a shared card: contexts, captured graphs, rounding."""
 SERVED_TOKENS = 16384
 """KV cache without which serving an agent's prompts makes no sense."""
+LEAST_CONTEXT = 1024
 LOGITS_AT_ONCE = 2**26
 _BITS = {"none": 16.0, "8bit": 8.1, "4bit": 4.5}
 """A weight of a linear layer, its share of the scales included; embeddings and norms keep 16 bits."""
 
 Quantise = Literal["none", "8bit", "4bit"]
 QUANTISATIONS: tuple[Quantise, ...] = ("none", "8bit", "4bit")
+_NAMES = {"none": "16", "8bit": "8", "4bit": "4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,11 @@ def training(
 
 
 def activation_bytes(shape: ModelShape, *, recompute: bool) -> int:
-    """A token's share. Recomputing keeps each layer's input, and one layer's activations with their gradients."""
+    """A token's share. Recomputing keeps each layer's input, and one layer's activations."""
     ends = 12 * shape.hidden  # embeddings, the last norm, the hidden states that the head reads
     if not recompute:
         return shape.layers * shape.activation_token + ends
-    return shape.layers * 2 * shape.hidden + 2 * shape.activation_token + ends
+    return shape.layers * 2 * shape.hidden + shape.activation_token + ends
 
 
 def _logits(shape: ModelShape) -> int:
@@ -143,7 +145,10 @@ def _logits(shape: ModelShape) -> int:
 class Budget:
     """One way to share a card."""
 
+    served: Quantise
+    """SGLang's weights."""
     quantise: Quantise
+    """The trainer's base."""
     serving: int
     """Weights and KV cache of SGLang."""
     training: int
@@ -155,14 +160,17 @@ class Budget:
 
 
 def share(shape: ModelShape, gpu_bytes: float, *, rank: int = 16, served_tokens: int = SERVED_TOKENS) -> list[Budget]:
-    """SGLang with a cache of `served_tokens` and a LoRA trainer on one card, for each precision of the base."""
+    """SGLang with a cache of `served_tokens` and a LoRA trainer on one card: 16 bits served beside each precision of
+    the trainer's base, then 8 bits beside 4."""
     found = []
-    for quantise in QUANTISATIONS:
-        serving = shape.weights() + served_tokens * shape.kv_token
+    ways: list[tuple[Quantise, Quantise]] = [*(("none", quantise) for quantise in QUANTISATIONS), ("8bit", "4bit")]
+    for served, quantise in ways:
+        serving = shape.weights(served) + served_tokens * shape.kv_token
         fixed = training(shape, 0, rank=rank, quantise=quantise).total
         left = gpu_bytes - RESERVE - serving - fixed
         context = max(0, int(left // activation_bytes(shape, recompute=True)))
-        found.append(Budget(quantise, serving, fixed, context, round(min(0.95, (serving + GIB) / gpu_bytes), 2)))
+        memory_fraction = round(min(0.95, (serving + GIB) / gpu_bytes), 2)
+        found.append(Budget(served, quantise, serving, fixed, context, memory_fraction))
     return found
 
 
@@ -181,16 +189,18 @@ def report(shape: ModelShape, gpu_memory_gb: float, *, rank: int = 16) -> list[s
         f"{shape.parameters / 1e9:.2f} B parameters on {gpu_memory_gb:g} GB (SGLang caches {SERVED_TOKENS} tokens):"
     ]
     for budget in share(shape, card, rank=rank):
-        base = {"none": "16-bit base", "8bit": "8-bit base", "4bit": "4-bit base"}[budget.quantise]
+        bits = f"LoRA, {_NAMES[budget.served]} bits served, a base of {_NAMES[budget.quantise]}"
         sums = f"SGLang {budget.serving / GIB:.1f} GB + trainer {budget.training / GIB:.1f} GB"
         fits = (
             f"samples of up to {budget.context} tokens train; engine.memory_fraction = {budget.memory_fraction:g}"
-            if budget.context >= 1024
+            if budget.context >= LEAST_CONTEXT
             else "does not fit"
         )
-        lines.append(f"  LoRA, {base}: {sums}: {fits}")
+        lines.append(f"  {bits}: {sums}: {fits}")
     alone = largest_context(shape, card, weights="full")
-    lines.append(f"  full weights, trainer alone on the card: {f'{alone} tokens' if alone >= 1024 else 'does not fit'}")
+    lines.append(
+        f"  full weights, trainer alone on the card: {f'{alone} tokens' if alone >= LEAST_CONTEXT else 'does not fit'}"
+    )
     return lines
 
 

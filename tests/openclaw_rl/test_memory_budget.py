@@ -82,7 +82,8 @@ def test_more_memory_never_trains_less(gib: float, more: float) -> None:
 def test_what_fits_is_said_for_people() -> None:
     lines = memory_budget.report(SHAPE, 24)
     assert lines[0].startswith("4.02 B parameters on 24 GB")
-    by_base = {budget.quantise: budget.context for budget in share(SHAPE, 24 * GIB)}
-    assert by_base["none"] < by_base["8bit"] < by_base["4bit"]
-    assert sum("LoRA" in line for line in lines) == 3
+    contexts = [budget.context for budget in share(SHAPE, 24 * GIB)]
+    assert contexts == sorted(contexts)
+    assert contexts[0] > 0
+    assert sum("LoRA" in line for line in lines) == 4
     assert "does not fit" in memory_budget.report(SHAPE, 8)[1]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from openclaw_rl.errors import SettingsError, TrainerError
 from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.trainers.fused import fuse_lora
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import WeightKind
 
@@ -54,6 +55,7 @@ class LoraPolicy(Policy):
         for module in self.model.modules():
             if isinstance(module, LoraLayer):
                 module.cast_input_dtype_enabled = False  # `_precision` decides; PEFT would copy each input in fp32
+        fuse_lora(self.model)
         self.parameters = {
             name: parameter for name, parameter in sorted(self.model.named_parameters()) if parameter.requires_grad
         }

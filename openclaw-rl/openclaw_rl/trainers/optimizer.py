@@ -17,6 +17,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class PolicyOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: TrainerSettings) -> None:
         self._parameters, self._settings = parameters, settings
+        self._is_fused = all(parameter.is_cuda for parameter in parameters.values())
         self.fresh()
 
     def fresh(self) -> None:
@@ -27,7 +28,7 @@ class PolicyOptimizer:
             lr=self._settings.learning_rate,
             betas=(self._settings.beta1, self._settings.beta2),
             weight_decay=self._settings.weight_decay,
-            fused=False,
+            fused=self._is_fused,
         )
 
     @property
@@ -75,7 +76,12 @@ class PolicyOptimizer:
             if any(value is None or (key != "step" and value.shape != parameter.shape) for key, value in kept.items()):
                 raise TrainerError(f"the optimizer state of {name} is missing or of another shape")
             self._adamw.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device, parameter.dtype, copy=True)
+                key: self._step_of(value, parameter)
+                if key == "step"
+                else value.to(parameter.device, parameter.dtype, copy=True)
                 for key, value in kept.items()
                 if value is not None
             }
+
+    def _step_of(self, value: Tensor, parameter: nn.Parameter) -> Tensor:
+        return value.to(parameter.device, copy=True) if self._is_fused else value.clone()

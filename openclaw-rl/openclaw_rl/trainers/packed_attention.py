@@ -29,7 +29,8 @@ _LARGEST_HEAD = 256
 _TOLERANCE = 0.03
 """Between two 16-bit kernels on values of size one; a neighbour that can be seen changes them by ten times as much."""
 
-Kernel = Literal["varlen", "split"]
+Kernel = Literal["varlen", "varlen_wide", "split"]
+"""`varlen_wide`: a torch whose kernel wants as many keys' heads as queries'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def packed_attention(
         raise NotImplementedError(f"packed attention knows no {', '.join(unknown) or 'dropout'}")
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, H, D]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if packed_layout.kernel == "varlen" and softcap is None and _fits_varlen(q, k, v):
+    if packed_layout.kernel != "split" and softcap is None and _fits_varlen(q, k, v):
         mixed = _varlen(q, k, v, packed_layout, scale, sliding_window)
     else:
         mixed = _split(q, k, v, packed_layout, scale, sliding_window, softcap)
@@ -106,17 +107,21 @@ def choose_kernel(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, 
 
     def run(kernel: Kernel) -> list[Tensor]:
         q, k, v = (tensor.clone().requires_grad_() for tensor in inputs)
-        attend = _varlen if kernel == "varlen" else _split
+        attend = _split if kernel == "split" else _varlen
         with torch.enable_grad():
             out = attend(q, k, v, PackedLayout.of(lengths, device, kernel), head_dim**-0.5, None)
             return [out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))]
 
-    try:
-        pairs = zip(run("varlen"), run("split"), strict=True)
-        agrees = all(bool((a - b).abs().max() <= _TOLERANCE * b.abs().max()) for a, b in pairs)
-    except RuntimeError:  # a card or a build without this kernel
-        return "split"
-    return "varlen" if agrees else "split"
+    plain = run("split")
+    kernels: tuple[Kernel, ...] = ("varlen", "varlen_wide")
+    for kernel in kernels:
+        try:
+            pairs = zip(run(kernel), plain, strict=True)
+            if all(bool((a - b).abs().max() <= _TOLERANCE * b.abs().max()) for a, b in pairs):
+                return kernel
+        except (RuntimeError, ValueError):  # a card or a build without this kernel
+            continue
+    return "split"
 
 
 def _fits_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -133,8 +138,9 @@ def _varlen(
     attend: Any = varlen_attn  # its signature grows from one torch to the next
     longest, known = max(layout.lengths), _varlen_parameters()
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and "enable_gqa" not in known:
+    if groups > 1 and layout.kernel == "varlen_wide":
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+        groups = 1
     more = {"enable_gqa": groups > 1} if "enable_gqa" in known else {}
     # The window counts the token itself: with W of them a token sees the W - 1 before it.
     sides = (-1 if window is None or window >= longest else window - 1, 0)

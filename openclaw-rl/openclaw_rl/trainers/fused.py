@@ -1,0 +1,100 @@
+"""The same layers in fewer kernels: on a GPU a small model's step waits for launches more than for arithmetic.
+
+A LoRA layer is three products and a sum, y = W x + s B A x, in five launches where PEFT takes nine, and without
+temporaries as wide as its output; a norm is one. Promises: values and gradients are PEFT's and the norm's own within
+the rounding of the precision computed in; a layer of another kind than these is left alone.
+
+Leaves to others: which models are trained so (`lora`, `policy`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as PeftLinear
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
+
+ADAPTER = "default"
+
+
+class LoraProduct(torch.autograd.Function):
+    """x [N, I], weight [O, I], a [R, I], b [O, R] → weight x + scale b a x [N, O]. `a` and `b` may be wider in
+    precision than the rest, which is computed in x's; their gradients come back in their own."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        down, up = a.to(x.dtype), b.to(x.dtype)
+        low = x @ down.t()  # [N, R]
+        out = F.linear(x, weight, bias).addmm_(low, up.t(), alpha=scale)
+        ctx.save_for_backward(x, weight, down, up, low)
+        ctx.scale, ctx.precision = scale, a.dtype  # type: ignore[attr-defined]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
+        (g,) = gradients
+        x, weight, down, up, low = ctx.saved_tensors
+        low_g = (g @ up).mul_(ctx.scale)  # [N, R]
+        to_a = (low_g.t() @ x).to(ctx.precision)
+        to_b = (g.t() @ low).to(ctx.precision).mul_(ctx.scale)
+        to_x = (g @ weight).addmm_(low_g, down) if ctx.needs_input_grad[0] else None
+        return to_x, None, None, to_a, to_b, None
+
+
+def fuse_lora(model: nn.Module) -> int:
+    """Give PEFT's plain LoRA layers the product above; how many."""
+    layers = [module for module in model.modules() if type(module) is PeftLinear and _is_plain(module)]
+    for layer in layers:
+        layer.forward = _forward_of(layer)
+    return len(layers)
+
+
+def _is_plain(layer: PeftLinear) -> bool:
+    return (
+        type(layer.base_layer) is nn.Linear
+        and not layer.fan_in_fan_out
+        and not layer.lora_variant
+        and isinstance(layer.lora_dropout[ADAPTER], nn.Identity)
+        and layer.lora_A[ADAPTER].bias is None
+        and layer.lora_B[ADAPTER].bias is None
+    )
+
+
+def _forward_of(layer: PeftLinear) -> Callable[..., Tensor]:
+    own, base = layer.forward, layer.base_layer
+    a, b, scale = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if layer.disable_adapters or layer.merged or args or kwargs or layer.active_adapters != [ADAPTER]:
+            result: Tensor = own(x, *args, **kwargs)
+            return result
+        flat = x.to(base.weight.dtype).flatten(0, -2)
+        out: Tensor = LoraProduct.apply(flat, base.weight, base.bias, a, b, scale)
+        return out.view(*x.shape[:-1], -1)
+
+    return forward
+
+
+@torch.no_grad()
+def fuse_norms(model: nn.Module) -> int:
+    """Give norms that are x / rms(x) · weight torch's own kernel, where it is seen to give their values; how many."""
+    fused = 0
+    for module in model.modules():
+        weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or weight is None:
+            continue
+        x = torch.linspace(-2, 3, 4 * len(weight), device=weight.device).view(4, -1).to(weight.dtype)
+        own, norm = module(x), _norm_of(weight, eps)
+        if own.dtype == x.dtype and torch.allclose(norm(x).float(), own.float(), rtol=0.02, atol=1e-3):
+            module.forward = norm
+            fused += 1
+    return fused
+
+
+def _norm_of(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    shape = tuple(weight.shape)
+    return lambda hidden_states: F.rms_norm(hidden_states, shape, weight, eps)
