@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from openclaw_rl import __version__, doors, log, version_folders
+from openclaw_rl import __version__, doors, log, preflight, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.children import engine_child, free_port, trainer_child
 from openclaw_rl.clock import SteadyClock
@@ -94,7 +94,7 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener = _listen(settings)
+    listener = _ready_to_listen(settings)
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             await _Server(settings, listener, stop, stack, tasks).serve(frontend)
@@ -102,6 +102,20 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
         raise _first(group) from None
     finally:
         listener.close()
+
+
+def _ready_to_listen(settings: Settings) -> socket.socket:
+    """Raises SettingsError that names everything a start would stumble over, one line each; nothing was started yet."""
+    problems, listener = preflight.problems(settings), None
+    try:
+        listener = _listen(settings)
+    except SettingsError as error:
+        problems.insert(0, str(error))
+    if listener is None or problems:
+        if listener is not None:
+            listener.close()
+        raise SettingsError("\n".join(problems))
+    return listener
 
 
 def _listen(settings: Settings) -> socket.socket:

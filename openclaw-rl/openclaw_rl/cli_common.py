@@ -43,5 +43,6 @@ def target(config: Path | None, data_dir: Path | None) -> settings_module.Settin
 
 
 def fail(message: str) -> NoReturn:
-    print(f"openclaw-rl: {message}", file=sys.stderr)
+    for line in message.split("\n"):
+        print(f"openclaw-rl: {line}", file=sys.stderr)
     raise SystemExit(2)

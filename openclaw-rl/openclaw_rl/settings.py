@@ -3,14 +3,14 @@
 Sources, strongest first: command-line flags (`--port 8000`, `--set server.port=8000`), the environment
 (`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the
 defaults below.
-A wrong key or value is a one-line `SettingsError` that names it. Each part of the system gets its own branch, never
-the tree.
+Wrong keys and values are one `SettingsError`, a line for each that names it. Each part of the system gets its own
+branch, never the tree.
 """
 
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from openclaw_rl.errors import SettingsError
 
 ENV_PREFIX = "OPENCLAW_RL__"
+_SECRETS = frozenset({"api_keys", "key", "admin_key", "trainer_token", "api_key"})
 
 
 class Branch(BaseModel):
@@ -399,32 +400,37 @@ class Settings(Branch):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.server.is_loopback and not self.server.api_keys:
-            raise ValueError(f"server.host {self.server.host!r} is not loopback: set server.api_keys first")
-        if self.engine.kind == "url" and not self.engine.url:
-            raise ValueError('engine.url is needed with engine.kind = "url"')
-        if self.training.weights == "full":
-            self._check_full()
-        if self.method.needs_ema and self.trainer.kind == "external":
-            raise ValueError('method.teacher "ema" needs trainer.kind = "local": others write no teacher')
-        if self.method.teacher_url is not None and self.method.teacher != "base":
-            raise ValueError('method.teacher_url is for method.teacher = "base": the policy\'s engine has the others')
-        if self.training.min_batch > self.training.batch_size:
-            n, most = self.training.min_batch, self.training.batch_size
-            raise ValueError(f"training.min_batch {n} is larger than training.batch_size {most}")
+        if found := [*self._conflicts()]:
+            raise ValueError("\n".join(found))
         return self
 
-    def _check_full(self) -> None:
+    def _conflicts(self) -> Iterator[str]:
+        """Between branches; all of them, so that nobody has to start again for each."""
+        if not self.server.is_loopback and not self.server.api_keys:
+            yield f"server.host {self.server.host!r} is not loopback: set server.api_keys first"
+        if self.engine.kind == "url" and not self.engine.url:
+            yield 'engine.url is needed with engine.kind = "url"'
+        if self.training.weights == "full":
+            yield from self._full_conflicts()
+        if self.method.needs_ema and self.trainer.kind == "external":
+            yield 'method.teacher "ema" needs trainer.kind = "local": others write no teacher'
+        if self.method.teacher_url is not None and self.method.teacher != "base":
+            yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'
+        if self.training.min_batch > self.training.batch_size:
+            n, most = self.training.min_batch, self.training.batch_size
+            yield f"training.min_batch {n} is larger than training.batch_size {most}"
+
+    def _full_conflicts(self) -> Iterator[str]:
         """Full weights leave no base in the policy's engine: who judges, and a base teacher, must be elsewhere."""
         asks_for_hints = self.method.name != "binary_rl" and self.method.hint_source == "judge"
         if self.judge.url is None and (self.judge.kind == "llm" or asks_for_hints):
-            raise ValueError('judge.url is needed with training.weights = "full": a judge must not change as it judges')
+            yield 'judge.url is needed with training.weights = "full": a judge must not change as it judges'
         if self.trainer.kind == "local" and self.trainer.quantise != "none":
-            raise ValueError('trainer.quantise is for a frozen base: not with training.weights = "full"')
+            yield 'trainer.quantise is for a frozen base: not with training.weights = "full"'
         has_base = self.method.teacher == "base" and self.method.teacher_url is not None
         if self.method.teacher != "policy" and not has_base and self.method.name != "binary_rl":
             teacher = self.method.teacher
-            raise ValueError(
+            yield (
                 f'method.teacher "{teacher}" is not to be had with training.weights = "full": use "policy",'
                 ' or "base" with method.teacher_url'
             )
@@ -438,7 +444,7 @@ def load(
     config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
     overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
     values.
-    Raises SettingsError, one line that names the key.
+    Raises SettingsError: one line a problem, each names its key.
     """
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
@@ -458,7 +464,7 @@ def load(
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError(_one_line(error, path)) from error
+        raise SettingsError(_explained(error, path)) from error
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> None:
@@ -479,11 +485,19 @@ def _parse(text: str) -> Any:
         return text
 
 
-def _one_line(error: ValidationError, path: Path | None) -> str:
-    problems = []
+def _explained(error: ValidationError, path: Path | None) -> str:
+    """One line a problem: the setting, what is wrong, and the value where it is no secret."""
+    where, lines = f"{path}: " if path else "", []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
         what = "no such setting" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
-        problems.append(f"{key}: {what}" if key else what)
-    where = f"{path}: " if path else ""
-    return where + "; ".join(problems)
+        lines += [where + (f"{key}: {line}{_shown(detail)}" if key else line) for line in what.split("\n")]
+    return "\n".join(lines)
+
+
+def _shown(detail: Mapping[str, Any]) -> str:
+    value = detail.get("input")
+    is_secret = detail["type"] == "extra_forbidden" or _SECRETS & {str(part) for part in detail["loc"]}
+    if is_secret or not isinstance(value, str | int | float) or "@" in str(value) or len(str(value)) > 80:
+        return ""
+    return f" (it is {value!r})"

@@ -125,6 +125,20 @@ def model_display_name(model: ModelSettings) -> str:
     return Path(model.path).stem if model.path.endswith(".gguf") else model.path.rstrip("/")
 
 
+def look(model: ModelSettings) -> None:
+    """Raises SettingsError when the model cannot be there: no such folder, file or package. Fetches nothing; what the
+    hub has is found out later."""
+    if model.path == "bundled" or _is_local(model) or not _HUB_NAME.fullmatch(model.path):
+        _, source = _find(model)
+        if source.is_dir() and not (source / "config.json").is_file():
+            raise SettingsError(f"model.path {model.path!r}: the folder has no config.json")
+
+
+def _is_local(model: ModelSettings) -> bool:
+    path = Path(model.path).expanduser()
+    return path.is_dir() or (path.is_file() and path.suffix == ".gguf")
+
+
 def _find(model: ModelSettings) -> tuple[str, Path]:
     """The model's name, and the folder or GGUF file it lies in."""
     if model.path == "bundled":

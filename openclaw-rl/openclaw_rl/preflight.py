@@ -1,0 +1,80 @@
+"""What a start would stumble over, found before anything heavy begins: paths, interpreters, models, GPUs, names.
+
+Each problem is one line that names the setting and its value. Looks at files and device nodes alone; nothing is loaded,
+fetched or started. (The port is tried by `app`, which then listens on it.)
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from openclaw_rl.engines import bundled
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.methods.base import load_method
+from openclaw_rl.settings import ModelSettings, Settings
+
+_GPU_FLAGS = {
+    "--tp": 1,
+    "--tp-size": 1,
+    "--tensor-parallel-size": 1,
+    "--dp": 2,
+    "--dp-size": 2,
+    "--data-parallel-size": 2,
+}
+"""SGLang's flags that multiply the GPUs it wants; which dimension each one sets."""
+
+
+def problems(settings: Settings) -> list[str]:
+    found = [*_model(settings.model), *_programs(settings), *_gpus(settings, gpus_here())]
+    try:
+        load_method(settings.method.name)
+    except SettingsError as error:
+        found.append(str(error))
+    folder = settings.data_dir.expanduser().absolute()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        found.append(f"data_dir {str(settings.data_dir)!r}: {parent} is not a folder that can be written to")
+    return found
+
+
+def gpus_here() -> int:
+    """NVIDIA cards, by their device nodes."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
+
+
+def _model(model: ModelSettings) -> Iterator[str]:
+    try:
+        bundled.look(model)
+    except SettingsError as error:
+        yield str(error)
+    if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
+        yield f"model.chat_template {model.chat_template!r}: no such file"
+
+
+def _programs(settings: Settings) -> Iterator[str]:
+    for key, python in (("engine.python", settings.engine.python), ("trainer.python", settings.trainer.python)):
+        if python is not None and shutil.which(os.path.expanduser(python)) is None:
+            yield f"{key} {python!r}: no such program"
+
+
+def _gpus(settings: Settings, here: int) -> Iterator[str]:
+    asked = {"engine": settings.engine.device} if settings.engine.kind == "embedded" else {}
+    if settings.training.enabled and settings.trainer.kind == "local":
+        asked["trainer"] = settings.trainer.device
+    for part, device in asked.items():
+        kind, _, number = device.partition(":")
+        if kind == "cuda" and here <= int(number or 0):
+            yield f"{part}.device {device!r}: {here} GPUs are here"
+    if settings.engine.kind == "sglang" and (wanted := _sglang_gpus(settings.engine.args)) > here:
+        yield f"engine.args {' '.join(settings.engine.args)!r}: SGLang wants {wanted} GPUs, {here} are here"
+
+
+def _sglang_gpus(args: tuple[str, ...]) -> int:
+    words = [word for flag in args for word in flag.split("=", 1)]
+    sizes = {1: 1, 2: 1}
+    for flag, value in pairwise(words):
+        if flag in _GPU_FLAGS and value.isdigit():
+            sizes[_GPU_FLAGS[flag]] = int(value)
+    return sizes[1] * sizes[2]
