@@ -1,13 +1,13 @@
 """Stages of the check of the node on two GPUs; node_check.sh makes the environments and runs this.
 
-python node_check.py --work DIR --out DIR STAGE[=SECONDS] …
+python node_check.py --work DIR --out DIR STAGE[=SECONDS][+] …       (+: beside the stages that follow)
 
 host         what the machine has, and how it differs from the pins
 tp           one step at tensor parallelism 2 in the real Megatron with our spec and losses, beside a plain pass
 checkpoint   a random-weight Qwen3 of the 0.6B's shape with the given tokenizer
 binary       chats through the node with Binary RL, five updates; then a Megatron worker is killed in a step
-opd          the same ledger and engine with on-policy distillation; then Ray's head is killed in a step
-combine      the same with both; then the trainer is stopped
+combine      the same ledger and engine with hints and verdicts; then Ray's head is killed in a step
+opd          the same with on-policy distillation; then the trainer is stopped
 recorded     recorded log-probs against plain passes under what Megatron exported
 ledger       the audit of the ledger
 engine       SGLang on the second GPU, which the parts start by themselves; `stop` ends it
@@ -28,6 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"host": 60, "tp": 150, "checkpoint": 60, "engine": 200, "binary": 240, "opd": 200, "combine": 200}
+WORTH = {"binary": 70, "combine": 70, "opd": 70}
+"""Seconds without which a stage shows nothing."""
 LIMITS |= {"recorded": 60, "ledger": 30, "stop": 30}
 
 
@@ -163,11 +165,11 @@ def binary(host: Host) -> dict[str, Any]:
 
 
 def opd(host: Host) -> dict[str, Any]:
-    return _part(host, "opd", "head")
+    return _part(host, "opd", "")
 
 
 def combine(host: Host) -> dict[str, Any]:
-    return _part(host, "combine", "")
+    return _part(host, "combine", "head")
 
 
 def _part(host: Host, method: str, ends_with: str) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _run(host: Host, name: str, limit_s: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="+", metavar="STAGE[=SECONDS]")
+    parser.add_argument("stages", nargs="+", metavar="STAGE[=SECONDS][+]")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="small models, for a try on a CPU")
@@ -245,17 +247,33 @@ def main() -> int:
     parser.add_argument("--fake", default="", help="'PYTHON MODULE' in the driver's place, on the embedded engine")
     options = parser.parse_args()
     host = Host(
-        options.work.absolute(), options.out.absolute(), options.tiny, options.streams, tuple(options.fake.split())
+        work=options.work.absolute(),
+        out=options.out.absolute(),
+        is_tiny=options.tiny,
+        streams=options.streams,
+        gpus=options.gpus,
+        fake=tuple(options.fake.split()),
     )
     results: dict[str, bool | str] = {}
     end = time.monotonic() + options.budget_s
+    beside: dict[str, subprocess.Popen[bytes]] = {}
     for stage in options.stages:
-        name, _, limit = stage.partition("=")
+        name, _, limit = stage.removesuffix("+").partition("=")
         limit_s = min(int(limit or LIMITS[name]), int(end - time.monotonic()))
-        if name in ("opd", "combine") and results.get("binary") is False and not options.go_on:
+        if stage.endswith("+"):
+            words = [sys.executable, __file__, "--work", str(host.work), "--out", str(host.out), f"{name}={limit_s}"]
+            beside[name] = subprocess.Popen(words + ["--tiny"] * host.is_tiny, start_new_session=True)
+        elif name in ("opd", "combine") and results.get("binary") is False and not options.go_on:
             results[name] = "skipped: binary failed"
         else:
-            results[name] = _run(host, name, limit_s) if limit_s > 5 else "no time"
+            enough = WORTH.get(name, 5)
+            results[name] = _run(host, name, limit_s) if limit_s > enough else "no time"
+    for name, child in beside.items():
+        try:
+            results[name] = child.wait(max(5.0, end - time.monotonic())) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            results[name] = "no time"
     print(f"== all: {results}", flush=True)
     return 0 if all(result is True for result in results.values()) else 1
 

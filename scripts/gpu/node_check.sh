@@ -4,7 +4,7 @@
 #   BUNDLE=folder[:folder] [WORK=folder] [OUT=$WORK/out] scripts/gpu/node_check.sh STAGE …
 #
 # The folders hold packed site folders: site2.tar.xz (Ray, sglang-router and small packages), src.tar.xz (the checkouts
-# `slime` and `megatron_lm`), ours.tar.xz (the server's), site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer),
+# `slime` and `megatron_lm`), more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's), site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer),
 # maybe jit.tgz (a kernel cache of an earlier run). What is unpacked stays in WORK: a later call may bring the rest.
 # All environments lie on top of the host's python3, which has torch and the common scientific packages. The stages are
 # those of node_check.py; each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not
@@ -52,12 +52,13 @@ unpack jit.tgz "$HOME" &
 unpack src.tar.xz "$WORK/src" &
 unpack site.tar.xz "$WORK/sglang-site" &
 unpack site2.tar.xz "$WORK/ray-site" &
+unpack more.tar.xz "$WORK/more-site" &
 wait
 sed -i '/assert np.__version__.startswith("1\.")/d' "$WORK/src/slime/slime/backends/megatron_utils/initialize.py"
 environment "$WORK/sglang" "$WORK/sglang-site" "$WORK/flashinfer-site"
 environment "$WORK/ours" "$WORK/ours-site" "${OURS[@]}"
 environment "$WORK/slime" "${OURS[@]}" "$WORK/src/slime" "$WORK/src/megatron_lm" "$WORK/ray-site" "$WORK/sglang-site" \
-  "$WORK/flashinfer-site"
+  "$WORK/flashinfer-site" "$WORK/more-site"
 "$WORK/ours/bin/python" "$ROOT/scripts/gpu/entry_points.py" "$ROOT" "$WORK/ours-site"
 if [ ! -e "$WORK/.compiled-${BUNDLE##*/}" ]; then # three seconds that every first import would take again
   python3 -m compileall -q -j 0 "$WORK"/*-site "$WORK/src" >/dev/null 2>&1

@@ -86,7 +86,12 @@ def settings_of(plan: Plan) -> list[str]:
     words = iter(plan.server.arguments[1:])
     pairs = [(word, next(words)) for word in words]
     kept = [(flag, value) for flag, value in pairs if flag == "--set" and not value.endswith("_parser=")]
-    return [word for pair in kept if not pair[1].startswith(("engine.kind=", "engine.args=")) for word in pair]
+    return [
+        word
+        for pair in kept
+        if not pair[1].startswith(("engine.kind=", "engine.args=", "engine.python="))
+        for word in pair
+    ]
 
 
 class Engine:
@@ -392,12 +397,14 @@ def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
                 figures["kill"] = _kill(host, part, engine, driver, server, load)
         except BaseException as error:  # what there is by then is wanted, when the time is over above all
             figures["failed"] = repr(error)[:500]
+        _keep(host, part, figures)
         load.stop()
         status = server.status()
         figures["rest"] = {key: status[key] for key in ("serving", "tip", "counts", "problems")}
-        driver.stop(45)
+        driver.stop(2 if part.ends_with else 45)  # one that was killed is on its way up again: no need to wait
         received = events(server_log, "weights_received")
         figures |= load.figures([(at(event) - event["held_s"], at(event)) for event in received])
+        _keep(host, part, figures)
         figures["driver exits"] = driver.exits
         figures["pushes s: cut, push, held"] = [
             [_r(event["cut_s"]), _r(event["push_s"]), _r(event["held_s"])] for event in received[-12:]
@@ -410,6 +417,11 @@ def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
     if figures.get("updates served", 0) < part.updates:
         findings.append(f"only {figures.get('updates served')} updates")
     return figures | {"findings": findings + ["failed"] * ("failed" in figures)}
+
+
+def _keep(host: "Host", part: Part, figures: dict[str, Any]) -> None:
+    """What is known so far, should the time end before the rest is."""
+    (host.out / f"{part.method}.partial.json").write_text(json.dumps(figures, indent=1, default=str))
 
 
 def _until_served(part: Part, driver: Driver, server: RunningServer, load: Load, end: float) -> dict[str, Any]:
@@ -455,7 +467,7 @@ def _kill(
         for process in found:
             process.kill()
         figures["killed"] = [process.pid for process in found]
-        time.sleep(6)
+        time.sleep(5)
     figures["replies since"] = len(load.replies) - count
     figures["errors since"] = dict(Counter(r.error for r in load.replies[count:] if r.error))
     return figures

@@ -49,7 +49,7 @@ class SlimeNode:
         config.attach(args)
         configure_logger()
         if ray_address is None:
-            ray.init(include_dashboard=False)
+            ray.init(address="local", include_dashboard=False)  # never one that somebody else started here
         else:
             ray.init(address=ray_address)
         try:
