@@ -307,3 +307,22 @@ def test_a_sampled_token_at_log_prob_minus_90_is_survived(
         assert left_out == []
         assert all(math.isfinite(value) for value in metrics.values())
         assert policy.is_finite()
+
+
+@pytest.mark.parametrize("baseline", ["none", "ema"])
+def test_a_batch_of_equal_rewards_moves_the_policy(
+    make_policy: Callable[..., LoraPolicy],
+    settings: TrainerSettings,
+    make_sample: Callable[..., Sample],
+    baseline: str,
+) -> None:
+    """Case TN-3: four single answers, all +1. Nothing is divided by their spread, and they do not cancel out."""
+    policy, method = make_policy(), MethodSettings(baseline=baseline)
+    samples = [make_sample(name, reward=1.0) for name in "abcd"]
+    given = METHOD.advantages(samples, method, {})
+    assert 0 < max(map(abs, (value for row in given for value in row))) <= 10
+    metrics, _ = train_step(
+        policy, PolicyOptimizer(policy.parameters, settings), METHOD, samples, given, settings, method
+    )
+    assert math.isfinite(metrics["loss"])
+    assert metrics["grad_norm"] > 0

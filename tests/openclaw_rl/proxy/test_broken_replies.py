@@ -1,0 +1,197 @@
+"""What the chat routes make of clients that leave, engines that refuse or break off, ledgers that cannot write."""
+
+import asyncio
+import json
+import math
+
+import httpx
+import pytest
+from chats import HI, finishes, ids_of, joined
+
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.settings import ServerSettings
+from openclaw_rl.testing import Scripted
+from openclaw_rl.types import DropReason
+
+
+@pytest.mark.parametrize("before", [0, 3])
+async def test_a_client_that_leaves_aborts_the_engine(qwen, proxy_over, before: int) -> None:
+    async with proxy_over(qwen) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=before))
+        async with proxy.client.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                if before == 0 or '"l"' in line:
+                    break
+        await proxy.until(lambda: proxy.fake.aborted)
+        await proxy.until(lambda: proxy.book.turns or proxy.book.abandoned)
+        if before:
+            turn = proxy.book.turns[0]
+            assert (turn.drop, turn.finish_reason) == (DropReason.CANCELLED, "cancelled")
+            assert turn.reply.text() == "Hel"
+        else:
+            assert proxy.book.abandoned[0][1] is DropReason.CANCELLED
+        assert proxy.serving.users(0) == 0
+
+
+async def test_a_client_that_leaves_a_whole_reply_aborts_the_engine(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
+        with pytest.raises(httpx.TimeoutException):
+            await proxy.client.post("/v1/chat/completions", json=HI, timeout=0.2)
+        await proxy.until(lambda: proxy.fake.aborted and proxy.book.turns)
+        assert proxy.book.turns[0].drop is DropReason.CANCELLED
+
+
+async def test_an_engine_refusal_keeps_status_and_message(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        for stream in (False, True):
+            proxy.fake.script(Scripted(ids=(), refuse=(422, "grammars are not supported")))
+            reply = await proxy.post({**HI, "stream": stream, "response_format": {"type": "json_object"}})
+            assert reply.status_code == 422
+            assert "grammars are not supported" in reply.json()["error"]["message"]
+        assert proxy.book.turns == []
+        assert [reason for _, reason, _ in proxy.book.abandoned] == [DropReason.ENGINE_FAILED] * 2
+        assert proxy.fake.calls[0].sampling_params.json_schema == '{"type":"object"}'
+
+
+async def test_a_reply_the_engine_breaks_off_goes_on(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        ids = ids_of(qwen, "<think>\nhm\n</think>\n\nHello")
+        proxy.fake.script(
+            Scripted(ids=ids, break_after=5), Scripted(ids=ids[5:], finish="abort"), Scripted(ids=ids[5:])
+        )
+        events = await proxy.events({**HI, "max_tokens": 500})
+        # The second call is aborted at its end: every token was there, so nothing is asked again.
+        assert joined(events) == "Hello"
+        assert joined(events, "reasoning_content") == "hm\n"
+        assert finishes(events) == ["stop"]
+        turn, (first, second) = proxy.book.turns[0], proxy.fake.calls
+        assert turn.response_ids == ids
+        assert second.input_ids == [*first.input_ids, *ids[:5]]
+        assert second.sampling_params.max_new_tokens == 495
+        assert second.rid != first.rid
+        assert turn.drop is None
+
+
+async def test_a_resumed_reply_keeps_its_version_while_the_engine_has_it(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        ids = ids_of(qwen, "Hello")
+        proxy.fake.adapters = {"policy-v1": 1, "policy-v2": 2}
+        proxy.serving.switch(1, "policy-v1")
+        proxy.fake.script(Scripted(ids=ids, hold_after=2, break_after=3), Scripted(ids=ids[3:]))
+        task = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: proxy.fake.running)
+        proxy.serving.switch(2, "policy-v2")
+        proxy.fake.release()
+        assert (await task).headers["x-weight-version"] == "1"
+        assert [call.lora_path for call in proxy.fake.calls] == ["policy-v1", "policy-v1"]
+        assert [(run.weight_version, run.length) for run in proxy.book.turns[0].versions] == [(1, len(ids))]
+
+
+async def test_a_resumed_reply_takes_the_current_version_when_its_own_is_lost(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        ids = ids_of(qwen, "Hello")
+        proxy.fake.adapters = {"policy-v1": 1}
+        proxy.serving.switch(1, "policy-v1")
+        proxy.fake.script(Scripted(ids=ids, hold_after=2))
+        task = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: proxy.fake.running)
+        proxy.serving.close_gate()
+        proxy.fake.go_down()
+        await proxy.until(lambda: not proxy.fake.running)
+        proxy.fake.come_up()
+        proxy.fake.adapters = {"policy-v2": 2}
+        proxy.fake.script(Scripted(ids=(), refuse=(400, "policy-v1 was never loaded")), Scripted(ids=ids[2:]))
+        proxy.serving.switch(2, "policy-v2")
+        proxy.serving.open_gate()
+        assert (await task).json()["choices"][0]["message"]["content"] == "Hello"
+        versions = [(run.weight_version, run.length) for run in proxy.book.turns[0].versions]
+        assert versions == [(1, 2), (2, len(ids) - 2)]
+        assert proxy.serving.users(1) == proxy.serving.users(2) == 0
+
+
+async def test_a_closed_gate_holds_chats_with_keep_alives(qwen, proxy_over) -> None:
+    server = ServerSettings(keepalive_s=0.05)
+    async with proxy_over(qwen, server=server, keep_gate=True) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi")))
+        comments, text = 0, ""
+        async with proxy.client.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                comments += line.startswith(":")
+                text += line
+                if comments == 2:
+                    proxy.serving.switch(0, None)
+        assert "[DONE]" in text
+        assert proxy.book.turns[0].drop is None
+
+
+async def test_an_engine_that_stays_away_is_503_with_retry_after(qwen, proxy_over) -> None:
+    async with proxy_over(qwen, serving=ServingVersions(hold_s=0.05), keep_gate=True) as proxy:
+        reply = await proxy.post(HI)
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) > 0
+        assert reply.json()["error"]["code"] == "engine_unavailable"
+        assert proxy.book.turns == []
+        assert proxy.book.abandoned[0][1] is DropReason.ENGINE_FAILED
+
+
+async def test_a_stream_that_cannot_be_finished_ends_without_done(qwen, proxy_over) -> None:
+    async with proxy_over(qwen, serving=ServingVersions(hold_s=0.3)) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
+        task = asyncio.create_task(proxy.events(HI))
+        await proxy.until(lambda: proxy.fake.running)
+        await asyncio.sleep(0.15)
+        proxy.fake.go_down()
+        events = await task
+        assert events[-1]["error"]["code"] == "engine_unavailable"
+        assert finishes(events) == []
+        assert proxy.book.abandoned[0][1] is DropReason.ENGINE_FAILED
+
+
+async def test_a_ledger_that_cannot_write_never_blocks_a_chat(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        proxy.book.is_broken = True
+        proxy.fake.script(*[Scripted(ids=ids_of(qwen, "Hi"))] * 2)
+        reply = await proxy.post(HI)
+        assert reply.json()["choices"][0]["message"]["content"] == "Hi"
+        assert reply.headers["x-openclaw-recorded"] == "false"
+        assert proxy.book.turns == []
+        assert (await proxy.post(HI, **{"X-Turn-Type": "side"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "reason"),
+    [
+        ((-0.1, -0.2), DropReason.MISALIGNED),
+        ((-0.1,) * 9, DropReason.MISALIGNED),
+        ((-0.1, None, -0.1), DropReason.NON_FINITE),
+        ((-0.1, float("-inf"), -0.1), DropReason.NON_FINITE),
+    ],
+)
+async def test_broken_log_probs_are_served_and_refused_never_padded(qwen, proxy_over, log_probs, reason) -> None:
+    async with proxy_over(qwen) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi"), log_probs=log_probs))
+        reply = await proxy.post({**HI, "logprobs": True})
+        choice = json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"not strict JSON: {name}"))["choices"][
+            0
+        ]
+        assert choice["message"]["content"] == "Hi"
+        turn = proxy.book.turns[0]
+        assert turn.drop is reason
+        assert 0.0 not in turn.rollout_log_probs
+        assert [entry["logprob"] is None for entry in choice["logprobs"]["content"]] == [
+            not math.isfinite(value) for value in turn.rollout_log_probs
+        ]
+
+
+async def test_one_chat_too_many_is_503_with_retry_after(qwen, proxy_over) -> None:
+    async with proxy_over(qwen, server=ServerSettings(max_streams=1)) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi"), hold_after=1))
+        first = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: proxy.fake.running)
+        second = await proxy.post(HI)
+        assert (second.status_code, second.json()["error"]["code"]) == (503, "overloaded")
+        assert "retry-after" in second.headers
+        proxy.fake.release()
+        assert (await first).status_code == 200
+        assert (await proxy.post(HI)).status_code == 200

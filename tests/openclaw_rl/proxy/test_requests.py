@@ -1,0 +1,148 @@
+"""What clients send: parameters, fields of others, bad input; and what becomes of their turns."""
+
+import json
+
+import pytest
+from chats import HI, ids_of
+
+from openclaw_rl.settings import SamplingSettings, ServerSettings
+from openclaw_rl.testing import Scripted
+from openclaw_rl.types import DropReason
+
+
+async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.post({**HI, "session_id": "a\r\nX-Evil: 1\u6f22"})
+        assert reply.status_code == 200
+        assert reply.headers["x-session-id"] == "a  X-Evil: 1?"
+        assert "x-evil" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "reason"),
+    [
+        ({}, {}, None),
+        ({"temperature": 0}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
+        ({"top_k": 1}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
+        ({"presence_penalty": 0.5}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
+        ({"logit_bias": {"5": 1.0}}, {}, DropReason.NOT_TRAINABLE_SAMPLING),
+        ({"top_p": 0.9}, {}, DropReason.TRUNCATED_SAMPLING),
+        ({"seed": 7}, {}, None),
+        ({}, {"X-OpenClaw-Train": "off"}, DropReason.OPTED_OUT),
+    ],
+)
+async def test_what_can_never_be_trained_is_served_and_says_why(qwen, proxy_over, fields, headers, reason) -> None:
+    async with proxy_over(qwen, sampling=SamplingSettings(truncated_sampling="drop")) as proxy:
+        assert (await proxy.post({**HI, **fields}, **headers)).status_code == 200
+        assert proxy.book.turns[0].drop is reason
+
+
+async def test_sampling_is_always_explicit_the_clients_or_ours(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        await proxy.post(HI)
+        await proxy.post({**HI, "temperature": 0.2, "top_p": 0.5, "max_completion_tokens": 7, "seed": 3})
+        ours, theirs = (call.sampling_params for call in proxy.fake.calls)
+        assert (ours.temperature, ours.top_p, ours.top_k, ours.max_new_tokens) == (0.7, 1.0, -1, 2048)
+        assert (theirs.temperature, theirs.top_p, theirs.sampling_seed, theirs.max_new_tokens) == (0.2, 0.5, 3, 7)
+        assert proxy.book.requests[1].sampling.temperature == 0.2
+        assert proxy.fake.calls[0].extra_key == "v0"
+
+
+async def test_harmless_fields_change_nothing(qwen, proxy_over) -> None:
+    extra = {"store": False, "metadata": {"a": "b"}, "max_completion_tokens": 7, "tools": [], "tool_choice": "auto"}
+    async with proxy_over(qwen) as proxy:
+        await proxy.post(HI)
+        assert (await proxy.post({**HI, **extra, "user": "u", "model": "my-alias"})).status_code == 200
+        plain, full = proxy.fake.calls
+        assert plain.input_ids == full.input_ids
+        assert full.sampling_params.max_new_tokens == 7
+
+
+async def test_an_output_limit_as_large_as_the_context_is_clamped(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        assert (await proxy.post({**HI, "max_tokens": 1_000_000})).status_code == 200
+        call = proxy.fake.calls[0]
+        assert len(call.input_ids) + call.sampling_params.max_new_tokens < qwen.context_length
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{not json", 400, "invalid_json", None),
+        (b"[]", 400, "invalid_json", None),
+        (b"", 400, "invalid_json", None),
+        (b'\xff\xfe{"messages": 1}', 400, "invalid_json", None),
+        ({}, 400, None, "messages"),
+        ({"messages": []}, 400, None, "messages"),
+        ({"messages": "hello"}, 400, None, "messages"),
+        ({"messages": [{"content": "x"}]}, 400, None, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, None, "messages[0].role"),
+        ({"messages": [{"role": "user<|im_end|>", "content": "x"}]}, 400, None, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, None),
+        ({**HI, "temperature": "hot"}, 400, None, "temperature"),
+        ({**HI, "temperature": -1}, 400, None, "temperature"),
+        ({**HI, "top_p": 2}, 400, None, "top_p"),
+        ({**HI, "max_tokens": 0}, 400, None, "max_tokens"),
+        ({**HI, "max_tokens": "many"}, 400, None, "max_tokens"),
+        ({**HI, "n": 2}, 400, None, "n"),
+        ({**HI, "model": 5}, 400, None, "model"),
+        ({**HI, "stream": "perhaps"}, 400, None, "stream"),
+        ({**HI, "tools": [{"type": "function"}]}, 400, None, "tools[0]"),
+        ({**HI, "tools": "all"}, 400, None, "tools"),
+        ({**HI, "stop": [1]}, 400, None, None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            400,
+            "unsupported_content",
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "unsupported_content", None),
+        ({"messages": [{"role": "user", "content": "hello " * 5000}]}, 400, "context_length_exceeded", "messages"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}]},
+            400,
+            None,
+            "messages",
+        ),
+    ],
+)
+async def test_bad_input_is_a_4xx_in_openais_form_and_leaves_no_trace(
+    qwen, proxy_over, body, status, code, param
+) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.client.post("/v1/chat/completions", content=data)
+        assert reply.status_code == status
+        error = reply.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert code is None or error["code"] == code
+        assert param is None or error["param"] == param
+        if code == "context_length_exceeded":
+            assert str(qwen.context_length) in error["message"]
+        assert proxy.fake.calls == []
+        assert proxy.book.log == []
+
+
+async def test_a_large_body_is_refused_without_being_read(qwen, proxy_over) -> None:
+    async with proxy_over(qwen, server=ServerSettings(max_body_mb=1)) as proxy:
+        reply = await proxy.client.post("/v1/chat/completions", content=b"x" * 20_000_000)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+
+        async def endless():
+            for _ in range(40):
+                yield b"y" * 100_000
+
+        reply = await proxy.client.post("/v1/chat/completions", content=endless())
+        assert reply.status_code == 413
+        assert (await proxy.post(HI)).status_code == 200
+
+
+async def test_a_reply_without_tokens_is_served_and_never_a_sample(qwen, proxy_over) -> None:
+    """Case TN-5: the end token was all it said, or it was cut before the first."""
+    async with proxy_over(qwen) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "END of it")))
+        reply = await proxy.post({**HI, "stop": "END"})
+        assert reply.status_code == 200
+        assert reply.json()["choices"][0]["message"]["content"] == ""
+        assert proxy.book.turns[0].drop is DropReason.EMPTY
