@@ -54,7 +54,8 @@ class Process:
         self.command, self._log_file = command, log_file
         self._started = time.monotonic()
         variables = [word for name, value in command.environ.items() for word in ("--env", f"{name}={value}")]
-        argv = [command.python, str(_SUPERVISED), *variables, command.module, *command.arguments]
+        # -P: the folder of that file, which holds a `types.py`, is not to be searched for modules.
+        argv = [command.python, "-P", str(_SUPERVISED), *variables, command.module, *command.arguments]
         output = None if log_file is None else log_file.open("ab")
         try:
             # stdin is the lifeline: it closes with us, and the child leaves (supervised.py).

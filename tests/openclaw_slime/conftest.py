@@ -37,6 +37,16 @@ def every_kind() -> list[Sample]:
     ]
 
 
+@pytest.fixture
+def verdicts() -> list[Sample]:
+    """What slime's own loss knows too: a reward each, one temperature."""
+    return [
+        _sample("up", 7),
+        _sample("down", 6, reward=-1.0),
+        _sample("holes", 5, mask=(False, True, True, False, True)),
+    ]
+
+
 def _sample(
     name: str,
     length: int,

@@ -1,0 +1,134 @@
+"""The processes of a node, with toy commands in the place of SGLang, the server and the driver."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import SettingsError
+from openclaw_slime.processes import Command, run
+
+TOYS = """
+import http.server, json, os, signal, sys, time
+from pathlib import Path
+kind, folder = sys.argv[1], Path(sys.argv[2])
+with (folder / "events").open("a") as file:
+    file.write(f"{kind} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+def leave(*_):
+    with (folder / "events").open("a") as file:
+        file.write(f"{kind} stopped\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+if kind == "server":
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "server.json").write_text("{}")
+if kind == "prm":
+    class Info(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"model_path": sys.argv[4]}).encode())
+        def log_message(self, *_): pass
+    import threading
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[3])), Info)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+if kind == "driver" and len((folder / "events").read_text().split("driver 0")) == 2:
+    sys.exit(75)
+if kind == "broken":
+    sys.exit("--hf-checkpoint: no such folder")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "node_toys.py").write_text(TOYS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def command(kind: str, folder: Path, *more: str, **fields: object) -> Command:
+    environ = {"CUDA_VISIBLE_DEVICES": {"driver": "0", "server": "1"}.get(kind, "2")}
+    return Command(kind, sys.executable, "node_toys", (kind, str(folder), *more), environ, **fields)  # type: ignore[arg-type]
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from openclaw_slime import processes
+processes.FIRST_PAUSE_S = 0.1
+exec(sys.argv[1])
+"""
+
+
+def test_all_start_in_order_a_dead_driver_comes_back_and_a_stop_ends_each(toys: Path) -> None:
+    port = free_port()
+    code = f"""
+from openclaw_slime.processes import Command
+folder = Path({str(toys)!r})
+def command(kind, *more, **fields):
+    environ = {{"CUDA_VISIBLE_DEVICES": {{"driver": "0", "server": "1"}}.get(kind, "2")}}
+    return Command(kind, sys.executable, "node_toys", (kind, str(folder), *more), environ, **fields)
+prm = command("prm", "{port}", "JUDGE", port={port}, model="JUDGE")
+sys.exit(processes.run(prm, command("server", port={free_port()}), command("driver"), data_dir=folder))
+"""
+    launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
+    events = toys / "events"
+    end = time.monotonic() + 60
+    while not events.exists() or events.read_text().count("driver 0") < 2:
+        assert launch.poll() is None, launch.communicate()
+        assert time.monotonic() < end, launch.kill()
+        time.sleep(0.05)
+    launch.send_signal(signal.SIGTERM)
+    _, said = launch.communicate(timeout=60)
+    assert launch.returncode == 0
+    assert "driver ended with 75" in said
+    assert events.read_text().split("\n")[:-1] == [
+        "prm 2",
+        "server 1",
+        "driver 0",
+        "driver 0",
+        "driver stopped",
+        "server stopped",
+        "prm stopped",
+    ]
+
+
+def test_a_server_that_does_not_start_ends_the_run_with_its_last_words(
+    toys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    with pytest.raises(SettingsError, match="broken does not start"):
+        run(None, command("broken", toys, port=free_port()), command("driver", toys), data_dir=toys)
+    assert "driver" not in (toys / "events").read_text()
+
+
+def test_a_port_in_use_is_named_before_anything_starts(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"server: port {port} is in use"):
+            run(None, command("server", toys, port=port), command("driver", toys), data_dir=toys)
+    assert not (toys / "events").exists()
+
+
+def test_a_prm_that_serves_another_model_is_refused(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines on one port once judged with the policy's own weights, without an error."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    port = free_port()
+    prm = command("prm", toys, str(port), "POLICY", port=port, model="JUDGE")
+    with pytest.raises(SettingsError, match="serves 'POLICY'"):
+        run(prm, command("server", toys, port=free_port()), command("driver", toys), data_dir=toys)
+    assert (toys / "events").read_text() == "prm 2\nprm stopped\n"
