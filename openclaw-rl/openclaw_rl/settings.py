@@ -313,7 +313,8 @@ class TrainerSettings(Branch):
     micro_batch_tokens: int | None = Field(default=None, ge=64)
     """Token budget of one forward pass; when unset 1024 on a CPU and 8192 on a GPU."""
     packing: Literal["auto", "on", "off"] = "auto"
-    """Rows of a pass behind each other instead of padded to the longest: `auto` on a GPU, for models that can."""
+    """Rows of a pass behind each other instead of padded to the longest: `auto` on a GPU, in 16 bits, for models that
+    can."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Activations computed again in backward, a third more time for a tenth of the memory: `auto` where they would not
     fit, and for samples longer than the budget."""

@@ -273,22 +273,24 @@ def _head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
 
 
 def _packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_attention.Kernel | None:
-    """The kernel for packed rows; None: rows are padded, because the settings say so or because this model's layers
-    would let a packed neighbour be seen. Raises SettingsError when the settings insist."""
-    device = next(base.parameters()).device
-    if settings.packing == "off" or (settings.packing == "auto" and device.type == "cpu"):
+    """The kernel for packed rows; None: rows are padded, because the settings say so, because only the slow kernel
+    serves here, or because this model's layers would let a packed neighbour be seen. Raises SettingsError when the
+    settings insist."""
+    if settings.packing == "off":
+        return None
+    config = base.config.get_text_config()
+    heads = config.num_attention_heads
+    kernel = packed_attention.choose_kernel(
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        base.dtype,
+        next(base.parameters()).device,
+    )
+    if settings.packing == "auto" and kernel == "split":
         return None
     reason = _why_not_packed(base)
     if reason is None:
-        config = base.config.get_text_config()
-        heads = config.num_attention_heads
-        kernel = packed_attention.choose_kernel(
-            heads,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
-            base.dtype,
-            device,
-        )
         log.info("rows_are_packed", kernel=kernel)
         return kernel
     if settings.packing == "on":

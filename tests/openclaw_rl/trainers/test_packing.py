@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.trainers import packed_attention as packed_attention_module
 from openclaw_rl.trainers.batches import MicroBatch, micro_batches, rows_of
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.packed_attention import PackedLayout, choose_kernel, packed_attention
@@ -100,7 +101,9 @@ class MixesRows(nn.Module):
         return self.layer(hidden.cumsum(1) / 4, *args, **kwargs)
 
 
-def test_a_model_whose_rows_would_see_each_other_is_padded(make_model: Callable[..., LlamaForCausalLM]) -> None:
+def test_a_model_whose_rows_would_see_each_other_is_padded(
+    make_model: Callable[..., LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mixing() -> LlamaForCausalLM:
         model = make_model()
         model.model.layers[0] = MixesRows(model.model.layers[0])
@@ -108,8 +111,11 @@ def test_a_model_whose_rows_would_see_each_other_is_padded(make_model: Callable[
 
     with pytest.raises(SettingsError, match="lets packed rows see each other"):
         LoraPolicy(mixing(), PACKED)
-    model = mixing()
-    assert not LoraPolicy(model, PACKED.model_copy(update={"packing": "auto"})).is_packing
+    auto, model = PACKED.model_copy(update={"packing": "auto"}), mixing()
+    assert not LoraPolicy(make_model(), auto).is_packing  # the slow kernel gains nothing over padding
+    monkeypatch.setattr(packed_attention_module, "choose_kernel", lambda *shape: "varlen")
+    assert LoraPolicy(make_model(), auto).is_packing
+    assert not LoraPolicy(model, auto).is_packing
     assert model.config._attn_implementation == "sdpa"
 
 
