@@ -42,6 +42,9 @@ LEASE_WAIT_S = 2.0
 PUSH_DEADLINE_S = 90.0
 """Less than the server holds chats (`engine.hold_s`)."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+GAP_ALERT = 0.15
+"""Nats a token between what the engine said of its own tokens and what Megatron says of them, on the same version. Two
+bfloat16 models differ by 0.003 to 0.05; weights that did not arrive whole by far more."""
 _FOLDER = re.compile(r"full-(\d+)$")
 
 
@@ -70,7 +73,7 @@ class Checkpoints:
     every: int = 20
     """Steps between two."""
     keep: int = 2
-    """Of Megatron's: each is the weights and the optimizer. The exports stay, a rollback may go back to any."""
+    """Of Megatron's: each is the weights and the optimizer. The exports are the server's to prune."""
 
     @property
     def megatron(self) -> Path:
@@ -216,6 +219,9 @@ class Driver:
         self._held, self._fence, self._unexplained = version, lease.fence, 0
         self._steps += 1
         log.info("version %d: %s", version, json.dumps({k: round(v, 6) for k, v in outcome.metrics.items()}))
+        gap = outcome.metrics.get("fresh_abs_log_ratio", 0.0)
+        if gap > GAP_ALERT:
+            log.error("engine and Megatron differ by %.3g nats a token on what version %d sampled", gap, lease.parent)
         # The checkpoint comes after the push: chats get the new weights first.
         tip = self._client.tip()
         self._check(tip)

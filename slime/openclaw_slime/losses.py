@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.methods.base import Method, TokenTerms
+from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.node import NodeConfig, find_method
 from openclaw_slime.rows import Row, ride, row_of
@@ -181,7 +181,10 @@ def batch_loss(
         result = method.loss(sample, terms, config.trainer, config.method)
         mean = result.loss_sum / piece.divisor
         loss = loss + mean
-        row.loss, row.trained_tokens, row.tallies = float(mean.detach()), result.token_count, dict(result.tallies)
+        row.loss, row.trained_tokens = float(mean.detach()), result.token_count
+        fresh = terms.loss_mask.new_tensor([row.is_fresh[k] for k in piece.local])
+        gap = (log_probs.detach() - terms.rollout_log_probs)[fresh].abs().sum()
+        row.tallies = {**result.tallies, "fresh_abs_log_ratio": Tally(float(gap), int(fresh.sum()))}
         row.is_finite &= bool(torch.isfinite(mean.detach()))
     return loss if all(piece.row.is_finite for piece in pieces) else loss * torch.nan
 

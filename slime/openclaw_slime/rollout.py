@@ -46,7 +46,7 @@ class LeasedBatches:
         state = dict(self._state)
         credit = self._method.advantages([body.noun() for body in bodies], self._config.method, state)
         self._next = (lease.parent, state)
-        return extras_of(bodies, credit, self._batch_size)
+        return extras_of(bodies, credit, self._batch_size, parent=lease.parent)
 
     # slime's `DataSource`
 

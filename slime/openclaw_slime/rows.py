@@ -23,6 +23,8 @@ class Row:
     sample: Sample
     credit: tuple[float, ...]  # [T]
     is_filler: bool = False
+    parent: int | None = None
+    """The version that is trained from."""
     loss: float = 0.0
     """This rank's part of the sample's mean over its trained tokens."""
     trained_tokens: int = 0
@@ -32,7 +34,15 @@ class Row:
     @classmethod
     def of(cls, text: str) -> "Row":
         extras = Extras.model_validate_json(text)
-        return cls(extras.sample.noun(), tuple(extras.advantages), extras.is_filler)
+        return cls(extras.sample.noun(), tuple(extras.advantages), extras.is_filler, extras.parent)
+
+    @property
+    def is_fresh(self) -> list[bool]:
+        """[T]: tokens that the version we train from sampled, and we train on."""
+        if self.sample.is_demonstration:  # nobody sampled it
+            return [False] * len(self.sample.response_ids)
+        fresh = [run.weight_version == self.parent for run in self.sample.versions for _ in range(run.length)]
+        return [is_fresh and mask for is_fresh, mask in zip(fresh, self.sample.loss_mask, strict=True)]
 
 
 def ride(tensor: Tensor, row: Row) -> Tensor:

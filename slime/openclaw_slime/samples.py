@@ -29,6 +29,8 @@ class Extras(BaseModel):
 
     sample: SampleBody
     advantages: list[float]  # [T]
+    parent: int | None = None
+    """The version that is trained from: what it sampled itself tells whether the engine got its weights."""
     is_filler: bool = False
 
 
@@ -45,11 +47,20 @@ def unusable(samples: Sequence[SampleBody], method: Method, settings: TrainerSet
     return found
 
 
-def extras_of(samples: Sequence[SampleBody], advantages: Sequence[Sequence[float]], batch_size: int) -> list[Extras]:
+def extras_of(
+    samples: Sequence[SampleBody],
+    advantages: Sequence[Sequence[float]],
+    batch_size: int,
+    *,
+    parent: int | None = None,
+) -> list[Extras]:
     """The batch in lease order, filled up to `batch_size`. Raises TrainerError for a batch that is empty or over it."""
     if not 0 < len(samples) <= batch_size:
         raise TrainerError(f"a batch of {len(samples)} samples cannot make a step of {batch_size}")
-    rows = [Extras(sample=sample, advantages=list(credit)) for sample, credit in zip(samples, advantages, strict=True)]
+    rows = [
+        Extras(sample=sample, advantages=list(credit), parent=parent)
+        for sample, credit in zip(samples, advantages, strict=True)
+    ]
     shortest = min(rows, key=lambda row: len(row.sample.prompt_ids) + len(row.sample.response_ids))
     filler = shortest.model_copy(update={"is_filler": True})
     return rows + [filler] * (batch_size - len(rows))

@@ -1,12 +1,14 @@
 """Our methods' losses on a packed micro-batch, beside the same losses on each sample alone over a whole vocabulary."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from openclaw_rl.methods.base import TokenTerms
 from openclaw_rl.trainers.api import SampleBody
-from openclaw_rl.types import Sample
+from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.losses import Piece, batch_loss
 from openclaw_slime.node import find_method
 from openclaw_slime.rows import Row, ride, row_of, share_of
@@ -123,3 +125,12 @@ def test_a_reference_of_another_temperature_gives_no_kl(node_config, every_kind)
     assert "ref_kl" not in pieces[0].row.tallies
     batch_loss(method, config, pieces, logits, VocabShard(), reference_temperature=1.0)
     assert "ref_kl" in pieces[0].row.tallies
+
+
+def test_the_gap_to_the_engine_is_taken_on_what_the_version_itself_sampled(every_kind):
+    """Tokens of older versions differ for another reason."""
+    sample = replace(every_kind[0], versions=(VersionRun(2, 2), VersionRun(3, 3)))
+    (extras,) = extras_of([SampleBody.of(sample)], [[1.0] * 5], 1, parent=3)
+    assert Row.of(extras.model_dump_json()).is_fresh == [False, False, True, True, True]
+    (extras,) = extras_of([SampleBody.of(every_kind[5])], [[1.0] * 3], 1, parent=0)
+    assert not any(Row.of(extras.model_dump_json()).is_fresh)
