@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch, SettingsError
 from openclaw_rl.export import export
@@ -18,12 +19,7 @@ from openclaw_rl.types import (
     DropReason,
     Feedback,
     NextState,
-    Request,
     Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
     Verdict,
     VersionRun,
 )
@@ -39,14 +35,10 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
     )
     runs = (VersionRun(0, 1), VersionRun(3, 1))
     for name, drop in (("full", None), ("dropped", DropReason.CANCELLED)):
-        message = Message(role="user", content="Grüße\n漢")
-        request = Request(
-            name, Scope("ann", "s"), 1.0, (message,), TOOLS, None, tuple(range(600)), SamplingParams(8), step=2
-        )
-        await ledger.begin(request)
-        reply = Message(role="assistant", content="a")
-        turn = Turn(name, name, 2.0, (7, 70_000), (-0.5, -0.25), (True, False), runs, "stop", reply, drop=drop)
-        await ledger.finish(turn, TurnKey("r", "b", "h"))
+        request = make_request(name, text="Grüße\n漢", tools_json=TOOLS, prompt=tuple(range(600)), step=2)
+        ids, log_probs, mask = (7, 70_000), (-0.5, -0.25), (True, False)
+        turn = make_turn(name, ids=ids, log_probs=log_probs, mask=mask, runs=runs, drop=drop)
+        await serve_turn(ledger, request, turn)
     await ledger.pair("full", NextState((Message(role="user", content="no"),), ("👎",)), by_request_id="x")
     await ledger.record_verdict("full", Verdict(-1, (-1, None), "llm", "why"))
     sample = Sample(

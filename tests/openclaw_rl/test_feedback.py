@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl import app as composition
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
@@ -16,7 +17,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.settings import ApiKey, TrainingSettings
-from openclaw_rl.types import DropReason, Ids, NextState, Request, SamplingParams, Scope, Turn, TurnKey, VersionRun
+from openclaw_rl.types import DropReason, Ids, NextState
 
 
 class Words:
@@ -35,18 +36,8 @@ class Api:
     rings: list[str] = field(default_factory=list)
 
     async def turn(self, name: str, *, user: str = "ann", session: str = "s", drop: DropReason | None = None) -> str:
-        message = Message(role="user", content="q")
-        request = Request(
-            name, Scope(user, session), 1.0, (message,), None, None, (1, 2, 3), SamplingParams(max_new_tokens=8)
-        )
-        await self.ledger.begin(request)
-        reply = Message(role="assistant", content="a")
-        runs = (VersionRun(0, 2),)
-        await self.ledger.finish(
-            Turn(name, name, 2.0, (7, 8), (-1.0, -1.0), (True, True), runs, "stop", reply, drop=drop),
-            TurnKey("r", "b", "h"),
-        )
-        return name
+        request = make_request(name, user=user, session=session, prompt=(1, 2, 3))
+        return await serve_turn(self.ledger, request, make_turn(name, drop=drop))
 
     async def say(self, key: str | None = "key-ann", **body: Any) -> httpx.Response:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}

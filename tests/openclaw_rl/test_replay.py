@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
+from turns import make_request, make_turn, serve_turn
 from typer.testing import CliRunner
 
 from openclaw_rl import settings as settings_module
@@ -24,12 +25,7 @@ from openclaw_rl.types import (
     DropReason,
     Feedback,
     NextState,
-    Request,
     Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
     Verdict,
     VersionRun,
 )
@@ -84,25 +80,20 @@ async def ledger(tmp_path: Path, model: ModelSettings) -> AsyncIterator[Ledger]:
     for number in range(9):
         name = f"t{number}"
         message = Message(role="user", content=f"question {number}")
-        scope = Scope("bob" if number == 5 else "ann", f"s{number}")
-        prompt = frontend.render([message]).ids
-        await ledger.begin(Request(name, scope, 1.0, (message,), None, None, prompt, SamplingParams(8)))
-        reply = Message(role="assistant", content="so")
+        user, prompt = "bob" if number == 5 else "ann", frontend.render([message]).ids
+        request = make_request(name, message, user=user, session=f"s{number}", prompt=prompt)
         ids = frontend.reply_ids("so" * (number + 1))
         drop = DropReason.OPTED_OUT if number == 7 else None
-        turn = Turn(
+        turn = make_turn(
             name,
-            name,
-            10.0 + number,
-            ids,
-            (-5.5,) * len(ids),
-            (True,) * len(ids),
-            (VersionRun(number // 4, len(ids)),),
-            "stop",
-            reply,
-            drop,
+            ids=ids,
+            log_probs=(-5.5,) * len(ids),
+            version=number // 4,
+            reply="so",
+            drop=drop,
+            at=10.0 + number,
         )
-        await ledger.finish(turn, TurnKey("r", "b", "h"))
+        await serve_turn(ledger, request, turn)
         following = NextState((Message(role="user", content="No, shorter please."),))
         await ledger.pair(name, following, by_request_id="x")
         if drop is None:

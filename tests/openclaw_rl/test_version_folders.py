@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from turns import make_request, make_turn, serve_turn
+
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
@@ -9,11 +11,7 @@ from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.api import Commit, Manifest, Report
 from openclaw_rl.types import (
     NextState,
-    Request,
     Sample,
-    SamplingParams,
-    Scope,
-    Turn,
     TurnKey,
     Verdict,
     VersionRun,
@@ -93,12 +91,9 @@ def test_a_pruned_optimizer_state_is_found_and_the_adapter_stays(tmp_path: Path)
 async def served(ledger: Ledger, root: Path, number: int) -> None:
     """One step that came to serve, with its folder."""
     turn, user = f"turn-{number}", Message(role="user", content="q")
-    await ledger.begin(Request(turn, Scope("u", "s"), 0.0, (user,), None, None, (1, 2), SamplingParams(8)))
     runs = (VersionRun((await ledger.tip()).weight_version, 1),)
-    reply = Message(role="assistant", content="a")
-    await ledger.finish(
-        Turn(turn, turn, 0.0, (3,), (-1.0,), (True,), runs, "stop", reply), TurnKey("r", "b", f"h{number}")
-    )
+    made = make_turn(turn, ids=(3,), log_probs=(-1.0,), runs=runs)
+    await serve_turn(ledger, make_request(turn), made, TurnKey("r", "b", f"h{number}"))
     await ledger.pair(turn, NextState((user,)), by_request_id=turn)
     await ledger.record_verdict(turn, Verdict(1, (1,), "rules"))
     await ledger.record_sample(Sample(turn, (1, 2), (3,), (True,), (-1.0,), runs, 0.7, reward=1.0))

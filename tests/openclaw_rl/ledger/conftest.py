@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
@@ -14,11 +15,8 @@ from openclaw_rl.types import (
     DropReason,
     Lease,
     NextState,
-    Request,
     Sample,
     SamplingParams,
-    Scope,
-    Turn,
     TurnKey,
     Verdict,
     VersionRun,
@@ -61,35 +59,25 @@ class Driver:
     ) -> str:
         self.count += 1
         request_id, turn_id = f"request-{self.count}", f"turn-{self.count}"
-        runs = runs or (VersionRun(version, 4),)
-        t = sum(run.length for run in runs)
-        await self.ledger.begin(
-            Request(
-                request_id=request_id,
-                scope=Scope(user, session),
-                received_at=1000.0 + self.count,
-                messages=(Message(role="user", content=f"question {self.count}"),),
-                tools_json=None,
-                template_kwargs_json=None,
-                prompt_ids=prompt,
-                sampling=SamplingParams(max_new_tokens=16),
-            )
+        request = make_request(
+            request_id,
+            user=user,
+            session=session,
+            text=f"question {self.count}",
+            prompt=prompt,
+            at=1000.0 + self.count,
+            sampling=SamplingParams(max_new_tokens=16),
         )
-        await self.ledger.finish(
-            Turn(
-                turn_id=turn_id,
-                request_id=request_id,
-                finished_at=1000.0 + self.count,
-                response_ids=tuple(range(10, 10 + t)),
-                rollout_log_probs=(-0.5,) * t,
-                loss_mask=mask or (True,) * t,
-                versions=runs,
-                finish_reason="stop",
-                reply=Message(role="assistant", content=f"answer {self.count}"),
-                drop=drop,
-            ),
-            self.key,
+        turn = make_turn(
+            turn_id,
+            request=request_id,
+            runs=runs or (VersionRun(version, 4),),
+            mask=mask,
+            reply=f"answer {self.count}",
+            drop=drop,
+            at=1000.0 + self.count,
         )
+        await serve_turn(self.ledger, request, turn, self.key)
         return turn_id
 
     async def commit(

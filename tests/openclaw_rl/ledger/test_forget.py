@@ -4,6 +4,7 @@ import asyncio
 import stat
 
 import pytest
+from turns import make_request, make_turn
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
 from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, serving
@@ -13,12 +14,7 @@ from openclaw_rl.types import (
     DropReason,
     Feedback,
     NextState,
-    Request,
-    SamplingParams,
-    Scope,
     SideCount,
-    Turn,
-    VersionRun,
 )
 
 
@@ -121,7 +117,7 @@ async def test_a_session_of_another_user_is_not_meant(ledger, driver):
 async def test_a_session_that_is_being_answered_is_not_forgotten_under_the_reply(ledger, driver):
     await driver.served(session="s")
     message = Message(role="user", content="more")
-    await ledger.begin(Request("now", Scope("ann", "s"), 1.0, (message,), None, None, (1,), SamplingParams(8)))
+    await ledger.begin(make_request("now", message))
     with pytest.raises(LedgerError, match="is being answered right now"):
         await ledger.forget("s")
     assert len(await ledger.turns()) == 1
@@ -132,17 +128,15 @@ async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(
     was running already, and in the next state of a turn from before."""
     await driver.served(session="mine", prompt=(1, 2, 3))  # "question 1", "answer 1"
     before = await driver.served(session="theirs", prompt=(9,))
-    running = Request(
-        "running", Scope("bob", "b"), 1.0, (Message(role="user", content="x"),), None, None, (9,), SamplingParams(16)
-    )
+    running = make_request("running", user="bob", session="b", text="x", prompt=(9,))
     await ledger.begin(running)
     carry_out = forget.carry_out
 
     def later(db, plan, *, at):
         question, answer = Message(role="user", content="question 1"), Message(role="assistant", content="answer 1")
-        asked = Request("late", Scope("bob", "c"), 1.0, (question,), None, None, (1, 2, 3), SamplingParams(16))
+        asked = make_request("late", question, user="bob", session="c", prompt=(1, 2, 3))
         serving.begin(db, asked)
-        turn = Turn("turn-late", "running", 2.0, (5,), (-1.0,), (True,), (VersionRun(0, 1),), "stop", answer)
+        turn = make_turn("turn-late", request="running", reply=answer)
         serving.finish(db, turn, driver.key, at=at)
         serving.pair(db, before, NextState((question,)), "side", at=at)
         return carry_out(db, plan, at=at)
@@ -160,16 +154,7 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
 
     def later(db, plan, *, at):
         if not seen:
-            asked = Request(
-                "more",
-                Scope("ann", "mine"),
-                1.0,
-                (Message(role="user", content="and then?"),),
-                None,
-                None,
-                (1,),
-                SamplingParams(16),
-            )
+            asked = make_request("more", session="mine", text="and then?")
             serving.begin(db, asked)
             serving.abandon(db, "more", DropReason.CANCELLED, "")
         seen.append(plan)

@@ -1,6 +1,9 @@
 """A secret that was said is in no file: not as text, not as tokens; and what becomes of its turn."""
 
+from typing import Any
+
 import pytest
+from turns import make_request, make_turn
 
 from openclaw_rl.ledger import Ledger, reports
 from openclaw_rl.ledger.masks import Masks
@@ -12,12 +15,9 @@ from openclaw_rl.types import (
     Feedback,
     NextState,
     Request,
-    SamplingParams,
-    Scope,
     Turn,
     TurnKey,
     Verdict,
-    VersionRun,
 )
 
 KEY = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12"
@@ -25,14 +25,12 @@ IDS = tuple(ord(char) for char in KEY)
 """As a tokenizer of characters would have it."""
 
 
-def request(name: str, *messages: Message, **fields: object) -> Request:
-    said = {"tools_json": None, "template_kwargs_json": None, "prompt_ids": IDS, **fields}
-    return Request(name, Scope("ann", "s"), 1.0, messages, sampling=SamplingParams(8), **said)
+def request(name: str, *messages: Message, **fields: Any) -> Request:
+    return make_request(name, *messages, **{"prompt": IDS, **fields})
 
 
 def turn(name: str, reply: Message, ids: tuple[int, ...] = (1, 2)) -> Turn:
-    n = len(ids)
-    return Turn(f"turn-{name}", name, 2.0, ids, (-0.5,) * n, (True,) * n, (VersionRun(0, n),), "stop", reply)
+    return make_turn(f"turn-{name}", request=name, reply=reply, ids=ids)
 
 
 def user(text: str) -> Message:
@@ -70,7 +68,7 @@ async def test_a_secret_in_a_prompt_costs_the_prompts_tokens_and_the_turn_is_not
 
 
 async def test_a_secret_in_a_reply_costs_the_replys_tokens(ledger):
-    await ledger.begin(request("r", user("what is my key?"), prompt_ids=(7, 8)))
+    await ledger.begin(request("r", user("what is my key?"), prompt=(7, 8)))
     said = turn("r", reply(f"It is {KEY}."), IDS)
     assert await ledger.finish(said, TurnKey("r", "b", "h")) is DropReason.REDACTED
     record = await ledger.turn("turn-r")
@@ -132,7 +130,7 @@ async def test_feedback_is_masked_and_a_demonstration_with_a_secret_is_no_target
 
 
 async def test_what_an_engine_said_of_a_failure_is_masked(ledger):
-    await ledger.begin(request("r", user("hello"), prompt_ids=(1,)))
+    await ledger.begin(request("r", user("hello"), prompt=(1,)))
     await ledger.abandon("r", DropReason.ENGINE_FAILED, f"refused: {KEY}")
 
 
