@@ -85,6 +85,7 @@ async def test_a_step_from_tip_to_commit(api):
         "base_hash": "base-1",
         "folder": None,
         "needs_fresh_moments": False,
+        "needed": [],
         "wants_push": False,
         "engine": "",
     }
