@@ -3,6 +3,7 @@ the chaos run, which goes on beside the other tests.
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from openclaw_rl.testing.running_server import RunningServer
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, bundled_cache: Path) -> Iterator[RunningServer]:
     data_dir: Path = tmp_path_factory.mktemp("server") / "data"
+    shutil.copytree(bundled_cache, data_dir / "cache", copy_function=os.link)
     with RunningServer(
         data_dir, ["--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]"]
     ) as server:

@@ -1,4 +1,6 @@
-"""OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step."""
+"""OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step; OPD with
+an EMA teacher, which serves scoring beside the version that it belongs to.
+"""
 
 import math
 import os
@@ -34,11 +36,11 @@ def gap(record: Any) -> list[float]:
     return [t - s for t, s in zip(sample["teacher_log_probs"], sample["student_log_probs"], strict=True)]
 
 
-@pytest.mark.parametrize("method", ["opd", "combine"])
-def test_a_correction_becomes_a_new_version(method: str, tmp_path: Path, server: RunningServer) -> None:
+@pytest.mark.parametrize(("method", "teacher"), [("opd", "ema"), ("combine", "base")])
+def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path: Path, server: RunningServer) -> None:
     # The model is converted once for the folder's tests.
     shutil.copytree(server.data_dir / "cache", tmp_path / "data" / "cache", copy_function=os.link)
-    settings = ["--set", f"method.name={method}", "--set", "method.hint_source=verbatim", "--batch-size", "2"]
+    settings = ["--method", method, "--set", f"method.teacher={teacher}", "--batch-size", "2"]
     with RunningServer(tmp_path / "data", settings) as learner:
         answers = [CORRECTION, "Thanks, that is perfect!" if method == "combine" else f"{CORRECTION} Shorter."]
         ids = [chat(learner, number, answer) for number, answer in enumerate(answers)]
@@ -59,4 +61,8 @@ def test_a_correction_becomes_a_new_version(method: str, tmp_path: Path, server:
         else:
             assert [corrected["sample"]["reward"], other["sample"]["reward"]] == [None, None]
             assert status["scoring"]["counts"] == {"hindsight_scored": 2}
+            assert len(list((tmp_path / "data" / "versions").glob("*/ema/adapter_model.safetensors"))) == 1
+            later = learner.wait_for_turn(chat(learner, 9, CORRECTION), "sampled", 120)
+            assert later["sample"]["scored_version"] == 1
+            assert max(map(abs, gap(later))) > 0.05
         assert status["problems"] == []

@@ -95,6 +95,15 @@ class RunningServer:
         rows = self.admin("GET", f"/v1/turns?limit={limit}")["turns"]
         return [self.admin("GET", f"/v1/turns/{row['turn_id']}") for row in reversed(rows)]
 
+    def wait_for_turn(self, turn_id: str, state: str, timeout_s: float) -> Any:
+        """Poll the turn until it is in this state; its record. Raises TimeoutError."""
+        end = time.monotonic() + timeout_s
+        while (record := self.admin("GET", f"/v1/turns/{turn_id}"))["state"] != state:
+            if time.monotonic() > end:
+                raise TimeoutError(f"not within {timeout_s:g} s: turn {state}; it is {record['state']}")
+            time.sleep(0.5)
+        return record
+
     def wait_for(self, what: str, is_so: Any, timeout_s: float) -> Any:
         """Poll the status until `is_so(status)`; the status. Raises TimeoutError."""
         end = time.monotonic() + timeout_s
