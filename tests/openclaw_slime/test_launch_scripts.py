@@ -12,6 +12,7 @@ SNAPSHOTS = ROOT / "tests/data/slime_dry_run"
 SCRIPTS = {
     "openclaw_rl": "openclaw-rl/run_qwen3_4b_openclaw_rl.sh",
     "openclaw_opd": "openclaw-opd/run_qwen3_4b_openclaw_opd.sh",
+    "openclaw_opd_topk": "openclaw-opd/run_qwen3_4b_openclaw_opd_topk.sh",
     "openclaw_combine": "openclaw-combine/run_qwen3_4b_openclaw_combine.sh",
 }
 
