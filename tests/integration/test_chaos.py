@@ -12,12 +12,12 @@ import pytest
 
 from openclaw_rl.testing.beside import Beside
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def summary(chaos_run: Beside) -> dict[str, Any]:
-    done = chaos_run.wait(500)
+    done = chaos_run.wait(800)
     assert done.stdout.startswith("{"), done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -17,7 +17,7 @@ from openclaw_rl.ledger.codec import unpack_ids
 _TWINS = """
 SELECT twin.id, turn.reason, turn.state, next_state.messages, verdict.value
 FROM request AS mine JOIN reply AS seen USING (id)
-    JOIN request AS twin ON twin.messages = mine.messages AND twin.user = mine.user
+    JOIN asked AS twin ON twin.messages = mine.messages AND twin.user = mine.user
         AND twin.session_id IS mine.session_id
     JOIN reply ON reply.id = twin.id AND reply.message = seen.message
     JOIN turn ON turn.id = twin.id LEFT JOIN next_state ON next_state.id = twin.id
@@ -32,6 +32,9 @@ def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
 
 
 def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
+    # The ledger has no index by content: with thousands of replies each would read all requests.
+    db.execute("CREATE TEMP TABLE asked AS SELECT id, messages, user, session_id FROM request")
+    db.execute("CREATE INDEX temp.asked_by ON asked (messages)")
     for reply in seen:
         (version,) = db.execute("SELECT oldest_version FROM turn WHERE turn_id = ?", (reply.turn_id,)).fetchone()
         if reply.weight_version not in (version, None):
