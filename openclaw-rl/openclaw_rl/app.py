@@ -32,6 +32,8 @@ from starlette.types import ASGIApp
 
 from openclaw_rl import __version__, doors, log, preflight, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
+from openclaw_rl.alerts import Alerts
+from openclaw_rl.canary import Canary, read_canaries
 from openclaw_rl.children import engine_child, free_port, trainer_child
 from openclaw_rl.clock import SteadyClock
 from openclaw_rl.data_dir import DataDir, write_json
@@ -76,6 +78,7 @@ from openclaw_rl.trainers.push_routes import build_push_router
 from openclaw_rl.trainers.pushes import TrainerPushes
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import WeightKind
+from openclaw_rl.watch import Watch
 
 events = structlog.get_logger()
 
@@ -185,7 +188,20 @@ class _Server:
 
         await version_folders.tidy(ledger, data.versions)
         meters = Meters()
-        publisher = Publisher(ledger, engine, serving, settings.publisher, data.root, base_folder=folder, meters=meters)
+        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        alerts = Alerts(settings.alerts, client, server=model_name)
+        canaries = await asyncio.to_thread(_canaries, settings, frontend, info.context_length)
+        publisher = Publisher(
+            ledger,
+            engine,
+            serving,
+            settings.publisher,
+            data.root,
+            base_folder=folder,
+            meters=meters,
+            canaries=canaries,
+            alert=alerts.raise_alert,
+        )
         try:
             await publisher.restore()
         except WeightsElsewhere:
@@ -200,7 +216,6 @@ class _Server:
         sessions = Sessions(ledger, settings.sessions, paired=paired, clock=clock)
         await sessions.refill()
         slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
-        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         ask = judge_model(settings.judge, engine, frontend, client=client, slots=slots)
         judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
         tools = ScoringTools(
@@ -286,6 +301,10 @@ class _Server:
             )
         )
 
+        watch = Watch(ledger, publisher, settings.watch, alerts)
+        if settings.watch.enabled:
+            self._own(watch.run(), "watch")
+        self._own(alerts.run(), "alerts")
         self._own(keeper.run(), "keeper")
         self._own(publisher.run(), "publisher")
         self._own(pushes.run(), "pushes")
@@ -427,6 +446,17 @@ def _sglang(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], 
         else None,
     )
     return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)
+
+
+def _canaries(settings: Settings, frontend: FrontEnd, context_length: int | None) -> tuple[Canary, ...]:
+    if settings.publisher.canary_file is None:
+        return ()
+    return read_canaries(
+        settings.publisher.canary_file,
+        render=renderer(frontend),
+        reply_ids=frontend.reply_ids,
+        context_length=context_length or frontend.context_length,
+    )
 
 
 def _behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:

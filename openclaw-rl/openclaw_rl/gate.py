@@ -1,27 +1,26 @@
-"""What a version must pass before, or as soon as, it serves: finite, not too far from its parent and the base, and the
-engine's numbers are the trainer's.
+"""What a version must pass before, or as soon as, it serves: finite, not too far from its parent and the base, the
+owner's canaries no worse, and the engine's numbers are the trainer's.
 
 Leaves to others: what becomes of a version that fails (`publisher`, the ledger).
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from openclaw_rl.alerts import Alert
+from openclaw_rl.canary import Canary, CanaryScore, Score
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Probe, Report
-from openclaw_rl.types import Ids, Version, WeightKind
+from openclaw_rl.types import Version, WeightKind
 
 log = structlog.get_logger()
 
 BASE_KL_ALERT = 0.8
-
-Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
-"""(version, prompt ids, response ids [T]) → the engine's log-probs [T] at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,23 @@ class GateResult:
     step_kl: float | None
     base_kl: float | None
     refusal: str | None = None
+    canary_drop: float | None = None
+    """Nats per token that the owner's canaries lost against the base."""
 
 
 class Gate:
-    def __init__(self, ledger: Ledger, serving: ServingVersions, score: Score, settings: PublisherSettings) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        serving: ServingVersions,
+        score: Score,
+        settings: PublisherSettings,
+        *,
+        canaries: Sequence[Canary] = (),
+        alert: Alert = log.error,
+    ) -> None:
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
+        self._canaries, self._alert = CanaryScore(canaries, score), alert
 
     async def check(self, version: Version, report: Report) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
@@ -46,10 +57,11 @@ class Gate:
         while ancestor.weight_version != serving and ancestor.parent is not None:
             steps, ancestor = steps + 1, versions[ancestor.parent]
         if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
-            step_kl, base_kl, steps = _probed_kl(report.probes), None, 1
+            step_kl, base_kl, steps, canary_drop = _probed_kl(report.probes), None, 1, None
         else:
             step_kl = await self._kl(serving, version.weight_version)
             base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
+            canary_drop = await self._canaries.drop(version.weight_version)
         refusal = None
         # The serving version stands for the parent when versions between were superseded: each of their steps has its
         # own allowance.
@@ -58,11 +70,12 @@ class Gate:
             refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {allowed:g}"
         elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
             refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
+        elif canary_drop is not None and not canary_drop <= self._settings.max_canary_drop:
+            refusal = f"canaries lost {canary_drop:.3f} nats per token > {self._settings.max_canary_drop:g}"
         elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
-            log.warning(
-                "base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=self._settings.max_base_kl
-            )
-        return GateResult(step_kl, base_kl, refusal)
+            limit = self._settings.max_base_kl
+            self._alert("base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=limit)
+        return GateResult(step_kl, base_kl, refusal, canary_drop)
 
     async def _kl(self, a: int, b: int) -> float | None:
         """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖

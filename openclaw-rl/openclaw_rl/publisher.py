@@ -17,6 +17,8 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl import version_folders
+from openclaw_rl.alerts import Alert
+from openclaw_rl.canary import Canary
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name, is_unknown_adapter
@@ -51,6 +53,8 @@ class Publisher:
         *,
         base_folder: Path | None = None,
         meters: Meters | None = None,
+        canaries: Sequence[Canary] = (),
+        alert: Alert = log.error,
     ) -> None:
         """base_folder: the base's weights, for a run of full weights that goes back to version 0. meters: learn whether
         versions can be published."""
@@ -61,7 +65,8 @@ class Publisher:
             settings,
             data_dir,
         )
-        self._gate = Gate(ledger, serving, self._score, settings)
+        self._alert = alert
+        self._gate = Gate(ledger, serving, self._score, settings, canaries=canaries, alert=alert)
         self._full = FullWeightSwap(
             engine,
             serving,
@@ -309,7 +314,9 @@ class Publisher:
                 refusal = await self._gate.self_test(number, report.probes)
             times.ends("self_test_s")
             self.last_gate = result
-            bound.info("gate", step_kl=result.step_kl, base_kl=result.base_kl, refusal=refusal)
+            bound.info(
+                "gate", step_kl=result.step_kl, base_kl=result.base_kl, canary_drop=result.canary_drop, refusal=refusal
+            )
             if refusal:
                 await self._unload(number)
                 await self._reject(number, refusal)
@@ -334,9 +341,8 @@ class Publisher:
         log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
         if in_a_row >= REJECTIONS_IN_A_ROW:
             await self._ledger.set_learning(False)
-            log.error(
-                "learning_paused", reason=f"{in_a_row} versions rejected in a row", resume="openclaw-rl learning resume"
-            )
+            reason = f"{in_a_row} versions rejected in a row"
+            self._alert("learning_paused", reason=reason, resume="openclaw-rl learning resume")
 
     # -- scoring -------------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.canary import Canary
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.errors import EngineGone, LedgerError
+from openclaw_rl.gate import Gate
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
+from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
 from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     NextState,
@@ -435,3 +438,28 @@ async def test_an_engine_that_lost_its_adapter_is_noticed_and_restored(world: Wo
     assert not await world.publisher.is_in_place()
     await world.publisher.restore()
     assert await world.publisher.is_in_place()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_version_under_which_canaries_are_lost_is_refused(world: World, is_lost: bool) -> None:
+    number = await world.commit(sampled_by=0)
+    version = await world.ledger.version(number)
+    assert version.folder is not None
+    seeds = {0: BASE_SEED, number: adapter_seed(world.folder / version.folder)}
+
+    async def score(n: int, prompt: tuple[int, ...], reply: tuple[int, ...]) -> tuple[float, ...]:
+        return world.engine.policy.log_probs((*prompt, *reply), len(prompt), seeds[n])
+
+    async def drop(reply: tuple[int, ...]) -> float:
+        base, new = await score(0, PROMPT, reply), await score(number, PROMPT, reply)
+        return (sum(base) - sum(new)) / len(reply)
+
+    replies = [(token, token + 1) for token in range(400, 420)]
+    drops = {reply: await drop(reply) for reply in replies}
+    reply = max(replies, key=lambda r: drops[r] if is_lost else -drops[r])
+    assert (drops[reply] > 0) is is_lost
+    settings = PublisherSettings(max_canary_drop=1e-6)
+    gate = Gate(world.ledger, world.serving, score, settings, canaries=[Canary(PROMPT, reply)])
+    result = await gate.check(version, Report(metrics={"loss": 0.1}, probes=[]))
+    assert result.canary_drop == pytest.approx(drops[reply])
+    assert result.refusal == (f"canaries lost {drops[reply]:.3f} nats per token > 1e-06" if is_lost else None)

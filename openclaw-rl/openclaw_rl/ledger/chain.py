@@ -116,6 +116,17 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
         meta.put(db, "pinned", to)
 
 
+def rollback_behind(db: sqlite3.Connection, good: int, *, at: float) -> int:
+    """Back to the newest version that can be gone back to and is not after `good`; the samples of what was abandoned
+    are dropped. Returns it."""
+    older = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
+    for row in db.execute(older, (good,)).fetchall():
+        if row["state"] in PASSED and versions.has_weights(row):
+            rollback(db, row["weight_version"], requeue=False, at=at)
+            return int(row["weight_version"])
+    raise LedgerError(f"no version up to {good} can be gone back to")
+
+
 def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | None:
     """The trainer lost what it had not checkpointed: the versions behind the last durable one are `lost`, their samples
     wait again, and the durable one goes on under a new number (the lost numbers have been served; caches and records

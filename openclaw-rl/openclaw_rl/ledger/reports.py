@@ -13,6 +13,7 @@ from openclaw_rl.ledger.rows import (
     read_turn,
     read_verdict,
 )
+from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.types import DropReason, Ids, TurnState
 
 _NOT_A_REPLY_OF_THE_POLICY = (
@@ -130,3 +131,15 @@ def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) ->
     for user, session_id, prompt in rows:
         newest.setdefault((user, session_id), prompt)
     return [pieces.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
+
+
+def user_verdicts(db: sqlite3.Connection, limit: int) -> list[tuple[int, int]]:
+    """(version that sampled it, verdict) of the newest turns that a user answered, oldest first; none of versions that
+    are dead."""
+    marks = ",".join("?" * len(DEAD))
+    rows = db.execute(
+        "SELECT oldest_version, value FROM verdict JOIN turn USING (id) JOIN version ON weight_version = oldest_version"
+        f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
+        (*map(str, DEAD), limit),
+    ).fetchall()
+    return [(version, value) for version, value in reversed(rows)]

@@ -1,0 +1,92 @@
+"""Replies that the owner knows to be good, as a measure no judge has a say in.
+
+A canary file is JSON lines of {"messages": [...], "reply": "..."}: conversations and what a good reply to each is. The
+canary score of a version is the mean log-prob per token of those replies; the gate refuses a version under which it
+fell by more than `publisher.max_canary_drop` nats against the base. Measured against the base and not against the
+parent: many small steps down count as the large one that they are.
+
+It catches a judge that lies, or a reward with the wrong sign, when what is being unlearned is in the file. Nothing here
+catches a policy that grows worse at what the file does not show.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.messages import Message
+from openclaw_rl.types import Ids
+
+Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
+"""(version, prompt ids, response ids [T]) → the engine's log-probs [T] at temperature 1."""
+
+MOST = 64
+"""Canaries of a file: each costs two prompts a version, between chats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    prompt_ids: Ids
+    reply_ids: Ids
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    messages: list[Message] = Field(min_length=1)
+    reply: str = Field(min_length=1)
+
+
+def read_canaries(
+    path: Path,
+    *,
+    render: Callable[[Sequence[Message], str | None, str | None], Ids],
+    reply_ids: Callable[[str], Ids],
+    context_length: int,
+) -> tuple[Canary, ...]:
+    """Raises SettingsError, which names the line."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"publisher.canary_file: {path}: {error}") from error
+    if not 1 <= len(lines) <= MOST:
+        raise SettingsError(f"publisher.canary_file: {path}: {len(lines)} canaries; 1 to {MOST} are needed")
+    canaries = []
+    for number, line in enumerate(lines, start=1):
+        where = f"publisher.canary_file: {path}: canary {number}"
+        try:
+            said = _Line.model_validate_json(line)
+            canary = Canary(render(said.messages, None, None), reply_ids(said.reply))
+        except ValidationError as error:
+            raise SettingsError(f"{where}: {error.errors()[0]['msg']}") from error
+        except RequestError as error:
+            raise SettingsError(f"{where}: {error.message}") from error
+        if (length := len(canary.prompt_ids) + len(canary.reply_ids)) > context_length:
+            raise SettingsError(f"{where}: {length} tokens are more than the context length {context_length}")
+        canaries.append(canary)
+    return tuple(canaries)
+
+
+class CanaryScore:
+    """Scores versions on the canaries; the base's score is measured once."""
+
+    def __init__(self, canaries: Sequence[Canary], score: Score) -> None:
+        self._canaries, self._score = tuple(canaries), score
+        self._base: float | None = None
+
+    async def drop(self, version: int) -> float | None:
+        """How many nats per token the replies lost against the base; None without canaries."""
+        if not self._canaries:
+            return None
+        if self._base is None:
+            self._base = await self._mean(0)
+        return self._base - await self._mean(version)
+
+    async def _mean(self, version: int) -> float:
+        total, count = 0.0, 0
+        for canary in self._canaries:
+            log_probs = await self._score(version, canary.prompt_ids, canary.reply_ids)
+            total, count = total + math.fsum(log_probs), count + len(log_probs)
+        return total / count
