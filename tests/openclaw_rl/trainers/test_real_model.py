@@ -17,8 +17,8 @@ pytestmark = pytest.mark.real_model
 
 
 @pytest.fixture(scope="module")
-def resolved(tmp_path_factory: pytest.TempPathFactory) -> bundled.ResolvedModel:
-    return bundled.resolve(ModelSettings(), tmp_path_factory.mktemp("cache"))
+def resolved(bundled_cache: Path) -> bundled.ResolvedModel:
+    return bundled.resolve(ModelSettings(), bundled_cache)
 
 
 def test_a_step_moves_the_bundled_model_where_the_reward_points(
