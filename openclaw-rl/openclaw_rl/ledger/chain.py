@@ -116,15 +116,22 @@ def rollback(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> No
         meta.put(db, "pinned", to)
 
 
+def rollback_target(db: sqlite3.Connection, at_most: int) -> int | None:
+    """The newest version up to `at_most` that can be gone back to: it passed the gate, a trainer can go on from it, and
+    its weights are there."""
+    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
+    rows = db.execute(query, (at_most,))
+    return next((r["weight_version"] for r in rows if r["state"] in PASSED and versions.has_weights(r)), None)
+
+
 def rollback_behind(db: sqlite3.Connection, good: int, *, at: float) -> int:
-    """Back to the newest version that can be gone back to and is not after `good`; the samples of what was abandoned
-    are dropped. Returns it."""
-    older = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
-    for row in db.execute(older, (good,)).fetchall():
-        if row["state"] in PASSED and versions.has_weights(row):
-            rollback(db, row["weight_version"], requeue=False, at=at)
-            return int(row["weight_version"])
-    raise LedgerError(f"no version up to {good} can be gone back to")
+    """Back to the newest version up to `good` that can be gone back to; the samples of what was abandoned are dropped.
+    Returns it."""
+    target = rollback_target(db, good)
+    if target is None:
+        raise LedgerError(f"no version up to {good} can be gone back to")
+    rollback(db, target, requeue=False, at=at)
+    return target
 
 
 def lose_undurable(db: sqlite3.Connection, reason: str, *, at: float) -> int | None:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import deletion, leases, meta, versions
+from openclaw_rl.ledger import chain, deletion, leases, meta, versions
 from openclaw_rl.ledger.records import Forgotten
-from openclaw_rl.ledger.states import DEAD, PASSED
+from openclaw_rl.ledger.states import DEAD
 
 _DOOMED = "SELECT id FROM request WHERE user = ? AND session_id = ?"
 _IN_USE = "('candidate', 'gated', 'loading')"
@@ -82,15 +82,10 @@ def untrained(db: sqlite3.Connection, trained: Collection[int]) -> int | None:
     alive = [number for number in trained if versions.row(db, number)["state"] not in DEAD]
     if not alive:
         return None
-    before = db.execute(
-        "SELECT weight_version, state, durable, folder, weights_file FROM version WHERE weight_version < ?"
-        " ORDER BY weight_version DESC",
-        (min(alive),),
-    )
-    for row in before:
-        if row["state"] in PASSED and row["durable"] and (row["folder"] or not row["weights_file"]):
-            return int(row["weight_version"])
-    raise LedgerError("no version before the session's can be gone back to")
+    target = chain.rollback_target(db, min(alive) - 1)
+    if target is None:
+        raise LedgerError("no version before the session's can be gone back to")
+    return target
 
 
 def drop_weights(db: sqlite3.Connection, after: int) -> list[str]:
