@@ -104,7 +104,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     @guarded.get("/v1/admin/status")
     async def status() -> JSONResponse:
-        versions = await deps.ledger.versions()
+        versions = await deps.ledger.versions(newest=20)
         return JSONResponse(
             {
                 "model": deps.model_name,
@@ -122,7 +122,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
                     "means": {name: _plain(mean.value) for name, mean in deps.meters.means.items()},
                 },
                 "last_gate": _plain(deps.publisher.last_gate),
-                "versions": [version_row(version) for version in versions[-20:]],
+                "versions": [version_row(version) for version in versions],
             }
         )
 

@@ -52,10 +52,10 @@ class Gate:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving = self._serving.current
-        versions = {row.weight_version: row for row in await self._ledger.versions()}
-        steps, ancestor = 0, version
-        while ancestor.weight_version != serving and ancestor.parent is not None:
-            steps, ancestor = steps + 1, versions[ancestor.parent]
+        parents = {row.weight_version: row.parent for row in await self._ledger.versions(since=serving)}
+        steps, ancestor = 0, version.weight_version
+        while ancestor != serving and (parent := parents.get(ancestor)) is not None:
+            steps, ancestor = steps + 1, parent
         if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
             step_kl, base_kl, steps, canary_drop = _probed_kl(report.probes), None, 1, None
         else:

@@ -214,8 +214,7 @@ class Publisher:
                     await self._reject(weight_version, refusal)
                 raise CommitRefused(refusal)
             await self._ledger.set_version_state(weight_version, VersionState.SERVING)
-            unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
-            older = [v.weight_version for v in await self._ledger.versions() if v.state in unfinished]
+            older = [version.weight_version for version in await self._ledger.unfinished_versions()]
             await self._supersede([number for number in older if number < weight_version])
             log.info("published", weight_version=weight_version, parent=version.parent)
 
@@ -253,9 +252,8 @@ class Publisher:
         async with self._turn:
             if await self._ledger.pinned() is not None:
                 return False
-            unfinished = (VersionState.CANDIDATE, VersionState.GATED, VersionState.LOADING)
-            rows = [v for v in await self._ledger.versions() if not self._is_elsewhere(v)]
-            waiting = [v.weight_version for v in rows if v.state in unfinished]
+            rows = await self._ledger.unfinished_versions()
+            waiting = [row.weight_version for row in rows if not self._is_elsewhere(row)]
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 async def tidy(ledger: Ledger, versions: Path) -> None:
     """Delete what no version names and no live lease may yet commit; tell the ledger which optimizer states are gone.
     Call it before leases are handed out."""
-    folders = {row.weight_version: row.folder for row in await ledger.versions() if row.folder is not None}
+    folders = await ledger.version_folders()
     removed = await asyncio.to_thread(remove_unnamed, versions, folders.values(), await ledger.live_lease())
     if removed:
         log.info("version_folders_removed", folders=removed)
@@ -36,9 +36,8 @@ async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[i
     """Delete the folders of versions that are neither needed (`ledger.needed_versions`) nor in use; their numbers."""
     kept = await ledger.needed_versions(newest)
     gone = []
-    for row in await ledger.versions():
-        number = row.weight_version
-        if row.folder is None or number in kept or number in in_use:
+    for number in await ledger.version_folders():
+        if number in kept or number in in_use:
             continue
         try:
             folder = await ledger.prune_weights(number, newest)

@@ -407,9 +407,18 @@ class Ledger:
 
     # Versions
 
-    async def versions(self) -> list[Version]:
-        """All, by number; their reports without the probes."""
-        return await self._reader.read(versions.read_all)
+    async def versions(self, *, since: int = 0, newest: int | None = None) -> list[Version]:
+        """By number, their reports without the probes: all `since` one, or the `newest` of them. All of a ledger that
+        has been at it for long are very many."""
+        return await self._reader.read(lambda db: versions.read_all(db, since=since, newest=newest))
+
+    async def unfinished_versions(self) -> list[Version]:
+        """CANDIDATE, GATED or LOADING: on the way to be served, or to be passed over. By number."""
+        return await self._reader.read(versions.unfinished)
+
+    async def version_folders(self) -> dict[int, str]:
+        """Of the versions that still have their weights, by number."""
+        return await self._reader.read(versions.folders)
 
     async def version(self, n: int) -> Version:
         """One, with its whole report."""

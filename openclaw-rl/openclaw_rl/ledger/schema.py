@@ -174,7 +174,13 @@ CREATE TRIGGER request_counted AFTER INSERT ON request WHEN NEW.outcome = 'runni
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2)
+_V3 = """
+-- Versions grow with the turns. The few that are asked for all the time are found without reading the others.
+CREATE INDEX version_unfinished ON version (weight_version) WHERE state IN ('candidate', 'gated', 'loading');
+CREATE INDEX version_folder ON version (folder, weight_version) WHERE folder IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
 """Entry i takes a file from `user_version` i to i + 1."""
 
 

@@ -36,11 +36,19 @@ def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
     trainer that lost what it had not checkpointed; and for a rollback the `newest` that passed the gate.
     """
     query = "SELECT weight_version, state, durable, folder, weights_file FROM version ORDER BY weight_version DESC"
-    live = [row for row in db.execute(query) if row["state"] not in DEAD]
-    passed = [row["weight_version"] for row in live if row["state"] in PASSED and has_weights(row)]
-    durable = [row["weight_version"] for row in live if row["durable"]]
-    fallback = min(passed[0] if passed else 0, durable[0] if durable else 0)
-    chain = [row["weight_version"] for row in live if row["weight_version"] >= fallback]
+    chain: list[int] = []
+    passed: list[int] = []
+    is_durable = False
+    for row in db.execute(query):  # newest first, and no further than asked: the base alone is at the end of it
+        if is_durable and len(passed) >= max(newest, 1):
+            break
+        if row["state"] in DEAD:
+            continue
+        if not (is_durable and passed):
+            chain.append(row["weight_version"])
+        if row["state"] in PASSED and has_weights(row):
+            passed.append(row["weight_version"])
+        is_durable = is_durable or bool(row["durable"])
     pin = pinned(db)
     return frozenset({serving(db), meta.get_int(db, "tip"), *chain, *passed[:newest], *([] if pin is None else [pin])})
 
@@ -125,14 +133,31 @@ def read(db: sqlite3.Connection, n: int) -> Version:
     return _version(row(db, n), with_probes=True)
 
 
-def read_all(db: sqlite3.Connection) -> list[Version]:
-    """Without the probes of the reports, which are large."""
-    return [_version(found, with_probes=False) for found in db.execute("SELECT * FROM version ORDER BY weight_version")]
+def read_all(db: sqlite3.Connection, *, since: int = 0, newest: int | None = None) -> list[Version]:
+    """Without the probes of the reports, which are large. `since` a number, and at most the `newest`."""
+    rows = db.execute(
+        "SELECT * FROM version WHERE weight_version >= ? ORDER BY weight_version DESC LIMIT ?",
+        (since, -1 if newest is None else newest),
+    ).fetchall()
+    return [_version(found, with_probes=False) for found in reversed(rows)]
+
+
+def unfinished(db: sqlite3.Connection) -> list[Version]:
+    """Committed, and neither served nor passed over nor dead yet; by number."""
+    rows = db.execute(
+        "SELECT * FROM version WHERE state IN ('candidate', 'gated', 'loading') ORDER BY weight_version"
+    ).fetchall()
+    return [_version(found, with_probes=False) for found in rows]
+
+
+def folders(db: sqlite3.Connection) -> dict[int, str]:
+    """Where the weights of the versions lie that have some, by number."""
+    rows = db.execute("SELECT weight_version, folder FROM version WHERE folder IS NOT NULL").fetchall()
+    return {number: str(folder) for number, folder in sorted(tuple(row) for row in rows)}
 
 
 def _folders(db: sqlite3.Connection, numbers: Collection[int]) -> list[str]:
-    rows = db.execute("SELECT weight_version, folder FROM version WHERE folder IS NOT NULL ORDER BY weight_version")
-    return [str(folder) for number, folder in rows if number in numbers]
+    return [folder for number, folder in folders(db).items() if number in numbers]
 
 
 def row(db: sqlite3.Connection, n: int) -> sqlite3.Row:
