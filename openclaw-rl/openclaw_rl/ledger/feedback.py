@@ -31,8 +31,8 @@ def target(db: sqlite3.Connection, *, user: str, turn_id: str | None, session_id
     """This user's turn of that id, or the newest of that session."""
     found = db.execute(
         "SELECT turn_id, prompt_tokens, turn.reason FROM turn JOIN request USING (id)"
-        " WHERE user = ? AND demonstration_of IS NULL AND "
-        + ("session_id = ? ORDER BY turn.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
+        " WHERE +user = ? AND demonstration_of IS NULL AND "
+        + ("session_id = ? ORDER BY request.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
         (user, session_id if turn_id is None else turn_id),
     ).fetchone()
     if found is None:

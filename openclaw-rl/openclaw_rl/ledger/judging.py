@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Collection
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import feedback, pieces
+from openclaw_rl.ledger import feedback, leases, pieces
 from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.rows import read_judged
 from openclaw_rl.ledger.states import find_turn, move
@@ -75,13 +75,16 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int 
 
 def shed(db: sqlite3.Connection, state: TurnState, keep: int, *, at: float, limit: int = 1000) -> int:
     """At most `limit` in one transaction: chats wait behind it."""
-    order = "sampled_at, id" if state is TurnState.SAMPLED else "id"
     (waiting,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = ?", (str(state),)).fetchone()
     if waiting <= keep:
         return 0
-    rows = db.execute(
-        f"SELECT id FROM turn WHERE state = ? ORDER BY {order} LIMIT ?", (str(state), min(waiting - keep, limit))
-    ).fetchall()
-    for (row,) in rows:
+    most = min(waiting - keep, limit)
+    if state is TurnState.SAMPLED:
+        both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
+        rows = [row for _, row in sorted(both)][:most]
+    else:
+        found = db.execute("SELECT id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), most))
+        rows = [row for (row,) in found.fetchall()]
+    for row in rows:
         move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
     return len(rows)

@@ -70,7 +70,7 @@ def grant(
     waiting: dict[bool, list[_Waiting]] = {False: [], True: []}
     has_dropped = False
     for is_tool, fit in waiting.items():
-        for sampled_at, row in _oldest(db, is_tool=is_tool, limit=size + _SWEEP):
+        for sampled_at, row in oldest(db, is_tool=is_tool, limit=size + _SWEEP):
             if len(fit) == size:
                 break
             if (reason := _unfit(db, row, tip, training.max_staleness)) is None:
@@ -203,7 +203,8 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
     db.execute("UPDATE lease SET state = ?, reason = ?, ended_at = ? WHERE fence = ?", (state, reason, at, fence))
 
 
-def _oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiting]:
+def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiting]:
+    """Samples that wait, the oldest first."""
     rows = db.execute(
         "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND is_tool = ? ORDER BY sampled_at, id LIMIT ?",
         (is_tool, limit),

@@ -45,9 +45,11 @@ def prepare(path: Path, identity: Identity, *, now: float) -> None:
         db = connect(path)
         try:
             db.execute("PRAGMA journal_mode = WAL")
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+                _check_owner(db, path, identity)  # a file that is refused stays of the schema it has
             migrate(db)
             db.execute("BEGIN IMMEDIATE")
-            _claim(db, path, identity, now=now)
+            _claim(db, identity, now=now)
             serving.abandon_interrupted(db)
             leases.expire(db, at=now)
             db.execute("COMMIT")
@@ -59,9 +61,9 @@ def prepare(path: Path, identity: Identity, *, now: float) -> None:
         raise LedgerError(f"cannot open the ledger {path}: {error}") from error
 
 
-def _claim(db: sqlite3.Connection, path: Path, identity: Identity, *, now: float) -> None:
-    found = meta.get_text(db, "identity")
-    if found is None:
+def _claim(db: sqlite3.Connection, identity: Identity, *, now: float) -> None:
+    """A file that is nobody's is this model's from now on."""
+    if meta.get_text(db, "identity") is None:
         meta.put(db, "identity", json.dumps(asdict(identity)))
         meta.put(db, "tip", 0)
         db.execute(
@@ -69,6 +71,12 @@ def _claim(db: sqlite3.Connection, path: Path, identity: Identity, *, now: float
             " VALUES (0, 0, ?, ?, ?, 1, 1, ?)",
             (str(identity.kind), identity.base_hash, str(VersionState.SERVING), now),
         )
+
+
+def _check_owner(db: sqlite3.Connection, path: Path, identity: Identity) -> None:
+    """Raises LedgerMismatch when the file is another model's."""
+    found = meta.get_text(db, "identity")
+    if found is None:
         return
     owner = Identity(**json.loads(found))
     wrong = [

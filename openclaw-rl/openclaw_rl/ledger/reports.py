@@ -27,6 +27,7 @@ _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.REDACTED,
 )
 """Turns that say nothing about π_v, or that their owner keeps out of it."""
+_WAITING = frozenset(TurnState) - {TurnState.TRAINED, TurnState.DROPPED}
 
 
 def turn(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
@@ -61,14 +62,19 @@ def turns(
     """Newest first."""
     filters = {"turn.state": state, "request.session_id": session_id, "request.user": user}
     asked = {column: str(value) for column, value in filters.items() if value is not None}
-    where = " AND ".join(f"{column} = ?" for column in asked) or "1"
+    # Walked in the order asked for, by one index (`+`: not by this one), never sorted: a user may have had all of a
+    # million turns. What waits is few; most of what anybody had is over.
+    order = ("turn.state", "request.session_id", "request.user")
+    first = next((column for column in (order if state in _WAITING else (*order[1:], order[0])) if column in asked), "")
+    newest = "request.id" if first.startswith("request") else "turn.id"
+    where = " AND ".join(f"{'' if column == first else '+'}{column} = ?" for column in asked) or "1"
     rows = db.execute(
         "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
         " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
         " WHERE of.id = turn.demonstration_of) AS demonstration_of, (SELECT feedback.value FROM feedback"
         " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1) AS feedback"
         " FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
-        f" WHERE {where} ORDER BY turn.id DESC LIMIT ?",
+        f" WHERE {where} ORDER BY {newest} DESC LIMIT ?",
         (*asked.values(), limit),
     )
     return [

@@ -1,0 +1,163 @@
+"""What calls cost as the ledger grows: SQLite's own plan of every statement of every call that is made all the time."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger import open as ledger_open
+from openclaw_rl.ledger.pieces import Connection
+from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, VersionState
+
+_SMALL = ("meta", "counter", "open_turn")
+"""Tables that do not grow with the turns."""
+_NONE = ("CONSTANT", "(subquery-1)")
+"""No tables: a row of constants, and what a limited subquery gave."""
+_FEW = ("version_unfinished", "version_folder", "version_serving", "lease_live", "request_running")
+"""Partial indexes: of what is on its way, or still has weights."""
+_STATEMENTS = ("SELECT", "INSERT", "REPLACE", "UPDATE", "DELETE")
+
+
+class Watched(Connection):
+    """Notes what it is asked, as it is asked: with marks, which the planner cannot look behind."""
+
+    asked: ClassVar[set[tuple[str, int]]] = set()
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql.lstrip().upper().startswith(_STATEMENTS):
+            Watched.asked.add((sql, len(parameters)))
+        return super().execute(sql, parameters)
+
+
+@pytest.fixture
+async def watched(
+    monkeypatch: pytest.MonkeyPatch, ledger_path: Path, identity: Identity, training: TrainingSettings, clock: Any
+) -> AsyncIterator[Ledger]:
+    monkeypatch.setattr(ledger_open, "Connection", Watched)
+    monkeypatch.setattr(Watched, "asked", set())
+    opened = await Ledger.open(ledger_path, identity=identity, training=training, clock=clock)
+    Watched.asked.clear()  # to open may cost what it does
+    yield opened
+    await opened.aclose()
+
+
+def faults(path: Path) -> list[str]:
+    """Statements that read a growing table from end to end, or sort what they found in one."""
+    assert Watched.asked
+    found = []
+    with sqlite3.connect(path) as db:
+        for sql, marks in sorted(Watched.asked):
+            plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", (None,) * marks)]
+            if any("TEMP B-TREE FOR ORDER BY" in step for step in plan) and not _sorts_few(sql):
+                found.append(f"sorts / {sql}")
+            for step in plan:
+                if not step.startswith("SCAN"):
+                    continue
+                table, _, how = step.removeprefix("SCAN ").partition(" ")
+                # Newest first, and left when there is enough: no more than that is read (sorts are found above).
+                is_left = sql.rstrip().endswith(("DESC LIMIT ?", "weight_version DESC"))
+                if not (table in _SMALL or table in _NONE or any(index in how for index in _FEW) or is_left):
+                    found.append(f"{step} / {sql}")
+    return found
+
+
+def _sorts_few(sql: str) -> bool:
+    """The samples of one lease, and what is open."""
+    return "lease_sample" in sql or "open_turn" in sql
+
+
+async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, make_driver, ledger_path, clock):
+    driver = make_driver(watched)
+    await watched.count_side(SideCount("ann", "s", "title", 1, 1, 200, 1.0))
+    await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=0)
+    first, _ = await driver.step(size=4)
+    await driver.serve(first)
+    second, _ = await driver.step()
+    await watched.reject(second, "too far")
+    await driver.serve((await driver.step())[0])
+    await watched.rollback(first, requeue=True)
+    lease = await watched.lease(trainer="test", now=True)
+    assert lease is not None
+    await watched.renew(lease.lease_id, lease.fence)
+    await watched.leased(lease.fence)
+    await watched.release(lease.lease_id, lease.fence, reason="test")
+    await watched.shed(TurnState.SAMPLED, 0)
+    await driver.serve((await driver.step())[0])
+    assert await watched.prune_weights(first, 0)
+    rated = await driver.paired()
+    await watched.record_feedback(Feedback("f", rated, 1.0, value=1.0, comment="good"), user="ann")
+    await driver.served()
+    clock.advance(10_000)
+    assert await watched.expire(clock())
+    assert faults(ledger_path) == []
+
+
+@pytest.mark.parametrize("state", [None, TurnState.TRAINED, TurnState.SAMPLED])
+@pytest.mark.parametrize("user", [None, "ann"])
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_lists_of_turns_read_no_more_than_they_show(watched, make_driver, ledger_path, state, user, session):
+    await make_driver(watched).step(size=2)
+    Watched.asked.clear()
+    await watched.turns(limit=5, state=state, user=user, session_id=session)
+    assert faults(ledger_path) == []
+
+
+async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_to_end(
+    watched, make_driver, ledger_path
+):
+    driver = make_driver(watched)
+    number, _ = await driver.step(size=2)
+    await driver.serve(number)
+    turn_id = await driver.judged()
+    Watched.asked.clear()
+    for call in (
+        watched.counts(),
+        watched.versions(newest=20),
+        watched.versions(since=number),
+        watched.version(number),
+        watched.unfinished_versions(),
+        watched.version_folders(),
+        watched.needed_versions(20),
+        watched.tip(),
+        watched.pinned(),
+        watched.serving_version(),
+        watched.learning(),
+        watched.live_lease(),
+        watched.overdue(),
+        watched.turn(turn_id),
+        watched.open_turns(100),
+        watched.to_judge(8, skip=("a",)),
+        watched.to_score(8),
+        watched.user_verdicts(limit=400),
+        watched.recent_replies(sampled_by=None, limit=8),
+        watched.recent_replies(sampled_by=number, limit=8),
+        watched.recent_prompts(8),
+        watched.feedback_target(user="ann", session_id="s"),
+        watched.feedback_target(user="ann", turn_id=turn_id),
+        watched.rejections_in_a_row(),
+    ):
+        await call
+    assert faults(ledger_path) == []
+
+
+async def test_the_check_sees_a_call_that_reads_everything(watched, make_driver, ledger_path):
+    await make_driver(watched).served()
+    Watched.asked.clear()
+    await watched.audit()
+    assert any("SCAN turn" in fault for fault in faults(ledger_path))
+
+
+async def test_a_version_is_loading_no_longer_than_its_index_says(watched, make_driver):
+    """The index names its states in words; these are the states."""
+    driver = make_driver(watched)
+    numbers = [(await driver.step())[0] for _ in range(3)]
+    await watched.set_version_state(numbers[1], VersionState.GATED)
+    await watched.set_version_state(numbers[2], VersionState.GATED)
+    await watched.set_version_state(numbers[2], VersionState.LOADING)
+    assert [row.weight_version for row in await watched.unfinished_versions()] == numbers
+    await watched.set_version_state(numbers[2], VersionState.SERVING)
+    assert [row.weight_version for row in await watched.unfinished_versions()] == numbers[:2]
