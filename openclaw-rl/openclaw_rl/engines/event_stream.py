@@ -27,6 +27,9 @@ _MAX_LINE = 32 * 2**20
 """Of one event, or one chunk: an engine that never ends a line does not fill our memory."""
 _MAX_WAITING = 1024
 """Events read ahead of the reader; above, the connection is not read until half of them are taken."""
+_IN_A_ROW = 4
+"""Events handed out before the loop has its turn: where many wait, a reader that never waits itself would keep
+everybody else waiting, and go on writing to a client whose end the loop has not told it yet."""
 _MAX_SPARE, _SPARE_S = 32, 30.0
 """Connections opened ahead, and how long one is trusted to be there; a request that finds none opens its own."""
 
@@ -127,7 +130,12 @@ class EventStream:
         self._transport.write(self._request)
         waiting = answer.waiting
         while True:
+            in_a_row = 0
             while waiting:
+                if in_a_row == _IN_A_ROW:
+                    in_a_row = 0
+                    await asyncio.sleep(0)
+                in_a_row += 1
                 yield waiting.popleft()
                 if answer.is_paused and len(waiting) < _MAX_WAITING // 2:
                     answer.resume()

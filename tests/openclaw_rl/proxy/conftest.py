@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
@@ -220,7 +221,9 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         sampling: SamplingSettings = SamplingSettings(),  # noqa: B008
         serving: ServingVersions | None = None,
         keep_gate: bool = False,
+        engine: Engine | None = None,
     ) -> AsyncIterator[Proxy]:
+        """engine: in place of the fake one."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
         policy = ToyPolicy(low_id=frontend.vocab_size // 3, high_id=frontend.vocab_size // 2)
         fake, book = FakeEngine(policy=policy), Book()
@@ -229,7 +232,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             serving.switch(0, None)
         deps = ProxyDeps(
             frontend=frontend,
-            engine=fake,
+            engine=engine or fake,
             serving=serving,
             sessions=book,
             ledger=book,

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import math
+import socket
+import struct
 
 import httpx
 import pytest
 from chats import HI, finishes, ids_of, joined
 
+from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
-from openclaw_rl.settings import ServerSettings
+from openclaw_rl.settings import EngineSettings, ServerSettings
 from openclaw_rl.testing import Scripted
 from openclaw_rl.types import DropReason
 
@@ -195,3 +198,42 @@ async def test_one_chat_too_many_is_503_with_retry_after(qwen, proxy_over) -> No
         proxy.fake.release()
         assert (await first).status_code == 200
         assert (await proxy.post(HI)).status_code == 200
+
+
+async def test_a_client_that_left_is_written_to_no_more(qwen, proxy_over, caplog: pytest.LogCaptureFixture) -> None:
+    """Many tokens wait, and the client's end is known no sooner than the first of them is written to it. asyncio warns
+    from the fifth such write on."""
+    writers: list[asyncio.StreamWriter] = []
+    event = b'data: {"output_ids":[%d],"meta_info":{}}\n\n' % ids_of(qwen, "l")[0]
+
+    async def engine_side(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readline()).startswith(b"POST /generate"):
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + event)
+            writers.append(writer)
+            await reader.read()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    engine_server = await asyncio.start_server(engine_side, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{engine_server.sockets[0].getsockname()[1]}"
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    async with proxy_over(qwen, engine=engine) as proxy:
+        for _ in range(5):
+            writers.clear()
+            client = socket.create_connection(("127.0.0.1", int(proxy.url.rpartition(":")[2])))
+            body = json.dumps({**HI, "stream": True}).encode()
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            client.setblocking(False)
+            heard = b""
+            while b'"content":"l"' not in heard:
+                heard += await asyncio.get_running_loop().sock_recv(client, 2**16)
+            writers[0].write(100 * event)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # a reset, behind what the engine sent
+            ended = len(proxy.book.turns) + 1
+            await proxy.until(lambda ended=ended: len(proxy.book.turns) == ended)
+        assert {turn.drop for turn in proxy.book.turns} == {DropReason.CANCELLED}
+    await engine.aclose()
+    engine_server.close()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
