@@ -12,6 +12,8 @@ from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
+from openclaw_slime.adam import use_group_step_adam
+from openclaw_slime.node import without_ours
 from openclaw_slime.outcome import RankShare
 from openclaw_slime.rows import Row, row_of, share_of
 
@@ -34,6 +36,7 @@ class PolicyActor(MegatronTrainRayActor):
     _rows: list[Row]
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
+        use_group_step_adam()
         start = super().init(*args, **kwargs)
         if type(self.weight_updater) is UpdateWeightFromDistributed:
             self.weight_updater.__class__ = NamedUpdates
@@ -51,6 +54,10 @@ class PolicyActor(MegatronTrainRayActor):
     def train_actor(self, rollout_id: int, rollout_data: dict[str, Any], external_data: Any = None) -> None:
         super().train_actor(rollout_id, rollout_data, external_data=external_data)
         self._rows = [row_of(tensor) for tensor in rollout_data.get("advantages", ())]
+
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
+        with without_ours(self.args):
+            super().save_model(rollout_id, force_sync=force_sync)
 
     def name_next_push(self, weight_version: int) -> None:
         """slime counts its pushes; the engine is to say the ledger's number."""

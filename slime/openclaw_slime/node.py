@@ -1,6 +1,8 @@
 """What every process of a run knows of ours: it travels in slime's own `args`, which slime pickles to each of them."""
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 from pydantic import BaseModel, ConfigDict, SecretStr
@@ -36,6 +38,18 @@ class NodeConfig(BaseModel):
         if not isinstance(config, cls):
             raise SettingsError("slime was not started by `python -m openclaw_slime.driver`: its args lack our part")
         return config
+
+
+@contextmanager
+def without_ours(args: Namespace) -> Iterator[None]:
+    """Megatron writes its args into each checkpoint, and reads no class there that it does not know; the token has no
+    place in one either."""
+    ours = vars(args).pop("openclaw", None)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            args.openclaw = ours
 
 
 def find_method(name: str) -> Method:
