@@ -51,6 +51,8 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "megatron/core/transformer/mlp.py": "0a51b7ee9af3",
         "megatron/core/tensor_parallel/layers.py": "4f2732329e62",
         "megatron/core/models/gpt/gpt_model.py": "d944b42a6a17",
+        "megatron/core/optimizer/__init__.py": "87c984430926",
+        "megatron/core/optimizer/distrib_optimizer.py": "6b6c413743c2",
         "megatron/training/arguments.py": "3b1bf4a7fa58",
     },
 }
