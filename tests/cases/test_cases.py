@@ -36,6 +36,8 @@ CL-2, an engine with another template, cannot happen: the engine is sent ids, an
 PLAYED = [case for case in CASES if case not in (*PARSED, *ELSEWHERE)]
 PACE = {"ST-1": 0.1, "CO-2": 0.2}
 """Seconds here that a second of the case lasts, limits and keep-alives included: nobody waits 45 s for one test."""
+TRIES = {"ST-1": 3, "CO-2": 3}
+"""Cases that bound a time: a server that blocks is late every time, a busy machine is not."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "ST-1": {"server.keepalive_s": 1.0},
     "JV-3": {"judge.votes": 3, "judge.quorum": 2},
@@ -111,7 +113,17 @@ def checks_of(case: Mapping[str, Any], found: Mapping[str, Any]) -> list[dict[st
 
 @pytest.mark.parametrize("case_id", PLAYED)
 async def test_case(case_id: str, host: Host, model_folder: Path, tmp_path: Path) -> None:
-    case = CASES[case_id]
+    found: list[str] = []
+    for attempt in range(TRIES.get(case_id, 1)):
+        found = await played(CASES[case_id], host, model_folder, tmp_path / str(attempt))
+        if not found:
+            break
+    assert found == []
+
+
+async def played(case: Mapping[str, Any], host: Host, model_folder: Path, folder: Path) -> list[str]:
+    """What of the case does not hold."""
+    case_id = case["id"]
     vocabulary = Vocabulary.of(model_folder)
     stubs = Stubs(case, vocabulary, pace=PACE.get(case_id, 1.0))
     async with served(stubs) as url:
@@ -127,7 +139,7 @@ async def test_case(case_id: str, host: Host, model_folder: Path, tmp_path: Path
             "judge.retries": 0,
             "judge.timeout_s": 1.0,
         }
-        async with host.server(tmp_path, settings | SETTINGS.get(case_id, {})) as server:
+        async with host.server(folder, settings | SETTINGS.get(case_id, {})) as server:
             seen = await play(server.url, case["requests"])
             await settled(server)
             async with asyncio.timeout(10):
@@ -136,9 +148,9 @@ async def test_case(case_id: str, host: Host, model_folder: Path, tmp_path: Path
             found = await asyncio.to_thread(evidence, server, seen, stubs, vocabulary)
         if case_id == "AS-1":
             without = {key: value for key, value in settings.items() if key != "server.api_keys"}
-            async with host.server(tmp_path / "open", without) as server:
+            async with host.server(folder / "open", without) as server:
                 found["proc_without_key"] = {"bind": server.url.split("/")[2].rpartition(":")[0]}
-    assert failures(checks_of(case, found), found, said=SAID) == []
+    return failures(checks_of(case, found), found, said=SAID)
 
 
 @pytest.mark.parametrize("case_id", PARSED)
