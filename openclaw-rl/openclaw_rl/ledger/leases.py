@@ -12,7 +12,7 @@ name is over.
 
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -70,14 +70,17 @@ def grant(
     waiting: dict[bool, list[_Waiting]] = {False: [], True: []}
     has_dropped = False
     for is_tool, fit in waiting.items():
+        unfit: list[tuple[int, DropReason]] = []
         for sampled_at, row in oldest(db, is_tool=is_tool, limit=size + _SWEEP):
-            if len(fit) == size:
-                break
             if (reason := _unfit(db, row, tip, training.max_staleness)) is None:
                 fit.append((sampled_at, row))
+                if len(fit) == size:
+                    break
             else:
-                move(db, row, TurnState.DROPPED, at=at, reason=reason)
-                has_dropped = True
+                unfit.append((row, reason))
+        for row, reason in unfit:
+            move(db, row, TurnState.DROPPED, at=at, reason=reason)
+        has_dropped = has_dropped or bool(unfit)
     if has_dropped:
         return AGAIN
     chosen = _choose(waiting[False], waiting[True], size, training.max_tool_share)
@@ -203,13 +206,13 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
     db.execute("UPDATE lease SET state = ?, reason = ?, ended_at = ? WHERE fence = ?", (state, reason, at, fence))
 
 
-def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> list[_Waiting]:
-    """Samples that wait, the oldest first."""
+def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> Iterator[_Waiting]:
+    """Samples that wait, the oldest first, read as they are asked for."""
     rows = db.execute(
         "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND is_tool = ? ORDER BY sampled_at, id LIMIT ?",
         (is_tool, limit),
     )
-    return [(sampled_at, row) for sampled_at, row in rows]
+    return ((sampled_at, row) for sampled_at, row in rows)
 
 
 def _unfit(db: sqlite3.Connection, row: int, tip: int, max_staleness: int) -> DropReason | None:
