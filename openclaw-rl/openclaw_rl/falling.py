@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_TOGETHER = 50
+"""Permutations at once. All of them take 20 MB, which the C library then keeps for each thread that ever looked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fall:
@@ -59,9 +62,12 @@ def find_fall(
         return None
     found = int(np.argmax(np.where(large, falls / scale, -np.inf)))
     statistic = falls[found] / scale[found]
-    shuffled = np.random.default_rng(seed).permuted(np.tile(values, (permutations, 1)), axis=1)
-    by_luck = (_falls(shuffled, cuts) / scale).max(axis=1)
-    p = (1 + int((by_luck >= statistic - 1e-12).sum())) / (1 + permutations)
+    chance, as_large = np.random.default_rng(seed), 0
+    for done in range(0, permutations, _TOGETHER):
+        rows = min(_TOGETHER, permutations - done)
+        shuffled = chance.permuted(np.tile(values, (rows, 1)), axis=1)
+        as_large += int(((_falls(shuffled, cuts) / scale).max(axis=1) >= statistic - 1e-12).sum())
+    p = (1 + as_large) / (1 + permutations)
     if p >= p_value:
         return None
     cut = int(cuts[found])

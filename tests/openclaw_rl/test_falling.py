@@ -1,6 +1,7 @@
 """The permutation test for a fall between versions: hand-made runs, false alarms, and what it must not see."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -77,3 +78,14 @@ def test_the_order_of_turns_within_a_version_changes_nothing_found(
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert (first.good, first.n_before) == (second.good, second.n_before)
+
+
+def test_a_look_takes_little_memory() -> None:
+    verdicts = run((range(25), 0.9), (range(25, 50), 0.4))
+    tracemalloc.start()
+    try:
+        assert find_fall(verdicts) is not None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
