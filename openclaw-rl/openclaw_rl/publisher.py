@@ -484,6 +484,9 @@ class Publisher:
             gone = await version_folders.prune(
                 self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._loaded
             )
+            for number in gone:  # never loaded again
+                self._ours.pop(adapter_name(number) or "", None)
+                self._ours.pop(ema_name(number), None)
         if gone:
             log.info("versions_pruned", weight_versions=gone)
 

@@ -463,3 +463,18 @@ async def test_a_version_under_which_canaries_are_lost_is_refused(world: World, 
     result = await gate.check(version, Report(metrics={"loss": 0.1}, probes=[]))
     assert result.canary_drop == pytest.approx(drops[reply])
     assert result.refusal == (f"canaries lost {drops[reply]:.3f} nats per token > 1e-06" if is_lost else None)
+
+
+@pytest.mark.parametrize("world", [{"keep_versions": 2}], indirect=True)
+async def test_what_is_remembered_of_versions_ends_with_their_weights(world: World) -> None:
+    for number in range(1, 7):
+        assert await world.commit(sampled_by=world.serving.current, has_ema=number == 2) == number
+        await publish(world, number)
+
+    async def is_pruned() -> bool:
+        return len(await world.ledger.version_folders()) == 2
+
+    await until(is_pruned)
+    async with world.publisher._turn:  # the pruning is over
+        assert set(world.publisher._ours) == {"policy-v5", "policy-v6"}
+    assert set(world.serving._lora_paths) <= {0}

@@ -57,6 +57,7 @@ class ServingVersions:
         self._hold_s = hold_s
         self._current: int | None = None
         self._lora_paths: dict[int, str | None] = {}
+        """Where it is not the adapter of the version's own name."""
         self._emas: set[int] = set()
         self._closed: set[Closed] = set()
         self._open = asyncio.Event()
@@ -71,7 +72,10 @@ class ServingVersions:
     def switch(self, weight_version: int, lora_path: str | None) -> None:
         """New requests get this version from now on."""
         self._current = weight_version
-        self._lora_paths[weight_version] = lora_path
+        if lora_path == adapter_name(weight_version):
+            self._lora_paths.pop(weight_version, None)
+        else:
+            self._lora_paths[weight_version] = lora_path
         self._update_gate()
 
     @property
@@ -180,7 +184,7 @@ class ServingVersions:
         """Whether a reply that was cut can go on under its version, as far as we know: not after its full weights
         were replaced.
         """
-        return use.weight_version == self.current or (use.lora_path, self._lora_paths[self.current]) != (None, None)
+        return use.weight_version == self.current or (use.lora_path, self.lora_path(self.current)) != (None, None)
 
     def users(self, weight_version: int) -> int:
         return self._users[weight_version]
