@@ -13,6 +13,7 @@ every control id stems from the template. Thread-safe.
 
 import itertools
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -28,6 +29,8 @@ _ESCAPE = "\U0010f000"
 _FIRST = 0x10F001
 """Private-use character of control string 0; the next of the next, and so on."""
 _LAST = 0x10FFFD
+_ENTRY_BYTES = 150
+"""Of the cache's own, for each text: a slot, and a link."""
 _PROBE = ("Hello  world", " leading", "trailing ", "\n\nlines\n", "", "ünï 漢字 🙂", "a<b", "1234567", "    code\n\tx")
 
 
@@ -38,13 +41,13 @@ class PieceTokenizer:
         backend_json: str,
         *,
         assistant_may_write: Iterable[str] = (),
-        cache_chars: int = 2**24,
+        cache_bytes: int = 2**25,
     ) -> None:
         """backend_json: `backend.to_str()`, which takes a while.
 
         assistant_may_write: control strings that keep their meaning inside replayed assistant messages (`<think>`).
 
-        cache_chars: text kept in the cache, in characters.
+        cache_bytes: of memory that the cache may take; where text is English, for some ten million characters.
         """
         config = orjson.loads(backend_json)
         tokens = {token["content"]: token for token in config["added_tokens"] if token["content"]}
@@ -73,7 +76,9 @@ class PieceTokenizer:
         config["truncation"] = config["padding"] = None
         self._plain = Tokenizer.from_str(orjson.dumps(config).decode())
         self._cache: OrderedDict[str, Ids] = OrderedDict()
-        self._cached_chars, self._cache_chars = 0, cache_chars
+        self._cached_bytes, self._cache_bytes = 0, cache_bytes
+        self._shared_ints = tuple(range(backend.get_vocab_size()))
+        """One object for each id: with one of its own, a cached token would take 40 bytes instead of 8."""
         self._lock = threading.Lock()
         self.is_exact = True
         self.is_exact = self._probe(backend, controls)
@@ -145,13 +150,14 @@ class PieceTokenizer:
             if ids is not None:
                 self._cache.move_to_end(text)
                 return ids
-        ids = self._encode_plain(self._shown(text))
+        ints, known = self._shared_ints, len(self._shared_ints)
+        ids = tuple([ints[i] if i < known else i for i in self._encode_plain(self._shown(text))])
         with self._lock:
             if text not in self._cache:
                 self._cache[text] = ids
-                self._cached_chars += len(text)
-                while self._cached_chars > self._cache_chars and len(self._cache) > 1:
-                    self._cached_chars -= len(self._cache.popitem(last=False)[0])
+                self._cached_bytes += _bytes(text, ids)
+                while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+                    self._cached_bytes -= _bytes(*self._cache.popitem(last=False))
         return ids
 
     def _encode_plain(self, text: str) -> Ids:
@@ -182,6 +188,11 @@ class PieceTokenizer:
         marks = controls[:8] or [""]
         text = "".join(f"{piece}{marks[i % len(marks)]}" for i, piece in enumerate(_PROBE * 2)) + _PROBE[0]
         return self.encode(text) == tuple(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _bytes(text: str, ids: Ids) -> int:
+    """What an entry of the cache takes."""
+    return sys.getsizeof(text) + sys.getsizeof(ids) + _ENTRY_BYTES
 
 
 def _broken(text: str) -> str:

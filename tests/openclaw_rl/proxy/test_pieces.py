@@ -1,6 +1,8 @@
 """Piecewise tokenising equals full tokenising, is not repeated, and never makes a control id of what a client typed."""
 
 import json
+import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from openclaw_rl.messages import Message
+from openclaw_rl.proxy import pieces as pieces_module
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.pieces import PieceTokenizer
 
@@ -132,12 +135,36 @@ def test_the_cache_forgets_the_oldest_and_stays_within_its_size() -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    pieces = PieceTokenizer(tokenizer, tokenizer.to_str(), cache_chars=100)
+    pieces = PieceTokenizer(tokenizer, tokenizer.to_str(), cache_bytes=1000)
     for i in range(50):
         pieces.encode(f"{i:020}<s>")
-    assert pieces._cached_chars <= 100
+    assert len(pieces._cache) == 1000 // pieces_module._bytes(f"{0:020}", ())
+    assert pieces._cached_bytes == sum(pieces_module._bytes(*entry) for entry in pieces._cache.items()) <= 1000
     assert pieces.new_chars(f"{49:020}<s>") == 0
     assert pieces.new_chars(f"{1:020}<s>") == 20
+
+
+def test_a_full_cache_takes_no_more_memory_than_it_says(smollm: FrontEnd) -> None:
+    backend = smollm._tokenizer.backend_tokenizer
+    limit = 2**17
+    pieces = PieceTokenizer(backend, backend.to_str(), cache_bytes=limit)
+    chance = random.Random(0)
+    words = [token for token in backend.get_vocab() if token.isascii() and token.isalpha()]
+
+    def fill(rounds: int) -> None:
+        for _ in range(rounds):
+            pieces.encode(" ".join(chance.choices(words, k=chance.randint(1, 300))))
+
+    tracemalloc.start()
+    try:
+        fill(300)  # several times what it holds
+        full, _ = tracemalloc.get_traced_memory()
+        fill(300)
+        later, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit / 2 < full < 1.25 * limit
+    assert later < 1.25 * limit
 
 
 def test_a_tokenizer_whose_pieces_differ_is_not_cut_and_still_safe() -> None:
