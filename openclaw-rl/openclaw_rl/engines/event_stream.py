@@ -117,6 +117,8 @@ class EventStream:
 
     def _check_silence(self) -> None:
         # One timer per stream that looks back, instead of arming a timeout for every token.
+        if self._answer.is_paused:  # it is we who do not listen
+            self._answer.heard_at = self._loop.time()
         left = self._answer.heard_at + self._silence_s - self._loop.time()
         if left <= 0:
             self._timed_out = True

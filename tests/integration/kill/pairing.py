@@ -13,6 +13,7 @@ from pathlib import Path
 from kill.audit import open_read_only, text_of
 from kill.chats import Seen
 from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.types import DropReason
 
 _TWINS = """
 SELECT twin.id, turn.reason, turn.state, next_state.messages, verdict.value
@@ -24,6 +25,9 @@ FROM request AS mine JOIN reply AS seen USING (id)
     LEFT JOIN verdict ON verdict.id = twin.id
 WHERE mine.id = (SELECT id FROM turn WHERE turn_id = ?)
 """
+
+_NEVER_OPEN = (DropReason.MISALIGNED, DropReason.NON_FINITE)
+"""Turns that nothing can be learned from: a restarted server does not know that they wait for an answer."""
 
 
 def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
@@ -44,6 +48,8 @@ def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
         twins = db.execute(_TWINS, (reply.turn_id,)).fetchall()
         paired = [twin for twin in twins if twin["messages"] is not None]
         answers = {_last(db, twin["messages"]) for twin in paired}
+        if not paired and all(twin["reason"] in _NEVER_OPEN for twin in twins):
+            continue  # the server was killed before the answer came, and does not wait for it any more
         if answers != {reply.said_next}:
             yield f"{reply.turn_id} ({len(twins)} twins) was answered {reply.said_next!r}, the ledger says {answers}"
         for twin in paired:
