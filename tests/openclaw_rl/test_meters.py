@@ -1,7 +1,10 @@
 """Counters and means beside the ledger, as operators read them."""
 
+import pytest
+import structlog
 from structlog.testing import capture_logs
 
+from openclaw_rl import meters as meters_module
 from openclaw_rl import metrics
 from openclaw_rl.meters import Meters
 
@@ -31,7 +34,9 @@ def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
     assert meters.problems() == []
 
 
-def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log() -> None:
+def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    structlog.reset_defaults()
+    monkeypatch.setattr(meters_module, "log", structlog.get_logger())  # without the level that another test set
     meters = Meters()
     with capture_logs() as lines:
         for n in range(1000):

@@ -91,6 +91,13 @@ def _trained_once(db: sqlite3.Connection) -> Iterator[str]:
         below[version] = before | trained[version]
 
 
+def _is_named_still(db: sqlite3.Connection, number: int) -> bool:
+    """Whether the ledger names a version's folder *now*: our snapshot does not see that a server pruned it since."""
+    with closing(open_read_only(Path(db.execute("PRAGMA database_list").fetchone()["file"]))) as today:
+        query = "SELECT folder FROM version WHERE weight_version = ?"
+        return today.execute(query, (number,)).fetchone()["folder"] is not None
+
+
 def _weights(db: sqlite3.Connection, data_dir: Path) -> Iterator[str]:
     rows = db.execute(
         # No hash: weights that a trainer sends to the engine itself, and writes down at times or never.
@@ -103,7 +110,8 @@ def _weights(db: sqlite3.Connection, data_dir: Path) -> Iterator[str]:
         try:
             found = hashlib.sha256((data_dir / folder / weights_file).read_bytes()).hexdigest()
         except OSError as error:
-            yield f"version {number} is {state}, and its weights cannot be read: {error}"
+            if _is_named_still(db, number):
+                yield f"version {number} is {state}, and its weights cannot be read: {error}"
         else:
             if found != sha256:
                 yield f"version {number} is {state}: its row says {sha256[:12]}, its file is {found[:12]}"
