@@ -143,8 +143,8 @@ def step_back(nice: int) -> None:
     """
     os.nice(nice)
     group = Path("/proc/self/autogroup")
-    if os.getsid(0) != os.getpid() or not group.exists():
-        return
+    if os.getsid(0) != os.getpid() or not group.exists() or not group.read_text().strip():
+        return  # not our session to change, or a kernel that does not group (the file is absent, or there and empty)
     for _ in range(3):
         try:
             group.write_text(f"{os.nice(0)}\n")
