@@ -253,9 +253,10 @@ def test_one_trainer_for_a_data_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_own_session", [True, False])
 def test_it_steps_back_with_its_session_and_with_no_other(is_own_session: bool) -> None:
     """Where the kernel groups processes by session, niceness counts only within one."""
-    of_group = "(Path('/proc/self/autogroup').read_text().split() if Path('/proc/self/autogroup').exists() else [])[-1:]"
     code = "import os; from openclaw_rl.trainers.local import step_back; from pathlib import Path; step_back(3); "
-    argv = [sys.executable, "-c", f"{code}print(os.nice(0), *{of_group})"]
+    code += "group = Path('/proc/self/autogroup'); "
+    code += "print(os.nice(0), *(group.read_text().split()[-1:] if group.exists() else []))"
+    argv = [sys.executable, "-c", code]
     before = Path("/proc/self/autogroup")
     own = before.read_text().split()[-1:] if before.exists() else []  # there, and empty, where grouping is off
     niceness, *group = subprocess.run(
