@@ -169,7 +169,8 @@ class _Server:
         folder = None
         if frontend is None:
             folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
-            frontend = await asyncio.to_thread(FrontEnd, settings.model, folder)
+            texts_mb = settings.memory.texts_mb
+            frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, texts_mb=texts_mb)
         info = await self._model_info(engine)
         if info is None:  # asked to stop before the engine came up
             return await self._stop_children()
@@ -182,6 +183,7 @@ class _Server:
             identity=Identity(base_hash, frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)),
             training=settings.training,
             redaction=settings.redaction,
+            memory=settings.memory,
             clock=clock,
         )
         self._stack.push_async_callback(ledger.aclose)

@@ -410,6 +410,17 @@ class RetentionSettings(Branch):
     """Between two rounds; a round takes at most 20,000 turns."""
 
 
+class MemorySettings(Branch):
+    """What the server keeps so as not to do it again. Less of it costs time and nothing else."""
+
+    texts_mb: float = Field(default=32.0, gt=0)
+    """Tokens of texts seen: some ten million characters of English."""
+    ledger_mb: float = Field(default=32.0, gt=0)
+    """Pages of the ledger, its four connections together."""
+    clean_texts: int = Field(default=50_000, ge=1)
+    """Hashes of texts that hold nothing to redact: 4 MB."""
+
+
 class Settings(Branch):
     """The whole tree."""
 
@@ -431,6 +442,7 @@ class Settings(Branch):
     alerts: AlertSettings = AlertSettings()
     redaction: RedactionSettings = RedactionSettings()
     retention: RetentionSettings = RetentionSettings()
+    memory: MemorySettings = MemorySettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -48,7 +48,7 @@ from openclaw_rl.ledger.records import (
     TurnSummary,
 )
 from openclaw_rl.ledger.writer import Writer
-from openclaw_rl.settings import RedactionSettings, TrainingSettings
+from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
 from openclaw_rl.trainers.api import Commit, Tip
 from openclaw_rl.types import (
     DropReason,
@@ -74,6 +74,8 @@ Clock = Callable[[], float]
 
 _CHAT_TIMEOUT_S = 10.0
 """A chat waits no longer than this for a disk that hangs; the reply then goes out unrecorded, and says so."""
+_CONNECTIONS = 4
+"""Of the writer, its syncer, and two readers."""
 _PLANS = 5
 """How often a session may go on while it is being forgotten."""
 _RETAIN_ROWS = 20_000
@@ -98,6 +100,7 @@ class Ledger:
         identity: Identity,
         training: TrainingSettings,
         redaction: RedactionSettings = RedactionSettings(),  # noqa: B008 (frozen)
+        memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
         clock: Clock = time.time,
     ) -> Self:
         """Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
@@ -107,9 +110,11 @@ class Ledger:
         except BaseException:
             lock.release()
             raise
-        writer = Writer(partial(open.connect, path))
+        connect = partial(open.connect, path, cache_mb=memory.ledger_mb / _CONNECTIONS)
+        writer = Writer(connect)
         writer.start()
-        return cls(writer, Reader(partial(open.connect, path, read_only=True)), lock, training, Masks(redaction), clock)
+        masks = Masks(redaction, remembered=memory.clean_texts)
+        return cls(writer, Reader(partial(connect, read_only=True)), lock, training, masks, clock)
 
     async def aclose(self) -> None:
         """Writes what was handed in, then lets the file go."""

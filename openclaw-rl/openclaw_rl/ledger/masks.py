@@ -20,11 +20,11 @@ from openclaw_rl.redaction import Redactor
 from openclaw_rl.settings import RedactionSettings
 from openclaw_rl.types import DropReason, Feedback, NextState, Request, Sample, Turn, Verdict
 
-_REMEMBERED = 50_000
-
 
 class Masks:
-    def __init__(self, settings: RedactionSettings) -> None:
+    def __init__(self, settings: RedactionSettings, *, remembered: int = 50_000) -> None:
+        """remembered: texts found clean."""
+        self._remembered = remembered
         self._redactor = Redactor(secrets=settings.secrets, pii=settings.pii)
         self._clean: set[int] = set()
 
@@ -106,7 +106,7 @@ class Masks:
             return text
         masked = self._redactor.mask(text)
         if masked is text:
-            if len(self._clean) >= _REMEMBERED:
+            if len(self._clean) >= self._remembered:
                 self._clean.clear()
             self._clean.add(key)
         return masked

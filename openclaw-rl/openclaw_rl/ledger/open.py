@@ -15,12 +15,11 @@ from openclaw_rl.types import VersionState
 
 _BUSY_S = 1.0
 """How long a statement waits for another program (a backup, a person with `sqlite3`) to let go of the file."""
-_CACHE_KIB = 8192
-"""Pages that one connection keeps (a ledger has four); the rest of the file is in the system's own cache, a read of a
-few microseconds away."""
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool = False, cache_mb: float = 8.0) -> sqlite3.Connection:
+    """cache_mb: of pages that it keeps; the rest of the file is in the system's own cache, a read of a few microseconds
+    away."""
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     db = sqlite3.connect(
         uri,
@@ -33,7 +32,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     )
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA synchronous = FULL")
-    db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    db.execute(f"PRAGMA cache_size = -{max(64, round(1024 * cache_mb))}")
     db.execute("PRAGMA wal_autocheckpoint = 16000")  # the writer does it when idle, long before that
     db.execute("PRAGMA journal_size_limit = 67108864")
     return db

@@ -61,8 +61,8 @@ class Rendered:
 class FrontEnd:
     """One tokenizer, one template. Thread-safe."""
 
-    def __init__(self, model: ModelSettings, folder: Path) -> None:
-        """folder: tokenizer files and config.json. Blocks for about half a second."""
+    def __init__(self, model: ModelSettings, folder: Path, *, texts_mb: float = 32.0) -> None:
+        """folder: tokenizer files and config.json. texts_mb: for tokens of texts seen. Blocks for half a second."""
         self._tokenizer = _load_tokenizer(folder)
         config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
         server = ServerArgs(
@@ -105,7 +105,9 @@ class FrontEnd:
         self._serving = OpenAIServingChat(manager, templates)
         backend = self._tokenizer.backend_tokenizer
         backend_json = backend.to_str()
-        self._pieces = PieceTokenizer(backend, backend_json, assistant_may_write=self._format.markers)
+        self._pieces = PieceTokenizer(
+            backend, backend_json, assistant_may_write=self._format.markers, cache_bytes=int(texts_mb * 2**20)
+        )
         self.end_ids = _end_ids(self._tokenizer, config, generation)
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)

@@ -39,6 +39,8 @@ _AT_FIRST_USE = (
     "uvicorn.protocols.http.auto",
 )
 MAX_TOKENS = 160
+TEXTS_MB = 1.0
+"""Of the front end, which is made before the server is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ class Place:
                 "training": {"batch_size": 16, "min_batch": 1, "max_wait_s": 3, "max_staleness": 8, "lease_s": 5},
                 "trainer": {"kind": "external"},
                 "publisher": {"self_test_tolerance": 0.01, "gate_replies": 4},
+                # What fills to a bound does so within a minute: what grows then is a leak.
+                "memory": {"texts_mb": TEXTS_MB, "ledger_mb": 2, "clean_texts": 1000},
+                "sessions": {"max_open_turns": 300},
             }
         )
 

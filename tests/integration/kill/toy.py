@@ -45,7 +45,7 @@ _TEMPLATE = """\
 _WORDS = "the a topic line short one tell about answer is sea river stone bread winter garden letter window green slow"
 
 
-def make_frontend(folder: Path) -> FrontEnd:
+def make_frontend(folder: Path, *, texts_mb: float = 32.0) -> FrontEnd:
     """The real front end over a tokenizer of a few hundred tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,7 +68,7 @@ def make_frontend(folder: Path) -> FrontEnd:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 8192}))
-    return FrontEnd(ModelSettings(), folder)
+    return FrontEnd(ModelSettings(), folder, texts_mb=texts_mb)
 
 
 def make_policy(frontend: FrontEnd, low_id: int = 256, mean_tokens: int = 12) -> ToyPolicy:

@@ -155,3 +155,10 @@ def test_switched_off_everything_is_kept_and_on_a_clean_turn_is_the_same_object(
 def test_gates_and_prewarming_know_of_it():
     assert DropReason.REDACTED in reports._NOT_A_REPLY_OF_THE_POLICY
     assert Ledger.open.__kwdefaults__["redaction"] == RedactionSettings(secrets=True, pii=False)
+
+
+def test_it_remembers_so_many_clean_texts_and_no_more():
+    masks = Masks(RedactionSettings(), remembered=10)
+    for number in range(25):
+        assert masks.text(f"plain words {number}") == f"plain words {number}"
+        assert len(masks._clean) <= 10

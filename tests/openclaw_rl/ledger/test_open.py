@@ -10,6 +10,7 @@ from openclaw_rl.errors import LedgerError, LedgerLocked, LedgerMismatch, Ledger
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.messages import Message
+from openclaw_rl.settings import MemorySettings
 from openclaw_rl.types import Request, SamplingParams, Scope, WeightKind
 
 
@@ -113,3 +114,16 @@ async def test_a_ledger_others_could_read_is_made_private(ledger, ledger_path, i
     reopened = await Ledger.open(ledger_path, identity=identity, training=training)
     assert ledger_path.stat().st_mode & 0o777 == 0o600
     await reopened.aclose()
+
+
+async def test_the_connections_share_the_memory_they_are_given(ledger_path, identity, training):
+    memory = MemorySettings(ledger_mb=2)
+    ledger = await Ledger.open(ledger_path, identity=identity, training=training, memory=memory)
+
+    def cache_kib(db: sqlite3.Connection) -> int:
+        return -db.execute("PRAGMA cache_size").fetchone()[0]
+
+    try:
+        assert await ledger._reader.read(cache_kib) == await ledger._writer.write(cache_kib) == 512
+    finally:
+        await ledger.aclose()
