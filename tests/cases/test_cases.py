@@ -2,20 +2,18 @@
 
 import asyncio
 import importlib
-import json
-import socket
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from harness.cases import CASES
 from harness.checks import failures
 from harness.evidence import evidence
 from harness.host import Host, Server
-from harness.model import CONTEXT, Vocabulary, make_folder
+from harness.listen import served
+from harness.model import CONTEXT, Vocabulary
 from harness.play import play
 from harness.stubs import Stubs
 
@@ -23,11 +21,6 @@ from openclaw_opd.prompts import parse_hint
 from openclaw_rl.judge.verdict import parse_vote
 
 HERE = Path(__file__).parent
-CASES = {
-    case["id"]: case
-    for line in (HERE.parent / "data" / "open_cases.jsonl").read_text().splitlines()
-    for case in [json.loads(line)]
-}
 PARSED = ("JV-1", "JV-2", "JV-6", "HX-1")
 """Texts for the verdict's and the hint's parser: no server has a part in them."""
 ELSEWHERE: dict[str, dict[str, str]] = tomllib.loads((HERE / "clauses.toml").read_text())
@@ -45,33 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "TN-1": {"method.name": "opd", "method.hint_source": "judge", "method.hint_votes": 1},
     "AS-1": {"server.api_keys": [{"key": "s3cr3t-key", "user": "tester"}]},
 }
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("case-model")
-    make_folder(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def host(model_folder: Path) -> Iterator[Host]:
-    with Host(model_folder) as host:
-        yield host
-
-
-@asynccontextmanager
-async def served(stubs: Stubs) -> AsyncIterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    runner = uvicorn.Server(
-        uvicorn.Config(stubs, log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
-    )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(runner.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            runner.should_exit = True
 
 
 async def settled(server: Server) -> None:

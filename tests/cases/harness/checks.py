@@ -116,6 +116,7 @@ _OPS: dict[str, Op] = {
     "none_null": lambda a, _: None not in a,
     "subset_of": lambda a, b: bool(a) and set(a) <= set(b),
     "no_cross_pair": _no_cross_pair,
+    "increased_by": lambda a, b: a[-1] - a[0] == b,  # of what was read before and after
 }
 _ABSENT = frozenset({"is_null", "null_or_empty", "finite_or_absent"})
 """What is not there is null to them."""

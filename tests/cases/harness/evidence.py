@@ -18,10 +18,7 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
     turns = [_turn(record, vocabulary) for record in records]
     samples = [_sample(record) for record in records if record["sample"] is not None]
     calls = [_call(call, one) for call, one in zip(stubs.calls, _asked(seen, len(stubs.calls)), strict=False)]
-    streams = [_stream(one) for one in seen if one.is_stream]
-    return {
-        "resp": [_response(one) for one in seen],
-        "sse": streams,
+    return clients(seen) | {
         "turn": turns,
         "turns": turns,
         "sample": samples,
@@ -35,6 +32,11 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
         "health": {"max_latency_s": max((s.elapsed_s for s in seen if s.request["path"] == "/healthz"), default=0.0)},
         "turn_or_error": [turns[i] if i < len(turns) else one.json for i, one in enumerate(seen)],
     }
+
+
+def clients(seen: Sequence[Seen]) -> dict[str, Any]:
+    """What the clients saw."""
+    return {"resp": [_response(one) for one in seen], "sse": [_stream(one) for one in seen if one.is_stream]}
 
 
 def _asked(seen: Sequence[Seen], calls: int) -> list[Seen | None]:

@@ -32,6 +32,8 @@ def table(cases: Mapping[str, Any], parsed: Collection[str], elsewhere: Mapping[
 
 
 if __name__ == "__main__":
-    from test_cases import CASES, ELSEWHERE, PARSED
+    from test_cases import ELSEWHERE, PARSED
+
+    from harness.cases import CASES
 
     (Path(__file__).parent.parent / "README.md").write_text(table(CASES, PARSED, ELSEWHERE))
