@@ -43,7 +43,7 @@ class _Inline:
 
 @contextmanager
 def in_bulk(path: Path, clock: Clock) -> Iterator[tuple[Ledger, sqlite3.Connection]]:
-    lock = InstanceLock(path.with_name(path.name + ".lock"))
+    lock = InstanceLock.beside(path)
     try:
         open.prepare(path, IDENTITY, now=clock())
         db = open.connect(path)

@@ -4,7 +4,7 @@ Four kinds of work run at once and never wait for each other: serving, judging, 
 publishing. A crash of any task reaches this module; a part that fails on purpose degrades alone and says so in
 `/healthz`.
 
-Start: socket → keys → engine and front end → ledger → the version the ledger says serves → tasks → HTTP.
+Start: socket → lock → keys → engine and front end → ledger → the version the ledger says serves → tasks → HTTP.
 Stop (SIGTERM, Ctrl-C): no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) →
 ledger → engine.
 """
@@ -59,6 +59,7 @@ from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import ScoringTools, load_method
 from openclaw_rl.proxy.asgi import bounded
@@ -161,6 +162,9 @@ class _Server:
         started_at = clock()
         method = load_method(settings.method.name)
         data = DataDir.prepare(settings.data_dir)
+        # Before anything is written for the engine: its file in `run/` is read again at each of its restarts.
+        lock = InstanceLock.beside(data.ledger)
+        self._stack.callback(lock.release)
         admin_key = data.secret("admin.key", settings.server.admin_key)
         token = data.secret("trainer.token", settings.server.trainer_token)
         serving = ServingVersions(settings.engine.hold_s)
@@ -185,6 +189,7 @@ class _Server:
             redaction=settings.redaction,
             memory=settings.memory,
             clock=clock,
+            lock=lock,
         )
         self._stack.push_async_callback(ledger.aclose)
 

@@ -1,6 +1,7 @@
 """Everything that is wrong is named before anything heavy begins (case CL-1)."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl import preflight
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.settings import load
 
 
@@ -106,3 +109,18 @@ def test_case_cl_1(tmp_path: Path) -> None:
         assert line.startswith(f"openclaw-rl: {setting}")
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "data").exists()  # nothing was started
+
+
+def test_a_second_server_is_refused_before_it_writes_what_the_first_ones_engine_reads_at_a_restart(
+    tmp_path: Path,
+) -> None:
+    data = DataDir.prepare(tmp_path)
+    (data.run / "engine.json").write_text("the first one's")
+    argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(tmp_path), "--port", "0"]
+    with InstanceLock.beside(data.ledger):
+        ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.strip().startswith(f"openclaw-rl: another server (process {os.getpid()}) holds ledger.sqlite3")
+    assert "\n" not in ended.stderr.strip()
+    assert (data.run / "engine.json").read_text() == "the first one's"
+    assert not list(data.logs.iterdir())  # nothing was started

@@ -18,7 +18,7 @@ def compact(ledger: Path) -> tuple[int, int]:
     if not ledger.is_file():
         raise LedgerError(f"no ledger at {ledger}")
     before = ledger.stat().st_size
-    with InstanceLock(ledger.with_name(ledger.name + ".lock")):
+    with InstanceLock.beside(ledger):
         try:
             db = open.connect(ledger)
             try:

@@ -102,9 +102,12 @@ class Ledger:
         redaction: RedactionSettings = RedactionSettings(),  # noqa: B008 (frozen)
         memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
         clock: Clock = time.time,
+        lock: InstanceLock | None = None,
     ) -> Self:
-        """Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
-        lock = await asyncio.to_thread(_lock, path)
+        """lock: this ledger's, held already; it is the ledger's to release from now on.
+
+        Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
+        lock = lock or await asyncio.to_thread(_lock, path)
         try:
             await asyncio.to_thread(open.prepare, path, identity, now=clock())
         except BaseException:
@@ -516,7 +519,7 @@ def _lock(path: Path) -> InstanceLock:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise LedgerError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    return InstanceLock(path.with_name(path.name + ".lock"))
+    return InstanceLock.beside(path)
 
 
 def _cut(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:

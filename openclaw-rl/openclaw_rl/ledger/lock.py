@@ -32,6 +32,11 @@ class InstanceLock:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
+    @classmethod
+    def beside(cls, ledger: Path) -> "InstanceLock":
+        """The lock of this ledger. Raises LedgerLocked, which names the process that has it."""
+        return cls(ledger.with_name(ledger.name + ".lock"))
+
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
