@@ -14,7 +14,7 @@ KERNEL_NOISE = 0.05
 
 
 def prompt(served: Any, length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(3, served.vocab) for _ in range(length)] if length else []
+    return random.Random(seed).choices(range(3, served.vocab), k=length)
 
 
 def body(ids: list[int], max_new_tokens: int, **more: Any) -> dict[str, Any]:

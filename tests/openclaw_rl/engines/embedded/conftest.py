@@ -82,10 +82,12 @@ class Tiny:
         model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
         return (PeftModel.from_pretrained(model, self.adapters[adapter]) if adapter else model).eval()
 
-    def log_probs(self, adapter: str | None, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    def log_probs(
+        self, adapter: str | None, ids: list[int], temperature: float = 1.0, *, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """log_softmax(logits / T) after every id, [len(ids), V]."""
         with torch.inference_mode():
-            logits = self.reference(adapter)(input_ids=torch.tensor([ids])).logits[0].float()
+            logits = self.reference(adapter).to(dtype)(input_ids=torch.tensor([ids])).logits[0]
         return (logits / temperature).log_softmax(-1)
 
 

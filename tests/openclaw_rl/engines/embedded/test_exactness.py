@@ -1,7 +1,9 @@
-"""Recorded log-probs equal one plain fp32 forward of the same tensors over the recorded ids.
+"""Recorded log-probs are as exact as one plain fp32 forward of the same tensors over the recorded ids.
 
-Largest difference 1e-4 alone, 5e-4 batched or from the prefix cache; greedy and at temperature 0.7; with and without an
-adapter whose effect exceeds 1 nat.
+Greedy and at temperature 0.7; with and without an adapter whose effect exceeds 1 nat. Random weights under large
+adapters magnify rounding: a plain forward of these models in fp32 is itself up to 2.5e-4 off from one in float64. So
+both are held against float64, and the engine may be 1e-4 further off alone, 5e-4 batched or from the prefix cache. (On
+the bundled model, `test_real_model.py`, it equals the fp32 forward itself within these bounds.)
 """
 
 import asyncio
@@ -20,17 +22,20 @@ TEMPERATURES = [0.0, 0.7]
 
 
 def prompt(length: int, seed: int) -> list[int]:
-    return [random.Random(seed).randrange(3, 320) for _ in range(length)]
+    return random.Random(seed).choices(range(3, 320), k=length)
 
 
 def worst(tiny, adapter, job) -> float:
-    """The largest difference of the reply's log-probs to the plain forward."""
-    temperature = job.sampling.temperature or 1.0
-    table = tiny.log_probs(adapter, job.prompt + job.output, temperature)
-    begin = len(job.prompt) - 1
-    expected = table[begin:-1].gather(-1, torch.tensor(job.output)[:, None])[:, 0]
+    """How much further the reply's log-probs are from exact ones than those of a plain forward, at most."""
     assert len(job.log_probs) == len(job.output)
-    return (torch.tensor(job.log_probs) - expected).abs().max().item()
+
+    def forward(dtype: torch.dtype) -> torch.Tensor:
+        table = tiny.log_probs(adapter, job.prompt + job.output, job.sampling.temperature or 1.0, dtype=dtype)
+        return table[len(job.prompt) - 1 : -1].gather(-1, torch.tensor(job.output)[:, None])[:, 0].double()
+
+    exact = forward(torch.float64)
+    plain = (forward(torch.float32) - exact).abs().max().item()
+    return (torch.tensor(job.log_probs, dtype=torch.float64) - exact).abs().max().item() - plain
 
 
 @pytest.mark.parametrize("architecture", FAST + SLOW)
@@ -46,7 +51,7 @@ async def test_alone(architecture, make_tiny, start_engine):
         for adapter in (None, "one", "two"):
             loaded = engine.runner.load_adapter(adapter, tiny.adapters[adapter]) if adapter else None
             for temperature in TEMPERATURES:
-                params = {"temperature": temperature}
+                params = {"temperature": temperature, "sampling_seed": 1}
                 job = await engine.generate(
                     prompt(70, 1), 24, adapter=loaded, params=params, extra_key=f"T{temperature}"
                 )
@@ -71,7 +76,7 @@ async def test_batched_with_adapters_side_by_side(architecture, make_tiny, start
         jobs = []
         for index in range(12):
             adapter = (None, "one", "two")[index % 3]
-            params = {"temperature": TEMPERATURES[index % 2]}
+            params = {"temperature": TEMPERATURES[index % 2], "sampling_seed": index}
             job = engine.submit(prompt(5 + 13 * index, index), 20, adapter=loaded.get(adapter), params=params)
             jobs.append((adapter, job))
         await asyncio.gather(*(engine.done(job) for _, job in jobs))
@@ -86,10 +91,11 @@ async def test_from_the_prefix_cache(architecture, make_tiny, start_engine):
         loaded = engine.runner.load_adapter("one", tiny.adapters["one"])
         for adapter in (None, loaded):
             name = "one" if adapter else None
-            first = await engine.generate(prompt(60, 3), 20, adapter=adapter, params={"temperature": 0.7})
+            params = {"temperature": 0.7, "sampling_seed": 1}
+            first = await engine.generate(prompt(60, 3), 20, adapter=adapter, params=params)
             turn = first.prompt + first.output + prompt(30, 4)
-            second = await engine.generate(turn, 20, adapter=adapter, params={"temperature": 0.7})
-            branch = await engine.generate(turn[:50] + prompt(20, 5), 20, adapter=adapter, params={"temperature": 0.7})
+            second = await engine.generate(turn, 20, adapter=adapter, params=params)
+            branch = await engine.generate(turn[:50] + prompt(20, 5), 20, adapter=adapter, params=params)
             again = await engine.generate(turn, 20, adapter=adapter, params={"temperature": 0.0})
             assert first.cached_tokens == 0
             assert second.cached_tokens == 79  # the last sampled token has no KV yet

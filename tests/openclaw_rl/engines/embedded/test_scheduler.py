@@ -15,7 +15,7 @@ CHAT, BACKGROUND = 10, 0
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(3, 320) for _ in range(length)]
+    return random.Random(seed).choices(range(3, 320), k=length)
 
 
 class Recorder:
