@@ -107,7 +107,8 @@ class Ledger:
         """lock: this ledger's, held already; it is the ledger's to release from now on.
 
         Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
-        lock = lock or await asyncio.to_thread(_lock, path)
+        if lock is None:
+            lock = await asyncio.to_thread(_lock, path)
         try:
             await asyncio.to_thread(open.prepare, path, identity, now=clock())
         except BaseException:
