@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from openclaw_rl import settings as settings_module
 from openclaw_rl.cli_common import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError
@@ -14,7 +13,7 @@ from openclaw_rl.errors import OpenClawRLError
 app = typer.Typer()
 
 
-@app.command()
+@app.command(short_help="Train from the ledger, offline.")
 def replay(
     out: Annotated[Path, typer.Argument(help="The new folder: a PEFT adapter, metrics.jsonl, replay.json.")],
     method: Annotated[str | None, typer.Option(help="binary_rl, opd or combine. Default: method.name.")] = None,
@@ -52,8 +51,6 @@ def replay(
         "training.batch_size": batch_size,
     }
     overrides |= {key: value for key, value in named.items() if value is not None}
-    if batch_size is not None:
-        overrides["training.min_batch"] = min(batch_size, settings_module.TrainingSettings().min_batch)
     if engine_url is not None:
         overrides |= {"engine.kind": "url", "engine.url": engine_url}
     settings = settings_of(config, overrides | parse_sets(sets))
@@ -77,7 +74,7 @@ def replay(
         print(f"  {count} turns left out: {reason}")
 
 
-@app.command("backup")
+@app.command("backup", short_help="Copy the ledger, also while a server runs.")
 def backup_ledger(
     path: Annotated[Path, typer.Argument(help="The new file.")],
     config: ConfigOption = None,
@@ -94,7 +91,7 @@ def backup_ledger(
     print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
 
 
-@app.command()
+@app.command(short_help="Write the ledger's file anew, without free space.")
 def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Write the ledger's file anew, without free space and what may still be read there. Only while no server runs."""
     from openclaw_rl.ledger.backup import compact as compact_file
@@ -106,7 +103,7 @@ def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
     print(f"the ledger had {before / 2**20:.1f} MB, and has {after / 2**20:.1f} MB")
 
 
-@app.command("export")
+@app.command("export", short_help="Write the ledger's turns or samples to a file.")
 def export_rows(
     path: Annotated[Path, typer.Argument(help="The new file.")],
     what: Annotated[

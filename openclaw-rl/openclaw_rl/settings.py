@@ -265,7 +265,7 @@ class TrainingSettings(Branch):
     batch_size: int = Field(default=16, ge=1)
     min_batch: int = Field(default=4, ge=1)
     max_wait_s: float = Field(default=1800.0, gt=0)
-    """After this time a smaller batch of at least `min_batch` is trained."""
+    """After this time a smaller batch of at least `min_batch` (or of `batch_size`, where that is less) is trained."""
     max_staleness: int = Field(default=4, ge=0)
     """Versions between a sample's oldest token and the tip; older ones are dropped."""
     max_tool_share: float = Field(default=0.5, ge=0, le=1)
@@ -464,7 +464,7 @@ class Settings(Branch):
             yield 'method.teacher "ema" needs trainer.kind = "local": others write no teacher'
         if self.method.teacher_url is not None and self.method.teacher != "base":
             yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'
-        if self.training.min_batch > self.training.batch_size:
+        if "min_batch" in self.training.model_fields_set and self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
 
@@ -499,9 +499,11 @@ def load(
     path = config or (Path("openclaw-rl.toml") if Path("openclaw-rl.toml").is_file() else None)
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text())
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SettingsError(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from error
     for name, value in sorted(environ.items()):

@@ -91,7 +91,7 @@ def test_all_that_is_wrong_with_the_settings_is_one_message(tmp_path: Path) -> N
     ]
     assert any("70000" in line for line in lines)
     with pytest.raises(SettingsError) as error:
-        load(None, {"server.host": "0.0.0.0", "engine.kind": "url", "training.batch_size": 2}, {})
+        load(None, {"server.host": "0.0.0.0", "engine.kind": "url", "training.min_batch": 17}, {})
     assert len(str(error.value).split("\n")) == 3
 
 

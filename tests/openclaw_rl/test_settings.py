@@ -26,7 +26,7 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("server.prot", "1", "server.prot: no such setting"),
         ("server.port", "99999", "server.port: "),
         ("server.port", "many", "server.port: "),
-        ("training.batch_size", "2", "training.min_batch 4 is larger than training.batch_size 2"),
+        ("training.min_batch", "17", "training.min_batch 17 is larger than training.batch_size 16"),
         ("judge.quorum", "4", "judge: quorum 4 is larger than votes 3"),
         ("server.host", "0.0.0.0", "server.host '0.0.0.0' is not loopback: set server.api_keys first"),
         ("server.host", "example.org", "is not loopback"),
@@ -49,8 +49,18 @@ def test_a_wrong_key_in_a_file_names_the_file(tmp_path: Path) -> None:
     file.write_text("[judge\n")
     with pytest.raises(SettingsError, match=r"settings\.toml"):
         load(file, None, {})
+    file.write_bytes(b"[judge]\n# \xff")
+    with pytest.raises(SettingsError, match=r"settings\.toml: it is not UTF-8: .* at byte 10"):
+        load(file, None, {})
     with pytest.raises(SettingsError, match="No such file"):
         load(tmp_path / "absent.toml", None, {})
+
+
+def test_a_small_batch_size_needs_no_word_about_smaller_batches(tmp_path: Path) -> None:
+    assert load(None, {"training.batch_size": 2}, {}).training.batch_size == 2
+    file = tmp_path / "settings.toml"
+    file.write_text("[training]\nmin_batch = 2\n")
+    assert load(file, {"training.batch_size": 8}, {}).training.min_batch == 2
 
 
 def test_a_public_host_with_a_key_is_accepted_and_the_key_is_not_printed() -> None:
