@@ -22,6 +22,7 @@ from openclaw_rl.meters import OUT_AFTER, Meters
 from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.retaining import Retention
+from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.types import TurnState, Version, VersionState
 
@@ -38,6 +39,7 @@ class AdminDeps:
     forgetting: Forgetting
     retention: Retention
     train_now: Callable[[], None]
+    training: TrainingSettings
     model_name: str
     method: str
     started_at: float
@@ -114,6 +116,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
                 "pinned": await deps.ledger.pinned(),
                 "tip": (await deps.ledger.tip()).weight_version,
                 "learning": await deps.ledger.learning(),
+                "training": {"enabled": deps.training.enabled, "batch_size": deps.training.batch_size},
                 "problems": problems(deps),
                 "children": [asdict(child) for child in deps.children()],
                 "counts": await deps.ledger.counts(),
@@ -154,14 +157,17 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     @guarded.post("/v1/admin/learning")
     async def learning(body: Learning) -> JSONResponse:
         await deps.ledger.set_learning(body.on)
-        return JSONResponse({"learning": body.on})
+        return JSONResponse({"learning": body.on, "enabled": deps.training.enabled})
 
     @guarded.post("/v1/admin/train")
     async def train() -> JSONResponse:
-        """Let the trainer take whatever waits, however small the batch."""
+        """Let the trainer take whatever waits, however small the batch; not while learning is paused or switched
+        off."""
         waiting = (await deps.ledger.counts()).get(TurnState.SAMPLED, 0)
-        deps.train_now()
-        return JSONResponse({"waiting": waiting})
+        learning = await deps.ledger.learning()
+        if learning and deps.training.enabled:
+            deps.train_now()
+        return JSONResponse({"waiting": waiting, "learning": learning, "enabled": deps.training.enabled})
 
     @guarded.get("/v1/turns")
     async def turns(

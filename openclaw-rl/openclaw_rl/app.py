@@ -288,6 +288,7 @@ class _Server:
                     forgetting=Forgetting(ledger, publisher, data.root),
                     retention=retention,
                     train_now=lease_wait.train_now,
+                    training=settings.training,
                     model_name=model_name,
                     method=method.name,
                     started_at=started_at,

@@ -9,14 +9,14 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
 
-from openclaw_rl import cli_ledger
+from openclaw_rl import cli_ledger, cli_show
 from openclaw_rl import doctor as doctor_module
 from openclaw_rl import settings as settings_module
 from openclaw_rl.cli_common import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
@@ -35,33 +35,55 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 learning_app = typer.Typer(
-    help="Pause or resume learning; chats go on, turns are still recorded and judged.", no_args_is_help=True
+    help="Pause or resume learning; chats go on, turns are still recorded and judged.",
+    short_help="Pause or resume learning; chats go on.",
+    no_args_is_help=True,
 )
 app.add_typer(learning_app, name="learning")
+_DEFAULTS = settings_module.Settings()
+_OFF = "this server trains nothing: it was started with --no-learn (training.enabled)"
 app.add_typer(cli_ledger.app)
 
 
-@app.command()
+@app.command(short_help="Serve a model, and let it learn from its chats.")
 def serve(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
-    host: Annotated[str | None, typer.Option(help="Anything but loopback needs server.api_keys.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default: 30000")] = None,
-    model: Annotated[str | None, typer.Option(help="`bundled`, a folder, or a Hugging Face causal LM.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help=f"Default: {_DEFAULTS.server.host}. Anything but loopback needs server.api_keys.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help=f"Default: {_DEFAULTS.server.port}; 0 takes a free one.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="`bundled` (default: SmolLM2-135M-Instruct), a folder, or a Hugging Face causal LM."),
+    ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="`embedded`, or `sglang`: started on the GPU, from the environment engine.python."),
+        typer.Option(
+            help="`embedded` (default), or `sglang`: started on the GPU, from the environment of engine.python."
+        ),
     ] = None,
     engine_url: Annotated[
         str | None, typer.Option(help="Use a running SGLang at this URL in place of an engine of our own.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="How turns become training: binary_rl, opd or combine.")] = None,
-    judge: Annotated[str | None, typer.Option(help="`rules`, or `llm`.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Judged turns per training step.")] = None,
-    learn: Annotated[bool, typer.Option(help="--no-learn: serve and record only.")] = True,
+    method: Annotated[
+        str | None, typer.Option(help="How turns become training: binary_rl (default), opd or combine.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Who reads what was said next: `rules` (default), or `llm`, a model.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Judged turns per training step. Default: {_DEFAULTS.training.batch_size}")
+    ] = None,
+    learn: Annotated[bool, typer.Option(help="--no-learn: serve, record and judge, but train nothing.")] = True,
     sets: SetOption = None,
 ) -> None:
-    """Serve the model on port 30000, record, judge, train and hot-swap. Stops cleanly on Ctrl-C or SIGTERM."""
+    """Serve the model on port 30000, record, judge, train and hot-swap. Stops cleanly on Ctrl-C or SIGTERM.
+
+    The first start of a model may convert it, which takes a minute (an SGLang compiles, which takes several): the line
+    `ready` says that it serves, and logs/engine.log in the data directory what the engine does meanwhile. Clients that
+    come earlier wait. Every other command here takes the same --data-dir, or --config, as the server it talks to.
+    """
     overrides: dict[str, Any] = {}
     named = {
         "data_dir": None if data_dir is None else str(data_dir),
@@ -74,8 +96,6 @@ def serve(
         "training.batch_size": batch_size,
     }
     overrides.update({key: value for key, value in named.items() if value is not None})
-    if batch_size is not None:
-        overrides["training.min_batch"] = min(batch_size, settings_module.TrainingSettings().min_batch)
     if engine_url is not None:
         overrides |= {"engine.kind": "url", "engine.url": engine_url}
     if not learn:
@@ -93,62 +113,56 @@ def serve(
         sys.exit(130)
 
 
-@app.command()
+@app.command(short_help="What serves, what waits, what was learned, what is broken.")
 def status(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All of it, for programs: the processes, the last gate, scoring too.")
+    ] = False,
 ) -> None:
-    """What serves, what waits, what was learned, what is broken."""
+    """What serves, what waits, what was learned, what is broken.
+
+    A turn waits for what is said next (served), for the judge (paired), for the method (judged), for a full batch
+    (sampled), and for the end of a training step (leased); it ends as trained, or as dropped for the reason that is
+    named: `openclaw-rl turns ID` says more. A line that begins with ! is a part that is out of order.
+    """
     body = _call("GET", "/v1/admin/status", config, data_dir)
-    if as_json:
-        print(json.dumps(body, indent=2))
-        return
-    print(f"{body['model']}, method {body['method']}: version {body['serving']} serves", end="")
-    print(f" (pinned at {body['pinned']})" if body["pinned"] is not None else "", end="")
-    print(f", tip {body['tip']}, learning {'on' if body['learning'] else 'paused'}")
-    for problem in body["problems"]:
-        print(f"  ! {problem}")
-    print("\nturns and samples")
-    for what, count in sorted(body["counts"].items()):
-        print(f"  {what:40} {count:>8}")
-    print("\nversions (newest last)")
-    for row in body["versions"]:
-        reason = f"  {row['reason']}" if row.get("reason") else ""
-        print(
-            f"  {row['weight_version']:>5}  {row['state']:12} parent {row['parent']!s:>5}"
-            f"  {_when(row['committed_at'])}{reason}"
-        )
+    print(json.dumps(body, indent=2) if as_json else cli_show.status(body, _url(target(config, data_dir))))
 
 
 @app.command()
 def turns(
-    turn_id: Annotated[str | None, typer.Argument(help="One turn in full: why it was or was not trained on.")] = None,
+    turn_id: Annotated[
+        str | None, typer.Argument(help="One turn: what was said, and why it was or was not trained on.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
     state: Annotated[
         str | None, typer.Option(help="served, paired, judged, sampled, leased, trained or dropped.")
     ] = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs; one turn with its token ids, log-probs and messages.")
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """List recorded turns, or show one."""
     if turn_id is not None:
-        print(json.dumps(_call("GET", f"/v1/turns/{turn_id}", config, data_dir), indent=2, ensure_ascii=False))
-        return
-    query = {"limit": limit, "state": state, "session_id": session}
-    for row in _call("GET", "/v1/turns", config, data_dir, params={k: v for k, v in query.items() if v is not None})[
-        "turns"
-    ]:
-        said = row.pop("feedback")
-        line = "  ".join(f"{value}" for value in row.values() if value is not None)
-        if said is not None:
-            is_late = row["state"] in ("leased", "trained") and (said > 0) - (said < 0) != row["verdict"]
-            line += f"  (its user said {said:+g}" + (", too late)" if is_late else ")")
-        print(line)
+        found = _call("GET", f"/v1/turns/{quote(turn_id, safe='')}", config, data_dir)
+    else:
+        query = {"limit": limit, "state": state, "session_id": session}
+        asked = {name: value for name, value in query.items() if value is not None}
+        found = _call("GET", "/v1/turns", config, data_dir, params=asked)["turns"]
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    elif turn_id is not None:
+        print(cli_show.turn(found))
+    else:
+        print("\n".join(cli_show.turns(found)))
 
 
-@app.command()
+@app.command(short_help="Say of one reply what you think of it.")
 def feedback(
     turn_id: Annotated[str | None, typer.Argument(help="The reply's id, as `openclaw-rl turns` lists it.")] = None,
     session: Annotated[str | None, typer.Option(help="In place of an id: the newest turn of this session.")] = None,
@@ -200,7 +214,7 @@ def feedback(
     print(f"; {answer['demonstration_id']} waits for the trainer" if answer["demonstration_id"] else "")
 
 
-@app.command()
+@app.command(short_help="Go back to an earlier version.")
 def rollback(
     to: Annotated[
         int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")
@@ -214,7 +228,7 @@ def rollback(
     print(f"version {body['serving']} serves")
 
 
-@app.command()
+@app.command(short_help="Keep serving one version.")
 def pin(
     weight_version: Annotated[int | None, typer.Argument(help="Version to keep serving.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Publish new versions again.")] = False,
@@ -238,11 +252,11 @@ def learning_pause(config: ConfigOption = None, data_dir: DataDirOption = None) 
 @learning_app.command("resume")
 def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Hand out batches again."""
-    _call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
-    print("learning is on")
+    body = _call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
+    print("learning is on" if body["enabled"] else f"learning is no longer paused, but {_OFF}")
 
 
-@app.command()
+@app.command(short_help="Train now, on whatever waits.")
 def train(
     now: Annotated[bool, typer.Option("--now", help="Needed: this trains on whatever waits, however little.")] = False,
     config: ConfigOption = None,
@@ -252,13 +266,17 @@ def train(
     if not now:
         fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
     body = _call("POST", "/v1/admin/train", config, data_dir)
+    if not body["enabled"]:
+        fail(_OFF)
+    if not body["learning"]:
+        fail(f"learning is paused, {body['waiting']} samples wait: `openclaw-rl learning resume` first")
     print(
         f"{body['waiting']} samples wait"
         + (": the trainer takes them now" if body["waiting"] else ", nothing to train on")
     )
 
 
-@app.command()
+@app.command(short_help="Delete a session from the ledger.")
 def forget(
     session: Annotated[str, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")],
     user: Annotated[str | None, typer.Option(help="Whose, when several users have one of that name.")] = None,
@@ -286,7 +304,7 @@ def forget(
         print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
 
 
-@app.command("export-adapter")
+@app.command("export-adapter", short_help="Copy a version's LoRA adapter (PEFT format).")
 def export_adapter(
     folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
     weight_version: Annotated[int | None, typer.Option("--version", help="Default: the one that serves.")] = None,
@@ -302,10 +320,15 @@ def export_adapter(
         fail(f"version {number} has no adapter on disk: it is the base, or its weights were deleted")
     if folder.exists():
         fail(f"{folder} exists already")
+    if row["kind"] != "lora":
+        fail(f"version {number} is no adapter: it holds all of the model's weights, in {row['folder']}")
     source = DataDir.of(target(config, data_dir).data_dir).root / row["folder"]
-    folder.mkdir(parents=True)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        shutil.copy2(source / name, folder / name)
+    try:
+        folder.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy2(source / name, folder / name)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
     print(f"version {number} is in {folder}")
 
 
@@ -359,19 +382,17 @@ def _print_branch(branch: settings_module.Branch, prefix: str) -> None:
 def _call(
     method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
 ) -> Any:
-    """One request to the running server of this data directory, with its admin key unless another is given."""
+    """One request to the running server of this data directory, with its admin key unless another is given (none, when
+    that is empty)."""
     settings = target(config, data_dir)
-    root = DataDir.of(settings.data_dir)
-    try:
-        where = json.loads(root.server_file.read_text())["url"]
-    except OSError:
-        fail(f"no server runs in {root.root} (start one with `openclaw-rl serve`)")
+    where = _url(settings)
     if key is None:
-        key = root.secret("admin.key", settings.server.admin_key)
+        key = DataDir.of(settings.data_dir).secret("admin.key", settings.server.admin_key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env=False: the admin key goes to our own server, through no proxy that the environment names.
         with httpx.Client(timeout=150.0, trust_env=False) as client:
-            reply = client.request(method, where + path, headers={"Authorization": f"Bearer {key}"}, **kwargs)
+            reply = client.request(method, where + path, headers=headers, **kwargs)
     except httpx.HTTPError as error:
         fail(f"the server at {where} does not answer: {error}")
     if reply.is_error:
@@ -383,8 +404,16 @@ def _call(
     return reply.json()
 
 
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
+def _url(settings: settings_module.Settings) -> str:
+    """Where the running server of these settings listens."""
+    root = DataDir.of(settings.data_dir)
+    try:
+        return str(json.loads(root.server_file.read_text())["url"])
+    except OSError:
+        fail(
+            f"no server is ready in {root.root} (`openclaw-rl serve` starts one, and logs `ready` when it serves;"
+            " --data-dir names another folder)"
+        )
 
 
 def main() -> None:

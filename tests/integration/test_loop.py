@@ -60,8 +60,9 @@ def test_chats_become_a_new_version_that_serves(server: RunningServer, tmp_path:
     assert headers["x-weight-version"] == "1"
 
     assert "version 1 serves" in command(server, "status")
-    assert turn_ids[0] in command(server, "turns")
-    assert json.loads(command(server, "turns", turn_ids[0]))["state"] == "trained"
+    assert f"{turn_ids[0]}  " in command(server, "turns")
+    assert "it is trained in version 1" in command(server, "turns", turn_ids[0])
+    assert json.loads(command(server, "turns", turn_ids[0], "--json"))["state"] == "trained"
     command(server, "export-adapter", str(tmp_path / "out"))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     command(server, "learning", "pause")

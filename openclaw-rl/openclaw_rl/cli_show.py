@@ -1,0 +1,183 @@
+"""What the server's answers look like on a terminal: its status, a list of turns, one turn. Text in, text out.
+
+Whatever clients sent (session ids, messages) is shown without control characters: it must not move a terminal's cursor.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from openclaw_rl.messages import Message
+
+_Body = Mapping[str, Any]
+"""The server's JSON, which it documents itself (`/openapi.json`)."""
+
+_WAITS = {
+    "served": "for what is said next",
+    "paired": "for the judge",
+    "judged": "for the method to score them",
+    "sampled": "for a full batch",
+    "leased": "for the end of the training step",
+}
+_HEAD: tuple[str, ...] = ("reply", "finished", "version", "tokens", "verdict", "state", "user", "session")
+_LONGEST_TEXT = 400
+"""Characters of a message that one turn's page shows."""
+
+
+def status(body: _Body, url: str) -> str:
+    """What serves, what waits, what was learned, what is broken."""
+    counts = body["counts"]
+    up = _span(time.time() - body["started_at"])
+    lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}", _serving(body), _learning(body)]
+    lines += [f"  ! {problem}" for problem in body["problems"]]
+    lines += ["", "turns, by where they stand"]
+    lines += [f"  {state:9}{counts[state]:>8}  wait {what}" for state, what in _WAITS.items()]
+    lines += [
+        _line("trained", counts, "one version learned from each"),
+        _line("dropped", counts, _parts("dropped", counts)),
+    ]
+    lines += ["", "requests"]
+    lines += [
+        _line("all", {"all": counts["requests"]}, f"{counts['running']} running"),
+        _line("failed", {"failed": counts["abandoned"]}, _parts("abandoned", counts)),
+        _line("side", counts, _parts("side", counts) or "the client's own business (titles, heartbeats): not recorded"),
+        _line("feedback", counts, _parts("feedback", counts)),
+    ]
+    lines += ["", "versions, newest last"]
+    lines += [_version(row) for row in body["versions"]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def turns(rows: Sequence[_Body]) -> Iterator[str]:
+    """A line for each turn, under a head."""
+    table = [_HEAD, *map(_turn, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def turn(record: _Body) -> str:
+    """One turn: what was said, and why it was or was not trained on."""
+    request, reply, verdict, sample = record["request"], record["turn"], record["verdict"], record["sample"]
+    scope = request["scope"]
+    session = "no session id" if scope["session_id"] is None else f"session {plain(scope['session_id'])}"
+    versions = ", ".join(str(run["weight_version"]) for run in reply["versions"]) or "-"
+    lines = [
+        reply["turn_id"],
+        f"  user {plain(scope['user'])}, {session}, version {versions}, {len(request['prompt_ids'])} tokens of prompt,"
+        f" {len(reply['response_ids'])} of reply ({reply['finish_reason']})",
+        "",
+        *(_said("asked", message) for message in request["messages"][-1:]),
+        _said("replied", reply["reply"]),
+    ]
+    if record["next_state"] is not None:
+        lines += [_said("then", message) for message in record["next_state"]["messages"]]
+        lines += [f"  {'reaction':9}{plain(reaction)}" for reaction in record["next_state"]["reactions"]]
+    lines += [f"  {'feedback':9}{_feedback(said)}" for said in record["feedback"]]
+    if verdict is not None:
+        why = f": {_short(verdict['rationale'])}" if verdict["rationale"] else ""
+        lines += [f"  {'verdict':9}{verdict['value']:+d} ({verdict['source']}{why})"]
+    if sample is not None and sample["reward"] is not None:
+        lines += [f"  {'reward':9}{sample['reward']:+g}"]
+    lines += ["", f"it is {_state(record)}"]
+    lines += [
+        f"  {when(event['at'])}  {event['state']:8}  {plain(event['detail'])}".rstrip() for event in record["events"]
+    ]
+    return "\n".join(lines)
+
+
+def when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
+
+
+def plain(text: object) -> str:
+    """On one line, without control characters."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in str(text))
+
+
+def _serving(body: _Body) -> str:
+    serving, tip = body["serving"], body["tip"]
+    line = f"version {serving} serves" + (" (the base)" if serving == 0 else "")
+    if body["pinned"] is not None:
+        line += f", pinned at {body['pinned']}"
+    if tip != serving:
+        line += f"; version {tip} is the newest trained"
+        line += "" if body["pinned"] is not None else ", on its way to serve"
+    return line
+
+
+def _learning(body: _Body) -> str:
+    training, waiting = body["training"], body["counts"]["sampled"]
+    if not training["enabled"]:
+        return "learning is off (training.enabled): turns are recorded and judged, nothing is trained"
+    if not body["learning"]:
+        return f"learning is paused, {waiting} samples wait (openclaw-rl learning resume)"
+    return f"learning is on: {waiting} of the {training['batch_size']} samples of the next step are there"
+
+
+def _version(row: _Body) -> str:
+    origin = "the base" if row["parent"] is None else f"from version {row['parent']}"
+    reason = f": {plain(row['reason'])}" if row.get("reason") else ""
+    return f"  {row['weight_version']:>5}  {when(row['committed_at'])}  {origin:18}  {row['state']}{reason}"
+
+
+def _turn(row: _Body) -> tuple[str, ...]:
+    verdict = "-" if row["verdict"] is None else f"{row['verdict']:+d}"
+    state = _state(row)
+    said = row["feedback"]
+    if said is not None:
+        is_late = row["state"] in ("leased", "trained") and (said > 0) - (said < 0) != row["verdict"]
+        state += f" (its user said {said:+g}" + (", too late)" if is_late else ")")
+    if row["demonstration_of"] is not None:
+        state += f" (a better reply to {row['demonstration_of']})"
+    return (
+        row["turn_id"],
+        when(row["finished_at"]),
+        str(row["oldest_version"]),
+        f"{row['prompt_tokens']}+{row['response_tokens']}",
+        verdict,
+        state,
+        plain(row["user"]),
+        "-" if row["session_id"] is None else plain(row["session_id"]),
+    )
+
+
+def _state(row: _Body) -> str:
+    if row["trained_in"] is not None:
+        return f"{row['state']} in version {row['trained_in']}"
+    return f"{row['state']}: {row['reason']}" if row["reason"] else str(row["state"])
+
+
+def _said(label: str, message: _Body) -> str:
+    said = Message.model_validate(message)
+    calls = [plain(f"{call.function.name}({_short(call.function.arguments)})") for call in said.tool_calls or ()]
+    return f"  {label:9}{said.role}: {' '.join(filter(None, (_short(said.text()), *calls)))}"
+
+
+def _feedback(said: _Body) -> str:
+    value = "" if said["value"] is None else f"{said['value']:+g}"
+    words = (f"{name}: {_short(said[name])}" for name in ("comment", "demonstration") if said[name] is not None)
+    return "; ".join(filter(None, (value, *words)))
+
+
+def _short(text: object) -> str:
+    words = plain(text).strip()
+    return words if len(words) <= _LONGEST_TEXT else f"{words[:_LONGEST_TEXT]} …"
+
+
+def _line(name: str, counts: Mapping[str, int], meaning: str) -> str:
+    return f"  {name:9}{counts[name]:>8}  {meaning}"
+
+
+def _parts(group: str, counts: Mapping[str, int]) -> str:
+    """`stale 3, neutral 2` of `dropped.stale` and `dropped.neutral`."""
+    found = {name.removeprefix(f"{group}."): n for name, n in counts.items() if name.startswith(f"{group}.")}
+    return ", ".join(f"{name} {n}" for name, n in sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _span(seconds: float) -> str:
+    minutes = max(0, round(seconds / 60))
+    days, hours = divmod(minutes // 60, 24)
+    found: Iterable[str] = (f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes % 60, "min")) if n)
+    return " ".join(found) or "less than a minute"
