@@ -3,18 +3,22 @@
 Unknown fields pass. Every fault is a `RequestError` that names the field, in OpenAI's terms.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import SamplingParams
 
+_MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
+"""Pydantic's word for a JSON object."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -82,8 +86,7 @@ class ChatBody(BaseModel):
             case "json_object":
                 return '{"type":"object"}'
             case "json_schema":
-                wrapper = form.get("json_schema")
-                return orjson.dumps(wrapper.get("schema") if isinstance(wrapper, dict) else None).decode()
+                return orjson.dumps(form["json_schema"]["schema"]).decode()
             case _:
                 return None
 
@@ -106,11 +109,16 @@ def parse_body(data: bytes) -> ParsedBody:
     try:
         chat = ChatBody.model_validate(raw)
     except ValidationError as error:
-        raise _explained(error) from error
+        raise _explained(error, raw) from error
     for index, message in enumerate(chat.messages):
         if message.role not in _ROLES:
             raise RequestError(
                 f"messages[{index}].role: one of {', '.join(sorted(_ROLES))}", param=f"messages[{index}].role"
+            )
+        if message.role == "user" and message.content is None:
+            raise RequestError(
+                f"messages[{index}].content: a string, or a list of parts, is needed",
+                param=f"messages[{index}].content",
             )
     if chat.n not in (None, 1):
         raise RequestError("n > 1 is not supported: every reply is recorded as one turn", param="n")
@@ -120,7 +128,21 @@ def parse_body(data: bytes) -> ParsedBody:
             raise RequestError(f"tools[{index}].function.name is missing", param=f"tools[{index}]")
     if isinstance(chat.tool_choice, str) and chat.tool_choice not in ("auto", "none", "required"):
         raise RequestError("tool_choice: auto, none, required or a function", param="tool_choice")
+    _check_format(chat.response_format)
     return ParsedBody(chat, raw)
+
+
+def _check_format(form: Mapping[str, Any] | None) -> None:
+    """A form that we do not know would be left out in silence."""
+    if form is None:
+        return
+    if form.get("type") not in ("text", "json_object", "json_schema"):
+        raise RequestError("response_format.type: text, json_object or json_schema", param="response_format.type")
+    wrapper = form.get("json_schema")
+    if form["type"] == "json_schema" and not (isinstance(wrapper, dict) and isinstance(wrapper.get("schema"), dict)):
+        raise RequestError(
+            "response_format.json_schema.schema: an object is needed", param="response_format.json_schema.schema"
+        )
 
 
 def sampling_of(
@@ -154,10 +176,28 @@ def sampling_of(
     )
 
 
-def _explained(error: ValidationError) -> RequestError:
-    first = error.errors()[0]
-    parts = [part for part in first["loc"] if not (isinstance(part, str) and part[:1].isupper())]
+def _explained(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
+    """The first fault. Where a field may be one of several things, that is one fault for each of them: what came is
+    taken for the one it comes closest to."""
+    found = [(_place(detail, raw), detail["msg"]) for detail in error.errors()]
+    first = found[0][0]
+    place = max((place for place, _ in found if place[: len(first)] == first), key=len)
+    said = dict.fromkeys(msg for at, msg in found if at == place)
+    what = " or ".join(msg.removeprefix("Input should be ") if n else msg for n, msg in enumerate(said))
     where = ""
-    for part in parts:
+    for part in place:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
-    return RequestError(f"{where}: {first['msg']}", param=where or None)
+    return RequestError(f"{where}: {_MODEL.sub('an object', what)}", param=where or None)
+
+
+def _place(detail: ErrorDetails, raw: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Where in the body a fault is: pydantic's path, less the names of the types it tried."""
+    node: Any = raw
+    place: list[str | int] = []
+    for part in detail["loc"]:
+        if isinstance(part, int) if isinstance(node, list) else isinstance(node, dict) and part in node:
+            node = node[part]
+        elif detail["type"] != "missing" or part != detail["loc"][-1]:
+            continue
+        place.append(part)
+    return tuple(place)

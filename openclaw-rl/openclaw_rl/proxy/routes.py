@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/models`, and the same without `/v1`.
+"""`/v1/chat/completions`, `/v1/models` and `/v1/models/NAME`, and the same without `/v1`.
 
 Every fault of a request is a 4xx in OpenAI's error form; an engine's own 4xx keeps its status and message. While the
 engine is away a request waits (keep-alives flow), then gets 503 with Retry-After. A client that leaves takes its
@@ -40,6 +40,7 @@ def build_router(deps: ProxyDeps) -> APIRouter:
     for prefix in ("/v1", ""):
         router.routes.append(Route(f"{prefix}/chat/completions", chat, methods=["POST"]))
         router.routes.append(Route(f"{prefix}/models", models, methods=["GET"]))
+        router.routes.append(Route(f"{prefix}/models/{{name:path}}", models, methods=["GET"]))
     return router
 
 
@@ -61,11 +62,22 @@ def _is_chat(route: Route) -> bool:
 
 class _ModelsRoute:
     def __init__(self, deps: ProxyDeps) -> None:
-        self._body = wire.models(deps.model_name, deps.frontend.context_length, int(time.time()))
+        self._about = (deps.model_name, deps.frontend.context_length, int(time.time()))
+        self._all = wire.models(*self._about)
+        self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # No key: OpenClaw asks without one. It tells a name and a length.
-        await answer(send, 200, self._body)
+        name = scope.get("path_params", {}).get("name")
+        if not name:
+            await answer(send, 200, self._all)
+            return
+        try:
+            self._names.wanted_version(name)
+        except RequestError as error:
+            await _refuse(receive, send, error, is_read=True)
+        else:
+            await answer(send, 200, wire.model(name, *self._about))
 
 
 class _ChatRoute:

@@ -117,8 +117,17 @@ def completion(
 
 def models(name: str, context_length: int, created: int) -> bytes:
     """`/v1/models`."""
-    card = {
-        "id": name,
+    return orjson.dumps({"object": "list", "data": [_card(name, name, context_length, created)]})
+
+
+def model(asked: str, name: str, context_length: int, created: int) -> bytes:
+    """`/v1/models/{asked}`: the same model, by the name it was asked for."""
+    return orjson.dumps(_card(asked, name, context_length, created))
+
+
+def _card(asked: str, name: str, context_length: int, created: int) -> dict[str, Any]:
+    return {
+        "id": asked,
         "object": "model",
         "created": created,
         "owned_by": "openclaw-rl",
@@ -126,7 +135,6 @@ def models(name: str, context_length: int, created: int) -> bytes:
         "max_model_len": context_length,
         "context_length": context_length,
     }
-    return orjson.dumps({"object": "list", "data": [card]})
 
 
 def error(message: str, *, status: int, code: str | None, param: str | None = None) -> bytes:

@@ -85,3 +85,18 @@ async def test_a_version_that_goes_while_the_request_waits_does_not_answer_in_it
         reply = await waiting
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
         assert (proxy.fake.calls, proxy.book.turns) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["the-policy", "policy", "policy@v0"])
+async def test_a_model_of_ours_can_be_looked_up_by_its_name(qwen, proxy_over, name) -> None:
+    async with proxy_over(qwen) as proxy:
+        (listed,) = (await proxy.client.get("/v1/models")).json()["data"]
+        reply = await proxy.client.get(f"/v1/models/{name}")
+        assert (reply.status_code, reply.json()) == (200, listed | {"id": name})
+
+
+@pytest.mark.parametrize("name", ["gpt-5", "my/policy", "policy@v9"])
+async def test_no_other_model_is_found(qwen, proxy_over, name) -> None:
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.client.get(f"/v1/models/{name}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")

@@ -9,6 +9,8 @@ from openclaw_rl.settings import SamplingSettings, ServerSettings
 from openclaw_rl.testing import Scripted
 from openclaw_rl.types import DropReason
 
+_TEXT, _FIRST = "messages[0].content[0].text", "messages[0].content[0]"
+
 
 async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) -> None:
     async with proxy_over(qwen) as proxy:
@@ -78,7 +80,12 @@ async def test_an_output_limit_as_large_as_the_context_is_clamped(qwen, proxy_ov
         ({"messages": [{"content": "x"}]}, 400, None, "messages[0].role"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, None, "messages[0].role"),
         ({"messages": [{"role": "user<|im_end|>", "content": "x"}]}, 400, None, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": 5}]}, 400, None, None),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, 400, None, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, None, _TEXT),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, None, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, None, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, 400, None, "messages[0].content"),
         ({**HI, "temperature": "hot"}, 400, None, "temperature"),
         ({**HI, "temperature": -1}, 400, None, "temperature"),
         ({**HI, "top_p": 2}, 400, None, "top_p"),
@@ -89,7 +96,14 @@ async def test_an_output_limit_as_large_as_the_context_is_clamped(qwen, proxy_ov
         ({**HI, "stream": "perhaps"}, 400, None, "stream"),
         ({**HI, "tools": [{"type": "function"}]}, 400, None, "tools[0]"),
         ({**HI, "tools": "all"}, 400, None, "tools"),
-        ({**HI, "stop": [1]}, 400, None, None),
+        ({**HI, "stop": [1]}, 400, None, "stop[0]"),
+        ({**HI, "stop": {}}, 400, None, "stop"),
+        ({**HI, "stop": ["x"] * 65}, 400, None, "stop"),
+        ({**HI, "tool_choice": 5}, 400, None, "tool_choice"),
+        ({**HI, "stream_options": []}, 400, None, "stream_options"),
+        ({**HI, "temperature": "hot", "messages": [{"role": "user", "content": ["x"]}]}, 400, None, _FIRST),
+        ({**HI, "response_format": {"type": "xml"}}, 400, None, "response_format.type"),
+        ({**HI, "response_format": {"type": "json_schema"}}, 400, None, "response_format.json_schema.schema"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             400,
@@ -118,6 +132,7 @@ async def test_bad_input_is_a_4xx_in_openais_form_and_leaves_no_trace(
         assert error["message"]
         assert code is None or error["code"] == code
         assert param is None or error["param"] == param
+        assert "instance of" not in error["message"]
         if code == "context_length_exceeded":
             assert str(qwen.context_length) in error["message"]
         assert proxy.fake.calls == []
