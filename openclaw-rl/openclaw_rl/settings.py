@@ -215,8 +215,9 @@ class JudgeSettings(Branch):
 class MethodSettings(Branch):
     name: str = "binary_rl"
     """`binary_rl`, `opd`, `combine`, or whatever else is installed under the entry points `openclaw_rl.methods`."""
-    baseline: Literal["none", "ema"] = "ema"
-    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn."""
+    baseline: Literal["none", "ema", "others"] = "ema"
+    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn; `others`: of the batch's
+    other turns too, so that nothing is learned while all verdicts are the same."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
     baseline_limit: float = Field(default=1.0, gt=0, le=1)
     """The mean is clamped to ± this; 1 clamps nothing."""

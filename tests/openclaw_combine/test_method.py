@@ -218,7 +218,7 @@ def test_absent_adds_nothing_and_a_weight_of_zero_is_absence(b: Any, o: Any, bin
 @given(
     st.lists(st.sampled_from([1.0, -1.0]), min_size=1, max_size=6),
     st.lists(st.lists(st.floats(-3, 3), min_size=3, max_size=3), min_size=1, max_size=6),
-    st.sampled_from(["none", "ema"]),
+    st.sampled_from(["none", "ema", "others"]),
 )
 def test_one_weight_zero_is_the_other_method(rewards: list[float], gaps: list[list[float]], baseline: Any) -> None:
     rewarded, hinted = [sample(r, None) for r in rewards], [sample(None, gap) for gap in gaps]

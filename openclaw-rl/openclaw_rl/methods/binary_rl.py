@@ -1,16 +1,15 @@
 """Binary RL: the judge's ±1 is the advantage of every token of the reply (OpenClaw-RL, arXiv:2603.10165).
 
-A group has one sample, so nothing is normalised: A_t = r. With `baseline = "ema"` a slow mean of the rewards of the
-same kind of turn (user, tool) is subtracted, clamped to ±`baseline_limit`: at most 1, so that it can never turn praise
-into blame. Neutral and unjudged turns never become samples.
+A group has one sample, so nothing is normalised: A_t = r − b, with b a mean of other rewards (`baseline`). Neutral and
+unjudged turns never become samples.
 
 Importing this module does not import torch: `score` runs in the server.
 """
 
-import math
 from collections.abc import Sequence
 
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms
+from openclaw_rl.methods.baseline import baselines, kind_of, remember
 from openclaw_rl.methods.turns import reward_of, sample_of, unusable
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
@@ -36,27 +35,23 @@ class BinaryRL:
     def advantages(
         self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
     ) -> list[list[float]]:
-        """A_t = r − b for every token; b is the kind's baseline *before* this batch: it must not know what it corrects.
-
-        b ← b + (1 − decay^n)(mean of the kind's n rewards − b): the order of samples in a batch changes nothing.
-        """
+        """A_t = r − b for every token; b of the sample's kind of turn, by `settings.baseline` (see `baseline`)."""
         rewards: dict[str, list[float]] = {}
-        credit = []
         for sample in batch:
             if sample.is_demonstration:
-                credit.append([0.0] * len(sample.response_ids))
                 continue
             if sample.reward is None:
                 raise ValueError(f"sample {sample.sample_id}: binary_rl needs a reward")
-            key = "baseline_tool" if sample.is_tool_turn else "baseline_user"
-            rewards.setdefault(key, []).append(sample.reward)
-            mean = state.get(key, 0.0) if settings.baseline == "ema" else 0.0
-            limit = settings.baseline_limit
-            advantage = sample.reward - min(max(mean, -limit), limit)
-            credit.append([advantage] * len(sample.response_ids))
-        for key, values in rewards.items():
-            mean, n = state.get(key, 0.0), len(values)
-            state[key] = mean + (1 - settings.baseline_decay**n) * (math.fsum(values) / n - mean)
+            rewards.setdefault(kind_of(sample), []).append(sample.reward)
+        taken_off = {kind: iter(baselines(values, kind, settings, state)) for kind, values in rewards.items()}
+        credit = []
+        for sample in batch:
+            value = 0.0
+            if sample.reward is not None and not sample.is_demonstration:
+                value = sample.reward - next(taken_off[kind_of(sample)])
+            credit.append([value] * len(sample.response_ids))
+        for kind, values in rewards.items():
+            remember(values, kind, settings, state)
         return credit
 
     def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:

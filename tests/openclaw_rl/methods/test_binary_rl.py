@@ -142,10 +142,56 @@ def test_ema_baseline_by_hand() -> None:
     assert state["baseline_user"] == pytest.approx(0.75 + 0.75 * (0.0 - 0.75))
 
 
+def test_the_mean_of_the_others_by_hand() -> None:
+    settings, state = MethodSettings(baseline="others", baseline_decay=0.5), {}
+    batch = [sample(1.0), sample(-1.0), sample(-1.0), sample(-1.0, tool=True)]
+    first = METHOD.advantages(batch, settings, state)
+    assert [values[0] for values in first] == [2.0, -1.0, -1.0, -1.0]  # a kind's only turn has no others
+    assert state == {
+        "baseline_user": pytest.approx(7 / 8 * -1 / 3),
+        "baseline_user_mass": 7 / 8,
+        "baseline_tool": -0.5,
+        "baseline_tool_mass": 0.5,
+    }
+    second = METHOD.advantages([sample(1.0), sample(1.0, tool=True)], settings, state)
+    # Three turns, faded to 7/4 of one together, with the mean -1/3; one turn with -1.
+    assert [values[0] for values in second] == [pytest.approx(1 + 1 / 3), 2.0]
+    assert state["baseline_user_mass"] == 15 / 16
+
+
+def test_while_all_rewards_are_the_same_the_mean_of_the_others_credits_nothing() -> None:
+    """Nothing tells one reply from another: what raw rewards would do here is noise. The first that differs gets it
+    all."""
+    settings, state = MethodSettings(baseline="others"), {}
+    for _ in range(3):
+        assert METHOD.advantages([sample(-1.0)] * 4, settings, state) == [[0.0, 0.0]] * 4
+    credit = METHOD.advantages([sample(1.0), sample(-1.0)], settings, state)
+    assert credit[0] == pytest.approx([2.0, 2.0])
+    assert -0.25 < credit[1][0] < 0
+
+
+def test_a_run_may_go_over_to_the_mean_of_the_others() -> None:
+    """What `ema` left stands for a long past."""
+    state = {"baseline_user": -0.5}
+    credit = METHOD.advantages([sample(1.0)], MethodSettings(baseline="others"), state)
+    assert credit[0][0] == pytest.approx(1.5)
+
+
+def test_no_reward_is_in_its_own_baseline() -> None:
+    """So the expected gradient is that of raw rewards: whatever the reward had been, its baseline is the same."""
+    settings = MethodSettings(baseline="others")
+    taken_off = []
+    for reward in (1.0, -1.0):
+        state = {"baseline_user": 0.2, "baseline_user_mass": 0.6}
+        credit = METHOD.advantages([sample(reward), sample(1.0), sample(-1.0)], settings, state)
+        taken_off.append(reward - credit[0][0])
+    assert taken_off[0] == pytest.approx(taken_off[1])
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([1.0, -1.0]), st.booleans()), min_size=1, max_size=12),
     st.data(),
-    st.sampled_from(["none", "ema"]),
+    st.sampled_from(["none", "ema", "others"]),
     st.sampled_from([0.5, 1.0]),
 )
 def test_order_changes_nothing_and_advantages_are_bounded(
@@ -158,12 +204,13 @@ def test_order_changes_nothing_and_advantages_are_bounded(
     state, moved_state = dict(start), dict(start)
     credit = METHOD.advantages(batch, method_settings, state)
     moved = METHOD.advantages([batch[i] for i in order], method_settings, moved_state)
-    assert [credit[i] for i in order] == moved
+    for i, values in zip(order, moved, strict=True):
+        assert credit[i] == pytest.approx(values)
     assert state == pytest.approx(moved_state)
     for one, values in zip(batch, credit, strict=True):
         assert len(values) == len(one.response_ids)
-        assert all(1 - limit <= abs(value) <= 1 + limit for value in values)
-        assert all(value * one.reward >= 0 for value in values)  # never blame for praise
+        assert all(1 - limit - 1e-9 <= abs(value) <= 1 + limit + 1e-9 for value in values)
+        assert all(value * one.reward >= -1e-9 for value in values)  # never blame for praise
 
 
 def test_a_sample_without_reward_is_a_bug_not_a_zero() -> None:
