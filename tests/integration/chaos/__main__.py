@@ -117,7 +117,7 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
     begun, load = time.time(), os.getloadavg()
     await stub.forks.connect()
     sides = [side for side in (stub, embedded) if side is not None]
-    memory = Memory(warm_up_s=min(60.0, plan.seconds / 6))
+    memory = Memory(warm_up_s=min(120.0, plan.seconds / 6))
     try:
         await asyncio.gather(*(side.start() for side in sides))
         started = time.monotonic()
@@ -154,6 +154,7 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
         "tokens_per_s": plan.tokens_per_s,
         "think_s": plan.think_s,
     }
+    memory.write(plan.folder / "memory.csv")
     return report.summary(stub, embedded, memory, {"conditions": conditions})
 
 

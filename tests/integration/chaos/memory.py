@@ -42,6 +42,18 @@ class Memory:
         if pid is not None and mb is not None:
             self._readings[name][pid].append((time.monotonic(), mb))
 
+    def write(self, file: Path) -> None:
+        """Every reading, for whoever wants to look: process, pid, seconds since the first, MB."""
+        rows = [
+            (name, pid, at, mb)
+            for name, lives in self._readings.items()
+            for pid, life in lives.items()
+            for at, mb in life
+        ]
+        begun = min((at for _, _, at, _ in rows), default=0.0)
+        lines = [f"{name},{pid},{at - begun:.1f},{mb:.3f}" for name, pid, at, mb in rows]
+        file.write_text("\n".join(["process,pid,s,mb", *lines]) + "\n")
+
     def slopes(self) -> dict[str, Slope]:
         return {name: pooled([*lives.values()], self.warm_up_s) for name, lives in sorted(self._readings.items())}
 

@@ -86,7 +86,7 @@ class Place:
                 "publisher": {"self_test_tolerance": 0.01, "gate_replies": 4},
                 # What fills to a bound does so within a minute: what grows then is a leak.
                 "memory": {"texts_mb": TEXTS_MB, "ledger_mb": 2, "clean_texts": 1000},
-                "sessions": {"max_open_turns": 300},
+                "sessions": {"max_open_turns": 100},
             }
         )
 
