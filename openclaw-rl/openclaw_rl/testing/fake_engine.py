@@ -80,6 +80,8 @@ class FakeEngine:
         self._unpaused = asyncio.Event()
         self._unpaused.set()
         self._down = False
+        self.holding = 0
+        """Replies that wait at their `hold_after`: every token before it has been taken."""
         self._count = itertools.count()
 
     # what a test does to it
@@ -330,9 +332,11 @@ class FakeEngine:
 
     async def _hold(self, running: _Running) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (self._released, running.aborted)]
+        self.holding += 1
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.holding -= 1
             for wait in waits:
                 wait.cancel()
 

@@ -6,7 +6,6 @@ import math
 import socket
 import struct
 
-import httpx
 import pytest
 from chats import HI, finishes, ids_of, joined
 
@@ -39,10 +38,12 @@ async def test_a_client_that_leaves_aborts_the_engine(qwen, proxy_over, before: 
 async def test_a_client_that_leaves_a_whole_reply_aborts_the_engine(qwen, proxy_over) -> None:
     async with proxy_over(qwen) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
-        with pytest.raises(httpx.TimeoutException):
-            await proxy.client.post("/v1/chat/completions", json=HI, timeout=0.2)
+        task = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: proxy.fake.holding)
+        task.cancel()
         await proxy.until(lambda: proxy.fake.aborted and proxy.book.turns)
         assert proxy.book.turns[0].drop is DropReason.CANCELLED
+        assert proxy.book.turns[0].reply.text() == "He"
 
 
 async def test_an_engine_refusal_keeps_status_and_message(qwen, proxy_over) -> None:
@@ -83,7 +84,7 @@ async def test_a_resumed_reply_keeps_its_version_while_the_engine_has_it(qwen, p
         proxy.serving.switch(1, "policy-v1")
         proxy.fake.script(Scripted(ids=ids, hold_after=2, break_after=3), Scripted(ids=ids[3:]))
         task = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.running)
+        await proxy.until(lambda: proxy.fake.holding)
         proxy.serving.switch(2, "policy-v2")
         proxy.fake.release()
         assert (await task).headers["x-weight-version"] == "1"
@@ -98,7 +99,7 @@ async def test_a_resumed_reply_takes_the_current_version_when_its_own_is_lost(qw
         proxy.serving.switch(1, "policy-v1")
         proxy.fake.script(Scripted(ids=ids, hold_after=2))
         task = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.running)
+        await proxy.until(lambda: proxy.fake.holding)
         proxy.serving.close_gate()
         proxy.fake.go_down()
         await proxy.until(lambda: not proxy.fake.running)
@@ -142,8 +143,7 @@ async def test_a_stream_that_cannot_be_finished_ends_without_done(qwen, proxy_ov
     async with proxy_over(qwen, serving=ServingVersions(hold_s=0.3)) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
         task = asyncio.create_task(proxy.events(HI))
-        await proxy.until(lambda: proxy.fake.running)
-        await asyncio.sleep(0.15)
+        await proxy.until(lambda: proxy.fake.holding)
         proxy.fake.go_down()
         events = await task
         assert events[-1]["error"]["code"] == "engine_unavailable"
@@ -191,7 +191,7 @@ async def test_one_chat_too_many_is_503_with_retry_after(qwen, proxy_over) -> No
     async with proxy_over(qwen, server=ServerSettings(max_streams=1)) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi"), hold_after=1))
         first = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.running)
+        await proxy.until(lambda: proxy.fake.holding)
         second = await proxy.post(HI)
         assert (second.status_code, second.json()["error"]["code"]) == (503, "overloaded")
         assert "retry-after" in second.headers

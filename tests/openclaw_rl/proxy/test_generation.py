@@ -51,7 +51,7 @@ async def test_a_swap_of_full_weights_joins_two_versions_in_one_reply() -> None:
     engine, serving = FakeEngine(), serving_base()
     engine.script(Scripted(ids=(11, 12, 13, END), hold_after=2), Scripted(ids=(14, END)))
     task = asyncio.create_task(collect(engine, serving))
-    await until(lambda: engine.running)
+    await until(lambda: engine.holding)
     serving.close_gate()
     await engine.pause("retract")
     await engine.abort_all()
