@@ -106,7 +106,7 @@ def _numbers(text: str) -> dict[str, int]:
 def _embedded(plan: Plan) -> EmbeddedSide:
     port = free_port()
     arguments = ["--port", str(port), "--batch-size", "8", "--set", "log_format=json"]
-    arguments += ["--set", "memory.texts_mb=1", "--set", "memory.ledger_mb=2"]
+    arguments += ["--set", "memory.texts_mb=1", "--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
     server = RunningServer(plan.folder / "embedded", arguments)
     manners = Manners(plan.embedded, session_s=120.0, think_s=5 * plan.think_s, max_tokens=24)
     people = People(port, manners, f"e{plan.seed}")
