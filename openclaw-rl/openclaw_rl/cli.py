@@ -8,6 +8,7 @@ import asyncio
 import json
 import shutil
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +19,10 @@ import typer
 
 from openclaw_rl import cli_ledger, cli_show
 from openclaw_rl import doctor as doctor_module
+from openclaw_rl import page as page_module
 from openclaw_rl import settings as settings_module
 from openclaw_rl.cli_common import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
-from openclaw_rl.data_dir import DataDir
+from openclaw_rl.data_dir import DataDir, write_private
 from openclaw_rl.errors import OpenClawRLError
 
 app = typer.Typer(
@@ -41,7 +43,7 @@ learning_app = typer.Typer(
 )
 app.add_typer(learning_app, name="learning")
 _DEFAULTS = settings_module.Settings()
-_OFF = "this server trains nothing: it was started with --no-learn (training.enabled)"
+_OFF = "this server trains nothing: training.enabled is off (--no-learn)"
 app.add_typer(cli_ledger.app)
 
 
@@ -129,6 +131,21 @@ def status(
     """
     body = _call("GET", "/v1/admin/status", config, data_dir)
     print(json.dumps(body, indent=2) if as_json else cli_show.status(body, _url(target(config, data_dir))))
+
+
+@app.command(short_help="The same as a page with curves, in the browser.")
+def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Open the server's page: what waits, what users say, what each step measured, while it happens.
+
+    The page asks for the admin key. A browser on this machine gets it by a file that only you can read; elsewhere, open
+    the printed address (through an SSH tunnel: the server listens on loopback) and type what keys/admin.key holds.
+    """
+    settings = target(config, data_dir)
+    data, where = DataDir.of(settings.data_dir), _url(settings)
+    door = data.run / "page.html"
+    write_private(door, page_module.door(where, data.secret("admin.key", settings.server.admin_key)).encode())
+    print(f"{where}/    (admin key: {data.keys / 'admin.key'})")
+    webbrowser.open(door.as_uri())
 
 
 @app.command()
