@@ -4,6 +4,7 @@
 compared in constant time. Nothing here prints a secret.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -128,6 +129,17 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
                 "versions": [version_row(version) for version in versions],
             }
         )
+
+    @guarded.get("/v1/admin/history")
+    async def history(
+        versions: Annotated[int, Query(ge=1, le=1000)] = 200, verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000
+    ) -> JSONResponse:
+        """For curves, oldest first: the newest versions with what their steps measured, and the newest verdicts of
+        users as [version that gave the reply, verdict]."""
+        rows = [version_row(version) for version in await deps.ledger.versions(newest=versions)]
+        for row in rows:
+            row["metrics"] = json.loads(row.pop("report_json")).get("metrics", {})
+        return JSONResponse({"versions": rows, "verdicts": await deps.ledger.user_verdicts(limit=verdicts)})
 
     @guarded.get("/v1/admin/versions/{weight_version}")
     async def one_version(weight_version: int) -> JSONResponse:

@@ -62,6 +62,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.page import build_page_router
 from openclaw_rl.proxy.asgi import bounded
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.frontend import FrontEnd
@@ -262,6 +263,7 @@ class _Server:
                 lease_wait=lease_wait,
                 on_commit=lambda _: publisher.wake(),
                 describe=publisher.describe,
+                meters=meters,
             )
         )
         pushes = TrainerPushes(publisher.take_pushed)
@@ -276,6 +278,7 @@ class _Server:
             return Started(tip=tip, engine_url=engine.url, trainer=settings.trainer, method=settings.method)
 
         app.include_router(build_push_router(ledger, token=token, pushes=pushes, on_start=trainer_started))
+        app.include_router(build_page_router())
         app.include_router(
             build_admin_router(
                 AdminDeps(
