@@ -24,7 +24,7 @@ def parse_sets(sets: list[str] | None) -> dict[str, Any]:
     overrides = {}
     for item in sets or []:
         key, equals, value = item.partition("=")
-        if not equals:
+        if not equals or not key:
             fail(f"--set {item!r}: write KEY=VALUE")
         overrides[key] = value
     return overrides

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from openclaw_rl.errors import SettingsError
 
 ENV_PREFIX = "OPENCLAW_RL__"
+_PLAIN = {"extra_forbidden": "no such setting", "model_type": "it is a table of settings, not a value"}
 _SECRETS = frozenset({"api_keys", "key", "admin_key", "trainer_token", "api_key"})
 
 
@@ -541,7 +542,7 @@ def _explained(error: ValidationError, path: Path | None) -> str:
     where, lines = f"{path}: " if path else "", []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
-        what = "no such setting" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
+        what = _PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
         lines += [where + (f"{key}: {line}{_shown(detail)}" if key else line) for line in what.split("\n")]
     return "\n".join(lines)
 

@@ -76,6 +76,7 @@ def test_a_configured_admin_key_is_shown(admin: list[str | None], tmp_path: Path
         (["feedback", "t", "--good"], "no server is ready in"),
         (["serve", "--set", "server.prot=1"], "server.prot: no such setting"),
         (["serve", "--set", "server.port"], "write KEY=VALUE"),
+        (["serve", "--set", "=5"], "write KEY=VALUE"),
         (["serve", "--host", "0.0.0.0"], "is not loopback"),
     ],
 )

@@ -32,6 +32,7 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("server.host", "example.org", "is not loopback"),
         ("engine.kind", "url", "engine.url is needed"),
         ("server.port.low", "1", "server.port"),
+        ("server", "5", "server: it is a table of settings, not a value (it is 5)"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(key: str, value: str, says: str) -> None:
