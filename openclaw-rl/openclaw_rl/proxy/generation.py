@@ -200,7 +200,8 @@ class Generation:
             sampled.is_aligned = False
             sampled.log_probs += [math.nan] * len(ids)
         if self._extras.top_logprobs:
-            sampled.top += (meta.output_top_logprobs or [None] * len(ids))[: len(ids)]
+            tables = (meta.output_top_logprobs or [])[: len(ids)]
+            sampled.top += [*tables, *[None] * (len(ids) - len(tables))]
         sampled.ids += ids
         if not sampled.resumed:
             sampled.cached_tokens = meta.cached_tokens

@@ -9,11 +9,12 @@ import pytest
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineRefused, RequestError
-from openclaw_rl.proxy.generation import Generation, Sampled
+from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
 from openclaw_rl.testing import FakeEngine, Scripted
 from openclaw_rl.types import SamplingParams
 
 END = 2
+STOP = FinishReason(type="stop", matched=2)
 
 
 def serving_base(hold_s: float = 5) -> ServingVersions:
@@ -22,7 +23,14 @@ def serving_base(hold_s: float = 5) -> ServingVersions:
     return serving
 
 
-def generation(engine: FakeEngine, serving: ServingVersions, *, limit: int = 10, **params: object) -> Generation:
+def generation(
+    engine: FakeEngine,
+    serving: ServingVersions,
+    *,
+    limit: int = 10,
+    extras: EngineExtras = EngineExtras(),  # noqa: B008 (frozen)
+    **params: object,
+) -> Generation:
     return Generation(
         engine,
         serving,
@@ -30,6 +38,7 @@ def generation(engine: FakeEngine, serving: ServingVersions, *, limit: int = 10,
         prompt_ids=(1, 5, 6),
         sampling=SamplingParams(max_new_tokens=limit, **params),  # type: ignore[arg-type]
         end_ids={END},
+        extras=extras,
     )
 
 
@@ -176,3 +185,15 @@ async def test_ids_that_are_none_break_off_and_the_reply_goes_on(ids: tuple[int,
     engine.script(Scripted(ids=ids), Scripted(ids=(12, END)))
     sampled = await collect(engine, serving)
     assert sampled.ids == [11, 12, END]
+
+
+@pytest.mark.parametrize("tables", [None, [], [[(-0.1, 11, None)]], [[(-0.1, 11, None)]] * 3])
+async def test_every_token_has_a_place_for_its_alternatives_however_many_tables_came(tables) -> None:
+    class Careless(FakeEngine):
+        async def stream(self, request):
+            log_probs = [(-0.1, 11, None), (-0.1, END, None)]
+            meta = MetaInfo(output_token_logprobs=log_probs, output_top_logprobs=tables, finish_reason=STOP)
+            yield GenerateReply(output_ids=[11, END], meta_info=meta)
+
+    sampled = await collect(Careless(), serving_base(), extras=EngineExtras(top_logprobs=1))
+    assert [table is None for table in sampled.top] == [n >= len(tables or []) for n in range(2)]
