@@ -10,6 +10,7 @@
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
 #   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
 #   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
+#   ACTOR_NODES=0 (other nodes of that cluster that train, each with ACTOR_GPUS; 0: this node trains)
 #   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
 #   SERVER_PYTHON ENGINE_PYTHON   those of the server's and of SGLang's, where they are others
 #   SLIME_ROOT MEGATRON_ROOT   your checkouts, when they are not installed in that environment
@@ -35,6 +36,7 @@ arguments=(
   --hf-checkpoint "$HF_CKPT"
   --num-gpus "${NUM_GPUS:-8}"
   --actor-gpus "${ACTOR_GPUS:-4}"
+  --actor-nodes "${ACTOR_NODES:-0}"
   --rollout-gpus "${ROLLOUT_GPUS:-2}"
   --prm-gpus "${PRM_GPUS:-2}"
   --actor-tp "${TP:-${ACTOR_GPUS:-4}}"

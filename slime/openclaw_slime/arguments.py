@@ -55,6 +55,10 @@ class NodeOptions:
             raise SettingsError(f"PUSH {self.push!r} is not one of {', '.join(PUSHES)}")
         if self.push == "nccl" and self.layout.is_shared:
             raise SettingsError("SHARE_GPUS needs PUSH=disk: NCCL refuses two ranks on one GPU")
+        if self.batch_size % self.layout.data_parallel:
+            raise SettingsError(
+                f"BATCH_SIZE {self.batch_size} is no multiple of the {self.layout.data_parallel} replicas that train"
+            )
         if self.kl_coef < 0:
             raise SettingsError(f"KL_COEF is {self.kl_coef}; it cannot be negative")
         if not self.has_transformer_engine and self.layout.context_parallel > 1:
@@ -79,7 +83,8 @@ def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str
 
 def _layout(layout: Layout) -> list[object]:
     # The GPUs of the engines are none of slime's: the driver sees the actor's alone.
-    group: list[object] = ["--actor-num-nodes", 1, "--actor-num-gpus-per-node", layout.actor_gpus]
+    group: list[object] = ["--actor-num-nodes", max(1, layout.actor_nodes)]
+    group += ["--actor-num-gpus-per-node", layout.actor_gpus]
     group += ["--num-gpus-per-node", layout.actor_gpus, "--rollout-num-gpus-per-engine", layout.engine_tp]
     group += ["--tensor-model-parallel-size", layout.actor_tp, "--pipeline-model-parallel-size", 1]
     group += ["--context-parallel-size", layout.context_parallel]

@@ -110,6 +110,8 @@ def make_plan(
     needs_judge = server.judge == "llm"
     if needs_judge and not layout.prm_gpus and server.judge_url is None:
         raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
+    if layout.actor_nodes and training.ray_address is None:
+        raise SettingsError(f"ACTOR_NODES {layout.actor_nodes} needs RAY_ADDRESS: the cluster those nodes belong to")
     if server.top_k and layout.context_parallel > 1:
         raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
     prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
@@ -220,11 +222,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--prm-checkpoint", help="the judge's model; the policy's checkpoint when unset (PRM_MODEL_PATH)")
     for name, default, what in (
         ("num", 8, "GPUs of the node"),
-        ("actor", 4, "GPUs that train"),
+        ("actor", 4, "GPUs that train, of each node that does"),
         ("rollout", 2, "GPUs that serve the policy"),
         ("prm", 2, "GPUs of the judge; 0: one elsewhere, --prm-url"),
     ):
         add(f"--{name}-gpus", type=int, default=default, help=what)
+    add("--actor-nodes", type=int, default=0, help="other nodes that train, while all of this one serves")
     add("--actor-tp", type=int, default=4, help="tensor-parallel size of Megatron (TP)")
     add("--engine-tp", type=int, default=2, help="GPUs of one policy engine")
     add("--prm-tp", type=int, default=2, help="GPUs of one PRM engine")
@@ -268,6 +271,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         actor_tp=given.actor_tp,
         engine_tp=given.engine_tp,
         prm_tp=given.prm_tp,
+        actor_nodes=given.actor_nodes,
         is_shared=given.share_gpus,
     )
     node = NodeOptions(

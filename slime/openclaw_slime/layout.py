@@ -3,6 +3,8 @@ last.
 
     8 GPUs:  actor 0–3 (TP 4)   rollout 4–5 (one engine, TP 2)   prm 6–7 (one engine, TP 2)
 
+With `actor_nodes`, other nodes of a Ray cluster train, and all GPUs of this one serve.
+
 A layout that cannot work is refused before anything starts, with the reason in the variables' own names.
 """
 
@@ -24,6 +26,8 @@ class Layout:
     """GPUs of one policy engine."""
     prm_tp: int = 2
     """GPUs of one PRM engine."""
+    actor_nodes: int = 0
+    """Other nodes that train, each with `actor_gpus`; 0: this node does."""
     is_shared: bool = False
     """Every part begins at GPU 0: for a check on one card, where NCCL cannot send weights."""
 
@@ -32,15 +36,15 @@ class Layout:
         for name in needed + ["prm_tp"] * (self.prm_gpus > 0):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name.upper()} is {getattr(self, name)}; at least 1 is needed")
+        if self.actor_nodes < 0 or (self.actor_nodes and self.is_shared):
+            raise SettingsError(f"ACTOR_NODES is {self.actor_nodes}; other nodes train, or this one does (0)")
         if self.prm_gpus < 0:
             raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; with 0, PRM_URL names a judge elsewhere")
-        parts = (self.actor_gpus, self.rollout_gpus, self.prm_gpus)
-        used = max(parts) if self.is_shared else sum(parts)
+        parts = {"ACTOR_GPUS": self._actor_gpus_here, "ROLLOUT_GPUS": self.rollout_gpus, "PRM_GPUS": self.prm_gpus}
+        used = max(parts.values()) if self.is_shared else sum(parts.values())
         if used > self.num_gpus:
-            raise SettingsError(
-                f"ACTOR_GPUS {self.actor_gpus} + ROLLOUT_GPUS {self.rollout_gpus} + PRM_GPUS {self.prm_gpus} = {used}, "
-                f"but NUM_GPUS is {self.num_gpus}"
-            )
+            named = " + ".join(f"{name} {count}" for name, count in parts.items() if count)
+            raise SettingsError(f"{named} = {used}, but NUM_GPUS is {self.num_gpus}")
         parallel = self.actor_tp * self.context_parallel
         if self.actor_gpus % parallel:
             raise SettingsError(
@@ -56,35 +60,34 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        return self.actor_gpus // (self.actor_tp * self.context_parallel)
+        return max(1, self.actor_nodes) * self.actor_gpus // (self.actor_tp * self.context_parallel)
+
+    @property
+    def _actor_gpus_here(self) -> int:
+        return 0 if self.actor_nodes else self.actor_gpus
 
     def gpus(self, part: str) -> str:
-        """The numbers of a part's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
-        count = {"actor": self.actor_gpus, "rollout": self.rollout_gpus, "prm": self.prm_gpus}[part]
+        """The numbers of a part's GPUs on this node, as CUDA_VISIBLE_DEVICES takes them."""
+        count = {"actor": self._actor_gpus_here, "rollout": self.rollout_gpus, "prm": self.prm_gpus}[part]
         return ",".join(str(self._first(part) + n) for n in range(count))
 
     def _first(self, part: str) -> int:
         if self.is_shared:
             return 0
-        return {"actor": 0, "rollout": self.actor_gpus, "prm": self.actor_gpus + self.rollout_gpus}[part]
+        here = self._actor_gpus_here
+        return {"actor": 0, "rollout": here, "prm": here + self.rollout_gpus}[part]
 
     def table(self) -> str:
         """For people: one line a part."""
-        rows = [
-            (
-                "actor",
-                0,
-                self.actor_gpus,
-                f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}",
-            )
-        ]
-        rows.append(
-            ("rollout", self._first("rollout"), self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")
-        )
+        megatron = f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}"
+        rows = [self._row("rollout", self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")]
         if self.prm_gpus:
-            engines = self.prm_gpus // self.prm_tp
-            rows.append(("prm", self._first("prm"), self.prm_gpus, f"SGLang, {engines} × TP {self.prm_tp}"))
-        return "\n".join(
-            f"  GPU {f'{start}–{start + n - 1}' if n > 1 else start!s:<5} {name:<8} {what}"
-            for name, start, n, what in rows
-        )
+            rows.append(self._row("prm", self.prm_gpus, f"SGLang, {self.prm_gpus // self.prm_tp} × TP {self.prm_tp}"))
+        if self.actor_nodes:
+            return "\n".join([*rows, f"  {self.actor_nodes} other × {self.actor_gpus} GPUs   actor    {megatron}"])
+        return "\n".join([self._row("actor", self.actor_gpus, megatron), *rows])
+
+    def _row(self, part: str, count: int, what: str) -> str:
+        first = self._first(part)
+        numbers = f"{first}–{first + count - 1}" if count > 1 else str(first)
+        return f"  GPU {numbers:<5} {part:<8} {what}"

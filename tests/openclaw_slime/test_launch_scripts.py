@@ -45,6 +45,20 @@ def test_a_wrong_layout_is_one_line_and_nothing_starts():
     assert done.stdout == ""
 
 
+def test_other_nodes_train_on_a_cluster_by_its_address():
+    variables = {"HF_CKPT": "C", "ACTOR_NODES": "2", "ACTOR_GPUS": "8", "ROLLOUT_GPUS": "4", "PRM_GPUS": "4"}
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", **variables)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: ACTOR_NODES 2 needs RAY_ADDRESS: the cluster those nodes belong to\n"
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", **variables, RAY_ADDRESS="10.0.0.1:6379")
+    assert "2 other × 8 GPUs   actor    Megatron, TP 8, CP 1, DP 2" in done.stdout
+    driver = done.stdout.partition("\ndriver\n")[2]
+    assert "CUDA_VISIBLE_DEVICES=''" in driver
+    assert "MASTER_ADDR" not in driver  # the loopback of a cluster that is only here
+    for words in ("--ray-address 10.0.0.1:6379", "--actor-num-nodes 2", "--actor-num-gpus-per-node 8"):
+        assert words in driver
+
+
 def test_without_prm_gpus_a_judge_elsewhere_is_needed():
     refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_GPUS="0")
     assert refused.returncode == 2

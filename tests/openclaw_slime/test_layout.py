@@ -45,3 +45,23 @@ def test_on_one_card_every_part_begins_at_the_first_gpu():
 def test_another_split_of_the_node_stands():
     layout = Layout(actor_gpus=2, rollout_gpus=4, prm_gpus=2, actor_tp=2, engine_tp=4)
     assert "GPU 2–5   rollout" in layout.table()
+
+
+def test_where_other_nodes_train_all_of_this_one_serves():
+    layout = Layout(8, 8, 4, 4, actor_nodes=2, engine_tp=4)
+    assert [layout.gpus(part) for part in ("actor", "rollout", "prm")] == ["", "0,1,2,3", "4,5,6,7"]
+    assert layout.data_parallel == 4
+    assert layout.table().splitlines() == [
+        "  GPU 0–3   rollout  SGLang, one engine of TP 4",
+        "  GPU 4–7   prm      SGLang, 2 × TP 2",
+        "  2 other × 8 GPUs   actor    Megatron, TP 4, CP 1, DP 4",
+    ]
+    with pytest.raises(SettingsError, match=r"ROLLOUT_GPUS 4 \+ PRM_GPUS 6 = 10, but NUM_GPUS is 8"):
+        Layout(8, 8, 4, 6, actor_nodes=2, engine_tp=4)
+    with pytest.raises(SettingsError, match="ACTOR_NODES is -1"):
+        Layout(actor_nodes=-1)
+
+
+def test_a_batch_must_be_shared_out_evenly():
+    with pytest.raises(SettingsError, match="BATCH_SIZE 16 is no multiple of the 3 replicas"):
+        NodeOptions("CK", layout=Layout(8, 4, 4, 4, actor_nodes=3, engine_tp=4))
