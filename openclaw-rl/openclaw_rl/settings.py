@@ -194,7 +194,7 @@ class JudgeSettings(Branch):
     votes: int = Field(default=3, ge=1)
     """Independent judge samples per turn; the verdict is their majority."""
     quorum: int = Field(default=2, ge=1)
-    """Valid votes without which a turn stays unjudged."""
+    """Valid votes (or `votes`, where that is less) without which a turn stays unjudged."""
     temperature: float = Field(default=0.6, ge=0)
     max_new_tokens: int = Field(default=4096, ge=16)
     timeout_s: float = Field(default=120.0, gt=0)
@@ -206,9 +206,13 @@ class JudgeSettings(Branch):
     max_waiting: int = Field(default=10_000, ge=1)
     """Turns that may wait for a verdict; the oldest beyond it end as `backlog`."""
 
+    @property
+    def needed_votes(self) -> int:
+        return min(self.quorum, self.votes)
+
     @model_validator(mode="after")
     def _quorum(self) -> Self:
-        if self.quorum > self.votes:
+        if "quorum" in self.model_fields_set and self.quorum > self.votes:
             raise ValueError(f"quorum {self.quorum} is larger than votes {self.votes}")
         return self
 

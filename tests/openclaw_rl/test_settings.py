@@ -64,6 +64,11 @@ def test_a_small_batch_size_needs_no_word_about_smaller_batches(tmp_path: Path) 
     assert load(file, {"training.batch_size": 8}, {}).training.min_batch == 2
 
 
+def test_one_vote_needs_no_word_about_the_quorum() -> None:
+    assert load(None, {"judge.votes": 1}, {}).judge.needed_votes == 1
+    assert load(None, {"judge.votes": 5}, {}).judge.needed_votes == 2
+
+
 def test_a_public_host_with_a_key_is_accepted_and_the_key_is_not_printed() -> None:
     settings = load(None, {"server.host": "0.0.0.0", "server.api_keys": [{"key": "sk-secret", "user": "uma"}]}, {})
     assert settings.server.api_keys[0].user == "uma"

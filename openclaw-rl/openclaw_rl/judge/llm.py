@@ -63,7 +63,7 @@ class LlmJudge:
                 valid = sum(vote.value is not None for vote in ballot)
                 error = next((vote.error for vote in ballot if vote.error is not None), None)
                 raise JudgeError(
-                    f"{valid} valid votes, {self._settings.quorum} needed" + (f": {error}" if error else "")
+                    f"{valid} valid votes, {self._settings.needed_votes} needed" + (f": {error}" if error else "")
                 )
             text = next(vote.text for vote in ballot if vote.value == outcome)
             votes = tuple(vote.value for vote in cast)
@@ -78,7 +78,7 @@ class LlmJudge:
             for done in asyncio.as_completed(tasks):
                 votes.append(await done)
                 outstanding = self._settings.votes - len(votes)
-                outcome = count([v.value for v in votes], outstanding=outstanding, quorum=self._settings.quorum)
+                outcome = count([v.value for v in votes], outstanding=outstanding, quorum=self._settings.needed_votes)
                 if outcome is not Outcome.OPEN:
                     break
             for task in tasks:
