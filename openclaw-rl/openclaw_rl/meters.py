@@ -33,12 +33,12 @@ class Mean:
 @dataclass(slots=True)
 class _Failing:
     since: float
-    error: str
-    times: int = 1
+    times: int = 0
+    error: str = ""
+    is_out: bool = False
 
-    @property
-    def is_out(self) -> bool:
-        return self.times >= OUT_AFTER
+    def __str__(self) -> str:
+        return f"failed {'once' if self.times == 1 else f'{self.times} times in a row, last'}: {self.error}"
 
 
 class Meters:
@@ -64,15 +64,14 @@ class Meters:
         if failing is not None and failing.is_out:
             log.info("part_works_again", part=part, failures=failing.times, for_s=round(monotonic() - failing.since, 1))
 
-    def failed(self, part: str, error: str) -> None:
+    def failed(self, part: str, error: str, *, at_once: bool = False) -> None:
+        """at_once: it is out of order by this one failure."""
         self._failures[part] += 1
-        failing = self._failing.get(part)
-        if failing is None:
-            self._failing[part] = _Failing(monotonic(), error)
-            return
+        failing = self._failing.setdefault(part, _Failing(monotonic()))
         failing.times, failing.error = failing.times + 1, error
-        if failing.times == OUT_AFTER:
-            log.warning("part_fails", part=part, failures=OUT_AFTER, error=error)
+        if not failing.is_out and (at_once or failing.times >= OUT_AFTER):
+            failing.is_out = True
+            log.warning("part_fails", part=part, failures=failing.times, error=error)
 
     def is_out(self, part: str) -> bool:
         failing = self._failing.get(part)
@@ -85,8 +84,4 @@ class Meters:
 
     def problems(self) -> list[str]:
         """Parts out of order, in words."""
-        return [
-            f"{part}: failed {failing.times} times in a row, last: {failing.error}"
-            for part, failing in sorted(self._failing.items())
-            if failing.is_out
-        ]
+        return [f"{part}: {failing}" for part, failing in sorted(self._failing.items()) if failing.is_out]

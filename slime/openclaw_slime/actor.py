@@ -12,8 +12,9 @@ from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
+from openclaw_slime import pulse
 from openclaw_slime.adam import use_group_step_adam
-from openclaw_slime.node import without_ours
+from openclaw_slime.node import NodeConfig, without_ours
 from openclaw_slime.outcome import RankShare
 from openclaw_slime.rows import Row, row_of, share_of
 
@@ -44,6 +45,7 @@ class PolicyActor(MegatronTrainRayActor):
 
     def train(self, rollout_id: int, rollout_data_ref: Any, external_data: Any = None) -> RankShare:
         """slime's step, and this rank's part of what it was."""
+        pulse.beat(NodeConfig.of(self.args).pulse)
         self._rows = []
         before = self.opt_param_scheduler.num_steps
         super().train(rollout_id, rollout_data_ref, external_data=external_data)

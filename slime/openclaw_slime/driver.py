@@ -5,7 +5,9 @@
 Promises: weights are sent right after their step, through the server's gate; no sample is trained twice in the
 ancestry of what serves, and none is lost: a step that failed gives its batch back, and what was not checkpointed when
 this process died is lost by the ledger's own account, its samples waiting again. On SIGTERM the step in hand is
-finished and checkpointed. Exit 75: to be started again, from the newest durable version. Exit 2: it cannot start.
+finished and checkpointed. A checkpoint that cannot be kept is told to the server, and tried again (`checkpoints`); a
+step in which nobody gets on for as long as a lease lives hangs, and ends this process. Exit 75: to be started again,
+from the newest durable version. Exit 2: it cannot start.
 
 Leaves to others: what a step is (slime and Megatron, behind `Node`), every decision about versions (the ledger), and
 being started again (`launch`).
@@ -14,13 +16,13 @@ being started again (`launch`).
 import argparse
 import json
 import logging
-import re
-import shutil
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +32,7 @@ from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report, Starte
 from openclaw_rl.trainers.client import ServerGone, TrainerClient
 from openclaw_rl.trainers.renewal import renewing
 from openclaw_rl.types import DropReason, WeightKind
+from openclaw_slime.checkpoints import Checkpoints, Due
 from openclaw_slime.node import TRAINER, NodeConfig, find_method
 from openclaw_slime.outcome import Outcome, RankShare, merged
 from openclaw_slime.samples import unusable
@@ -45,7 +48,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 GAP_ALERT = 0.15
 """Nats a token between what the engine said of its own tokens and what Megatron says of them, on the same version. Two
 bfloat16 models differ by 0.003 to 0.05; weights that did not arrive whole by far more."""
-_FOLDER = re.compile(r"full-(\d+)$")
 
 
 class StartAgain(TrainerError):
@@ -53,62 +55,16 @@ class StartAgain(TrainerError):
 
 
 class Node(Protocol):
-    """slime, Ray and Megatron, as the loop sees them. Anything they raise means that their state is not known."""
+    """slime, Ray and Megatron, as the loop sees them. Anything they raise means that their state is not known, but for
+    `save`, which changes no weights."""
 
-    def train(self, fence: int) -> Sequence[RankShare]: ...
+    def train(self, fence: int, moved: Callable[[], None]) -> Sequence[RankShare]:
+        """moved: called whenever the step is seen to get on."""
+        ...
 
     def push(self, weight_version: int, timeout_s: float) -> None: ...
 
     def save(self, iteration: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """Where versions are kept: Megatron's own checkpoint to go on from, an HF export that the engine can load.
-
-    Both are named after the fence of the lease that made the version: known before the commit, never used again.
-    """
-
-    data_dir: Path
-    every: int = 20
-    """Steps between two."""
-    keep: int = 2
-    """Of Megatron's: each is the weights and the optimizer. The exports are the server's to prune."""
-
-    @property
-    def megatron(self) -> Path:
-        return self.data_dir / "megatron"
-
-    def folder(self, fence: int) -> str:
-        """Of the export, relative to the data directory."""
-        return f"versions/full-{fence}"
-
-    def save_arguments(self) -> list[str]:
-        # Megatron wants an interval with --save; it is the driver that counts.
-        arguments = ["--save", str(self.megatron), "--save-interval", str(self.every)]
-        return [*arguments, "--save-hf", str(self.data_dir / "versions" / "full-{rollout_id}")]
-
-    def load_arguments(self, tip: Tip, base: str) -> list[str]:
-        """Where slime reads the tip. An export without Megatron's checkpoint starts with fresh moments."""
-        if tip.folder is None:
-            return ["--load", base]
-        fence = self.fence_of(tip)
-        if fence is not None and self._iteration(fence).is_dir():
-            return ["--load", str(self.megatron), "--ckpt-step", str(fence)]
-        return ["--load", str(self.data_dir / tip.folder)]
-
-    def fence_of(self, tip: Tip) -> int | None:
-        """Of the lease that made it; None for the base."""
-        found = _FOLDER.search(tip.folder or "")
-        return int(found[1]) if found else None
-
-    def prune(self) -> None:
-        kept = sorted(self.megatron.glob("iter_*"), key=lambda folder: folder.name)
-        for folder in kept[: -self.keep]:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _iteration(self, fence: int) -> Path:
-        return self.megatron / f"iter_{fence:07d}"
 
 
 class Driver:
@@ -123,16 +79,18 @@ class Driver:
         batch_size: int,
         stop: threading.Event,
         lease_wait_s: float = LEASE_WAIT_S,
+        due: Due | None = None,
+        on_hang: Callable[[], None] = lambda: None,
     ) -> None:
-        """tip: what `node` holds."""
+        """tip: what `node` holds. on_hang: a step does not get on; called in another thread, since this one hangs."""
         self._client, self._node, self._config, self._checkpoints = client, node, config, checkpoints
         self._method = find_method(config.method.name)
         self._batch_size, self._stop, self._lease_wait_s = batch_size, stop, lease_wait_s
         self._held, self._engine = tip.weight_version, tip.engine
         self._fence: int | None = None
         """Of the held version, while it is on no disk."""
-        self._steps = 0
-        """Since the last checkpoint."""
+        self._due = due or Due(checkpoints.every)
+        self._moved_at, self._on_hang = time.monotonic(), on_hang
         self._unexplained = 0
         """Steps in a row that were left out, and no sample to blame."""
 
@@ -149,11 +107,29 @@ class Driver:
         self._check(tip)
         if tip.wants_push:
             self._push()
+        if self._due.is_now:  # once more
+            self._save()
+        if self._due.is_too_far:
+            self._stop.wait(self._lease_wait_s)
+            return None
         lease = self._client.lease(TRAINER, wait_s=self._lease_wait_s)
         if lease is None:
             return None
-        with renewing(self._client, lease, _not_renewed) as still_ours:
+        with self._renewing(lease) as still_ours:
             return self._step(lease, still_ours)
+
+    def _renewing(self, lease: LeaseBody) -> AbstractContextManager[Callable[[], bool]]:
+        self._moved()
+
+        def hangs() -> None:
+            silent_s = time.monotonic() - self._moved_at
+            log.error("the step of lease %s hangs: nobody got on for %.0f s", lease.lease_id, silent_s)
+            self._on_hang()
+
+        return renewing(self._client, lease, _not_renewed, moved_at=lambda: self._moved_at, on_hang=hangs)
+
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +144,7 @@ class Driver:
             return None
         log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
         try:
-            outcome = merged(self._node.train(lease.fence), samples=usable, batch_size=self._batch_size)
+            outcome = merged(self._node.train(lease.fence, self._moved), samples=usable, batch_size=self._batch_size)
         except Exception as error:
             drop |= _too_long(lease, error)
             self._give_back(lease, f"{type(error).__name__}: {error}"[:300], drop)
@@ -217,7 +193,7 @@ class Driver:
             raise StartAgain("the step is in the weights, and the server was away when it was to be committed")
         (version,) = versions
         self._held, self._fence, self._unexplained = version, lease.fence, 0
-        self._steps += 1
+        self._due.stepped()
         log.info("version %d: %s", version, json.dumps({k: round(v, 6) for k, v in outcome.metrics.items()}))
         gap = outcome.metrics.get("fresh_abs_log_ratio", 0.0)
         if gap > GAP_ALERT:
@@ -227,7 +203,7 @@ class Driver:
         self._check(tip)
         if tip.wants_push:
             self._push()
-        if self._steps >= self._checkpoints.every:
+        if self._due.is_now:
             self._save()
         return version
 
@@ -274,18 +250,36 @@ class Driver:
         log.info("version %d serves", version)
 
     def _save(self) -> None:
-        """Checkpoint what is held, if it is on no disk; then the ledger calls it durable."""
-        if self._fence is None:
+        """Checkpoint what is held, if it is on no disk; then the ledger calls it durable. One that cannot be kept is
+        told to the server: until one is, a crash costs what was learned since the last."""
+        if (fence := self._fence) is None:
             return
-        self._node.save(self._fence)
+        self._moved()
+        try:
+            self._node.save(fence)
+        except Exception as error:
+            self._not_kept(fence, f"{type(error).__name__}: {error}"[:300])
+            return
         self._client.durable(self._held)
-        log.info("version %d is durable: iteration %d", self._held, self._fence)
-        self._fence, self._steps = None, 0
+        log.info("version %d is durable: iteration %d", self._held, fence)
+        self._fence = None
+        self._due.kept()
         self._checkpoints.prune()
+
+    def _not_kept(self, fence: int, reason: str) -> None:
+        pause_s = self._due.failed()
+        self._checkpoints.discard(fence)
+        then = "no more steps until one is" if self._due.is_too_far else "training goes on"
+        log.error("version %d is not kept: %s; again in %.0f s, %s", self._held, reason, pause_s, then)
+        try:
+            self._client.durable(self._held, reason)
+        except TrainerError as error:  # it is said with the next
+            log.warning("the server was not told: %s", error)
 
     def _when_server_is_there(self, do: Callable[[], object]) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
+            self._moved()
             try:
                 do()
                 return
@@ -379,7 +373,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         fence = checkpoints.fence_of(started.tip)
         with SlimeNode.started(arguments, config, ray_address=ours.ray_address, resumed=fence) as node:
             _stop_on_signals(stop)  # once more: Ray took them
-            driver = Driver(client, node, config, checkpoints, started.tip, batch_size=node.batch_size, stop=stop)
+            driver = Driver(
+                client,
+                node,
+                config,
+                checkpoints,
+                started.tip,
+                batch_size=node.batch_size,
+                stop=stop,
+                on_hang=lambda: os._exit(START_AGAIN),  # nothing else ends a thread that hangs; we are started anew
+            )
             driver.run()
     except TrainerError as error:
         log.warning("to be started again: %s", error)

@@ -25,6 +25,7 @@ from torch import Tensor
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.types import Sample, VersionRun
+from openclaw_slime import pulse
 from openclaw_slime.node import NodeConfig, find_method
 from openclaw_slime.rows import Row, ride, row_of
 from openclaw_slime.samples import EXTRAS_KEY
@@ -99,6 +100,7 @@ def policy_loss(
         chunk=args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else 1024,
         reference_temperature=args.rollout_temperature,
     )
+    pulse.beat(config.pulse)
     return loss, {"loss": loss.detach()}
 
 

@@ -9,26 +9,38 @@ not slime's: the server runs it, and slime attaches to it by address, so that no
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
+from openclaw_slime import pulse
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
 
 log = logging.getLogger(__name__)
 
 STEP_TIMEOUT_S = 3600.0
-"""A step that takes longer hangs: some rank waits for one that is gone."""
+"""No step takes longer, whatever its ranks say."""
+LOOK_EVERY_S = 5.0
 DISPOSE_S = 10.0
+
+
+class Ray(Protocol):
+    """The module's functions that are used on what runs."""
+
+    def get(self, refs: Any, *, timeout: float | None = None) -> Any: ...
+
+    def wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]: ...
 
 
 class SlimeNode:
     def __init__(
-        self, group: Any, manager: Any, *, batch_size: int, get: Callable[..., Any], by_disk: bool = False
+        self, group: Any, manager: Any, ray: Ray, *, batch_size: int, by_disk: bool = False, heart: Any = None
     ) -> None:
-        """get: `ray.get`."""
-        self._group, self._manager, self._get, self._by_disk = group, manager, get, by_disk
+        """heart: a handle of `pulse.Pulse`, which the ranks beat."""
+        self._group, self._manager, self._ray, self._by_disk, self._heart = group, manager, ray, by_disk, heart
+        self._beats = 0
         self.batch_size = batch_size
 
     @classmethod
@@ -46,13 +58,15 @@ class SlimeNode:
 
         sys.argv = ["openclaw_slime.driver", *arguments]  # slime and Megatron read nothing else
         args = parse_args()
-        config.attach(args)
+        name = pulse.new_name()
+        config.model_copy(update={"pulse": name}).attach(args)
         configure_logger()
         if ray_address is None:
             ray.init(address="local", include_dashboard=False)  # never one that somebody else started here
         else:
             ray.init(address=ray_address)
         try:
+            heart = pulse.start(name)
             groups = create_placement_groups(args)
             init_tracking(args)
             manager, _ = create_rollout_manager(args, groups["rollout"])
@@ -60,29 +74,47 @@ class SlimeNode:
             if resumed is not None:
                 ray.get(manager.load.remote(resumed))
             by_disk = args.update_weight_transport == "disk"
-            yield cls(group, manager, batch_size=args.global_batch_size, get=ray.get, by_disk=by_disk)
+            yield cls(group, manager, ray, batch_size=args.global_batch_size, by_disk=by_disk, heart=heart)
             with suppress(Exception):  # we leave either way
                 ray.get(manager.dispose.remote(), timeout=DISPOSE_S)
             finish_tracking(args)
         finally:
             ray.shutdown()
 
-    def train(self, fence: int) -> Sequence[RankShare]:
-        batch = self._get(self._manager.generate.remote(fence), timeout=STEP_TIMEOUT_S)
-        shares: list[RankShare] = self._get(self._group.async_train(fence, batch), timeout=STEP_TIMEOUT_S)
-        return shares
+    def train(self, fence: int, moved: Callable[[], None]) -> Sequence[RankShare]:
+        (batch,) = self._results([self._manager.generate.remote(fence)], moved)
+        return self._results(self._group.async_train(fence, batch), moved)
+
+    def _results(self, refs: list[Any], moved: Callable[[], None]) -> list[Any]:
+        """When all are there; `moved` is called as they come, and as the ranks beat meanwhile."""
+        end, pending = time.monotonic() + STEP_TIMEOUT_S, refs
+        while pending:
+            ready, pending = self._ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
+            self._ray.get(ready)  # of a rank that failed: the others would wait for it
+            if ready or self._has_beaten():
+                moved()
+            if time.monotonic() > end:
+                raise TimeoutError(f"the step took more than {STEP_TIMEOUT_S:g} s")
+        results: list[Any] = self._ray.get(refs)
+        return results
+
+    def _has_beaten(self) -> bool:
+        before = self._beats
+        with suppress(Exception):  # silent: then nobody is known to get on
+            self._beats = self._ray.get(self._heart.count.remote(), timeout=LOOK_EVERY_S)
+        return self._beats != before
 
     def push(self, weight_version: int, timeout_s: float) -> None:
         """What `RayTrainGroup.update_weights` does over NCCL, with a deadline, under the ledger's number. By disk it is
         that itself, which counts on its own and knows no deadline: the server's must do."""
         workers = self._group._actor_handlers
-        self._get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
+        self._ray.get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
         if self._by_disk:
             self._group._disk_weight_version = weight_version - 1
             self._group.update_weights()
             return
-        self._get([worker.update_weights.remote() for worker in workers], timeout=timeout_s)
+        self._ray.get([worker.update_weights.remote() for worker in workers], timeout=timeout_s)
 
     def save(self, iteration: int) -> None:
         self._group.save_model(iteration, force_sync=True)
-        self._get(self._manager.save.remote(iteration), timeout=STEP_TIMEOUT_S)
+        self._ray.get(self._manager.save.remote(iteration), timeout=STEP_TIMEOUT_S)

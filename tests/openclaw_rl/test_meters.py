@@ -34,6 +34,16 @@ def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
     assert meters.problems() == []
 
 
+def test_a_part_may_be_out_of_order_by_one_failure() -> None:
+    meters = Meters()
+    meters.failed("checkpoints", "disk full", at_once=True)
+    assert meters.problems() == ["checkpoints: failed once: disk full"]
+    meters.failed("checkpoints", "still full", at_once=True)
+    assert meters.problems() == ["checkpoints: failed 2 times in a row, last: still full"]
+    meters.worked("checkpoints")
+    assert meters.problems() == []
+
+
 def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.reset_defaults()
     monkeypatch.setattr(meters_module, "log", structlog.get_logger())  # without the level that another test set

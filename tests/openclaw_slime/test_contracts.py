@@ -15,7 +15,8 @@ import pytest
 from openclaw_rl.trainers.api import SampleBody, Tip
 from openclaw_rl.types import WeightKind
 from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
-from openclaw_slime.driver import Checkpoints, engine_arguments
+from openclaw_slime.checkpoints import Checkpoints
+from openclaw_slime.driver import engine_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B
 from openclaw_slime.pins import FILES, MEGATRON, SLIME

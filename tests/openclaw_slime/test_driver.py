@@ -4,14 +4,17 @@ and in the end every sample is in the serving weights once."""
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from toy_node import BATCH, Killed, ToyMegatron, ToyServer
 
-from openclaw_rl.trainers.api import Commit, Tip
+from openclaw_rl.trainers.api import Commit, LeaseBody, Tip
 from openclaw_rl.trainers.client import ServerGone
-from openclaw_rl.types import TurnState, VersionState, WeightKind
-from openclaw_slime.driver import Checkpoints, Driver, StartAgain
+from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
+from openclaw_slime.checkpoints import Checkpoints, Due
+from openclaw_slime.driver import Driver, StartAgain
 from openclaw_slime.node import TRAINER, NodeConfig
 from openclaw_slime.outcome import RankShare, merged
 
@@ -24,6 +27,9 @@ class Run:
         self.checkpoints = Checkpoints(server.folder, every=every)
         self.client = server.client()
         self.starts = 0
+        self.now = 0.0
+        """The clock by which a checkpoint that failed is tried again."""
+        self.hung = threading.Event()
 
     def start(self) -> tuple[Driver, ToyMegatron]:
         self.starts += 1
@@ -38,13 +44,15 @@ class Run:
             batch_size=BATCH,
             stop=threading.Event(),
             lease_wait_s=0.2,
+            due=Due(self.checkpoints.every, clock=lambda: self.now),
+            on_hang=self.hung.set,
         )
         driver._meet_engine()
         return driver, megatron
 
-    def finish(self) -> None:
+    def finish(self, driver: Driver | None = None) -> None:
         """Turns until nothing waits; a driver that wants to start again is."""
-        driver, _ = self.start()
+        driver = driver or self.start()[0]
         while True:
             try:
                 if driver.turn() is None and not self.counts().get("sampled"):
@@ -97,8 +105,9 @@ def turns(driver: Driver, n: int) -> None:
 POINTS = ["generate", "train", "trained", "push", "pushing", "pushed", "save", "saved"]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("how", ["killed", "fails"])
+@pytest.mark.parametrize(
+    ("how", "point"), [("killed", point) for point in POINTS] + [("fails", point) for point in POINTS[:-2]]
+)
 def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: str, how: str) -> None:
     samples = run.samples(8)
     driver, megatron = run.start()
@@ -112,6 +121,103 @@ def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: 
     run.check(samples)
     lost = [v for v in run.server.do(run.server.ledger.versions()) if v.state is VersionState.LOST]
     assert len(lost) == (1 if point in ("generate", "train", "trained") else 2)
+
+
+@pytest.mark.parametrize("point", ["save", "saved"])
+def test_a_checkpoint_that_fails_is_told_and_tried_again_while_training_goes_on(run: Run, point: str) -> None:
+    samples = run.samples(8)
+    driver, megatron = run.start()
+    megatron.fails_at = point
+    turns(driver, 2)
+    said = f"checkpoints: failed once: the trainer cannot keep checkpoints: RuntimeError: {point} failed"
+    assert run.server.meters.problems() == [said]
+    turns(driver, 2)  # before its pause is over it is not tried
+    assert run.server.meters.failures["checkpoints"] == 1
+    ledger = run.server.ledger
+    assert [v.durable for v in sorted(run.server.do(ledger.versions()), key=number)] == [True] + 4 * [False]
+    assert not list(run.checkpoints.megatron.glob("iter_*"))  # no half of one is left
+    megatron.fails_at, run.now = "", 31.0
+    samples += run.samples(2)
+    driver.turn()
+    assert run.server.meters.problems() == []
+    assert run.server.do(ledger.version(4)).durable
+    run.finish(driver)
+    run.check(samples)
+    assert run.starts == 1
+    assert not any(v.state is VersionState.LOST for v in run.server.do(ledger.versions()))
+
+
+def number(version: Version) -> int:
+    return version.weight_version
+
+
+def test_no_more_is_learned_than_a_crash_may_cost_while_no_checkpoint_can_be_kept(run: Run) -> None:
+    samples, (driver, megatron) = [], run.start()
+    megatron.fails_at = "save"
+    for _ in range(12):
+        samples += run.samples(2)
+        driver.turn()
+    assert tip(run) == 10  # five times two steps
+    run.now = 31.0
+    turns(driver, 2)
+    assert run.server.meters.failures["checkpoints"] == 2
+    assert tip(run) == 10
+    megatron.fails_at, run.now = "", 31.0 + 61.0
+    driver.turn()
+    assert run.server.do(run.server.ledger.version(10)).durable
+    run.finish(driver)
+    run.check(samples)
+
+
+def tip(run: Run) -> int:
+    return run.server.do(run.server.ledger.tip()).weight_version
+
+
+def test_pauses_between_checkpoints_that_fail_grow_to_ten_minutes() -> None:
+    now = 0.0
+    due = Due(1, clock=lambda: now)
+    assert not due.is_now
+    due.stepped()
+    assert due.is_now
+    pauses = [due.failed() for _ in range(7)]
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    now = 599.0
+    assert not due.is_now
+    now = 600.0
+    assert due.is_now
+    due.kept()
+    assert not due.is_now
+    assert due.failed() == 30
+
+
+def test_a_step_that_hangs_is_told_from_one_that_is_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both outlive their lease; in the long one the ranks say now and then that they get on."""
+    run.samples(2)
+    real, beats = run.client.lease, 0
+
+    def short(*args: Any, **kwargs: Any) -> LeaseBody | None:
+        lease = real(*args, **kwargs)
+        return None if lease is None else lease.model_copy(update={"lease_s": 0.6})
+
+    monkeypatch.setattr(run.client, "lease", short)
+
+    def a_long_step(refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        nonlocal beats
+        beats += 1
+        return ([], refs) if beats % 40 and not run.hung.wait(0.05) else (refs, [])
+
+    driver, _ = run.start()
+    node = driver._node
+    node._ray = SimpleNamespace(get=lambda value, timeout=None: value, wait=a_long_step)  # type: ignore[attr-defined]
+    node._heart = SimpleNamespace(count=SimpleNamespace(remote=lambda: beats))  # type: ignore[attr-defined]
+    assert driver.turn() == 1  # two seconds, and more for the commit
+    assert not run.hung.is_set()
+    run.samples(2)
+    node._heart = SimpleNamespace(count=SimpleNamespace(remote=lambda: 0))  # type: ignore[attr-defined]
+    node._beats = 0  # type: ignore[attr-defined]
+    with pytest.raises(StartAgain, match="is over"):
+        driver.turn()
+    assert run.hung.is_set()
 
 
 def test_a_commit_that_was_not_answered_is_lost_with_the_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

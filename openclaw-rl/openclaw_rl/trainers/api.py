@@ -5,7 +5,7 @@
     POST /v1/trainer/renew    → Renewed          409 when the lease is over
     POST /v1/trainer/release  → {}               the samples wait again
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
-    POST /v1/trainer/durable  → {}
+    POST /v1/trainer/durable  → {}                a checkpoint is kept, or cannot be: then it stays what it is
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
@@ -203,6 +203,8 @@ class Committed(_Body):
 
 class Durable(_Body):
     weight_version: int
+    failure: str | None = None
+    """Why no checkpoint of it could be kept; None: it is on disk, whole."""
 
 
 class Start(_Body):

@@ -92,8 +92,9 @@ class TrainerClient:
                 self._sleep(COMMIT_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable")
 
-    def durable(self, weight_version: int) -> None:
-        self._post("durable", Durable(weight_version=weight_version))
+    def durable(self, weight_version: int, failure: str | None = None) -> None:
+        """It is on disk; or, with a failure, no checkpoint of it could be kept."""
+        self._post("durable", Durable(weight_version=weight_version, failure=failure))
 
     def start(self, trainer: str) -> Started:
         """This trainer holds nothing: versions that were not durable are lost. What to load, and where things are."""

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.meters import Meters
 from openclaw_rl.proxy.auth import Secret
 from openclaw_rl.trainers.api import (
     Commit,
@@ -76,11 +77,13 @@ def build_trainer_router(
     lease_wait: LeaseWait,
     on_commit: Callable[[int], None],
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
+    meters: Meters | None = None,
 ) -> APIRouter:
     """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
-    to a tip what the engine says."""
+    to a tip what the engine says. `meters` learn whether checkpoints can be kept."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
+    meters = meters or Meters()
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
 
     @router.post("/tip")
@@ -118,7 +121,12 @@ def build_trainer_router(
 
     @router.post("/durable")
     async def durable(request: Request) -> dict[str, str]:
-        await ledger.durable((await parse(request, Durable)).weight_version)
+        said = await parse(request, Durable)
+        if said.failure is None:
+            await ledger.durable(said.weight_version)
+            meters.worked("checkpoints")
+        else:  # once is enough to say so: what was learned since the last one hangs by a process
+            meters.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
         return {}
 
     return router

@@ -8,9 +8,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from openclaw_rl import metrics
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, VersionRun
@@ -31,10 +33,9 @@ class Api:
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock, self.wait, self.committed = ledger, clock, LeaseWait(), []
-        self.app = FastAPI()
-        self.app.include_router(
-            build_trainer_router(ledger, token=TOKEN, lease_wait=self.wait, on_commit=self.committed.append)
-        )
+        self.app, self.meters = FastAPI(), Meters()
+        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.meters}
+        self.app.include_router(build_trainer_router(ledger, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
             base_url="http://trainer",
@@ -102,6 +103,22 @@ async def test_a_step_from_tip_to_commit(api):
     assert await api.call("durable", {"weight_version": 1}) == {}
     assert api.committed == [1, 1]
     assert (await api.call("tip"))["weight_version"] == 1
+
+
+async def test_a_checkpoint_that_cannot_be_kept_is_a_problem_until_one_is(api):
+    await api.sample("one")
+    await api.sample("two")
+    lease = await api.lease()
+    step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": 0, "manifest": MANIFEST}
+    await api.call("commit", {**step, "report": {"metrics": {}}, "durable": False})
+    await api.call("durable", {"weight_version": 1, "failure": "OSError: no space left"})
+    said = "checkpoints: failed once: the trainer cannot keep checkpoints: OSError: no space left"
+    assert api.meters.problems() == [said]
+    assert 'openclaw_rl_out_of_order{part="checkpoints"} 1' in metrics.render({}, 1, api.meters, [said])
+    assert not (await api.ledger.version(1)).durable
+    await api.call("durable", {"weight_version": 1})
+    assert api.meters.problems() == []
+    assert (await api.ledger.version(1)).durable
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
@@ -39,7 +40,7 @@ from openclaw_rl.types import (
     VersionRun,
     WeightKind,
 )
-from openclaw_slime.driver import Checkpoints
+from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
 from openclaw_slime.rollout import LeasedBatches
@@ -64,7 +65,7 @@ class ToyServer:
     """In a thread of its own, on a port of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.engine = folder, ToyEngine()
+        self.folder, self.engine, self.meters = folder, ToyEngine(), Meters()
         (folder / "base").mkdir()
         (folder / "base" / "weights.json").write_text("[]")
         self._count = 0
@@ -108,7 +109,7 @@ class ToyServer:
 
         app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}
-        app.include_router(build_trainer_router(self.ledger, describe=publisher.describe, **parts))
+        app.include_router(build_trainer_router(self.ledger, describe=publisher.describe, meters=self.meters, **parts))
         app.include_router(build_push_router(self.ledger, token=TOKEN, pushes=pushes, on_start=on_start))
 
         @app.exception_handler(EngineError)
@@ -154,6 +155,10 @@ class _Remote:
         self.remote = call
 
 
+_ray = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda refs, num_returns, timeout: (refs, []))
+"""What `ray.get` and `ray.wait` are for values that are there."""
+
+
 class ToyMegatron:
     """slime's train group, rollout manager and one worker, under their own names, over toy weights.
 
@@ -177,7 +182,7 @@ class ToyMegatron:
         self.generate, self.save, self.load = _Remote(self._generate), _Remote(self._batches.save), _Remote(int)
 
     def node(self) -> SlimeNode:
-        return SlimeNode(self, self, batch_size=BATCH, get=lambda value, timeout=None: value)
+        return SlimeNode(self, self, _ray, batch_size=BATCH)
 
     def at(self, point: str) -> None:
         if point == self.dies_at:
