@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from openclaw_rl.feedback import FeedbackBody
 from openclaw_rl.proxy.body import ChatBody
-from openclaw_rl.trainers.api import Commit, Durable, LeaseRef, LeaseRequest, Release
+from openclaw_rl.trainers.api import Commit, Durable, Leased, LeaseRef, LeaseRequest, PushBegin, PushEnd, Release, Start
 
 _BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/chat/completions": ChatBody,
@@ -21,6 +21,10 @@ _BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/trainer/release": Release,
     "/v1/trainer/commit": Commit,
     "/v1/trainer/durable": Durable,
+    "/v1/trainer/start": Start,
+    "/v1/trainer/leased": Leased,
+    "/v1/trainer/push/begin": PushBegin,
+    "/v1/trainer/push/end": PushEnd,
 }
 _ERROR = {
     "type": "object",
@@ -52,6 +56,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         found["paths"].setdefault(path, {})["post"] = operation
     for path in ("/v1/models", "/models"):
         found["paths"][path] = {"get": {"responses": {"200": {"description": "The model's name."}}}}
+        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        one = {"responses": {"200": {"description": "The same, by one of its names."}}, "parameters": [name]}
+        found["paths"][f"{path}/{{name}}"] = {"get": one}
     failed = {"description": "What is wrong.", "content": {"application/json": {"schema": _reference("Error")}}}
     for operations in found["paths"].values():
         for operation in operations.values():

@@ -169,6 +169,7 @@ def test_queries_of_any_content(keyed, query):
 
 
 def test_after_all_that_the_server_is_well_and_its_ledger_whole(keyed):
-    assert keyed.ask("GET", "/healthz").json()["status"] == "ok"
+    problems = keyed.ask("GET", "/healthz", "admin").json()["problems"]
+    assert [problem for problem in problems if not problem.startswith("checkpoints: ")] == []  # a trainer may say so
     assert "Traceback" not in keyed.server.log
     assert keyed.chat("ann").status_code == 200
