@@ -51,7 +51,8 @@ class ChatBody(BaseModel):
     stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """By token id."""
     ignore_eos: bool | None = None
     """SGLang's: go on behind the end token."""
     response_format: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ class EngineExtras:
     """What a client may ask of the engine beyond sampling parameters."""
 
     json_schema: str | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, float] | None = None
     top_logprobs: int = 0
     ignore_eos: bool = False
 
@@ -172,7 +172,8 @@ class Generation:
             json_schema=None if done else self._extras.json_schema,  # a grammar cannot start in the middle
         )
         if self._extras.logit_bias:
-            sampling = sampling.model_copy(update={"logit_bias": self._extras.logit_bias})
+            bias = {str(token): value for token, value in self._extras.logit_bias.items()}
+            sampling = sampling.model_copy(update={"logit_bias": bias})
         return GenerateRequest(
             input_ids=[*self._prompt_ids, *done],
             sampling_params=sampling,

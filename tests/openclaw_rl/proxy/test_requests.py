@@ -50,6 +50,12 @@ async def test_sampling_is_always_explicit_the_clients_or_ours(qwen, proxy_over)
         assert proxy.fake.calls[0].extra_key == "v0"
 
 
+async def test_a_bias_reaches_the_engine_by_token_id(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        assert (await proxy.post({**HI, "logit_bias": {"5": -100, "7": 1.5}})).status_code == 200
+        assert proxy.fake.calls[0].sampling_params.model_dump()["logit_bias"] == {"5": -100.0, "7": 1.5}
+
+
 async def test_harmless_fields_change_nothing(qwen, proxy_over) -> None:
     extra = {"store": False, "metadata": {"a": "b"}, "max_completion_tokens": 7, "tools": [], "tool_choice": "auto"}
     async with proxy_over(qwen) as proxy:
@@ -100,6 +106,9 @@ async def test_an_output_limit_as_large_as_the_context_is_clamped(qwen, proxy_ov
         ({**HI, "stop": {}}, 400, None, "stop"),
         ({**HI, "stop": ["x"] * 65}, 400, None, "stop"),
         ({**HI, "tool_choice": 5}, 400, None, "tool_choice"),
+        ({**HI, "logit_bias": {"hello": 1}}, 400, None, "logit_bias.hello"),
+        ({**HI, "logit_bias": {"-1": 1}}, 400, None, "logit_bias.-1"),
+        ({**HI, "logit_bias": {"5": 101}}, 400, None, "logit_bias.5"),
         ({**HI, "stream_options": []}, 400, None, "stream_options"),
         ({**HI, "temperature": "hot", "messages": [{"role": "user", "content": ["x"]}]}, 400, None, _FIRST),
         ({**HI, "response_format": {"type": "xml"}}, 400, None, "response_format.type"),
