@@ -171,6 +171,7 @@ class Publisher:
             await self._ledger.set_pin(None)
         else:
             async with self._turn:
+                await self._ledger.check_pinnable(weight_version)
                 await self._serve_again(await self._ledger.version(weight_version))
                 await self._ledger.set_pin(weight_version)
         self.wake()

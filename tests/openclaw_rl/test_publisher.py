@@ -291,6 +291,21 @@ async def test_a_candidate_that_never_passed_the_gate_cannot_be_pinned_into_serv
     assert await world.ledger.pinned() == 0
 
 
+async def test_a_version_that_was_gone_back_from_is_refused_as_such_whether_or_not_its_weights_are_there(
+    world: World,
+) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    await world.ledger.rollback(0, requeue=False)
+    await world.publisher.follow()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=f"version {first} is rolled_back and cannot be pinned"):
+            await world.publisher.pin(first)
+        await world.ledger.prune_weights(first, 20)
+    assert world.serving.current == 0
+    assert await world.ledger.pinned() is None
+
+
 async def test_a_rollback_is_followed_and_survives_an_engine_that_was_down(world: World) -> None:
     first = await world.commit(sampled_by=0)
     await publish(world, first)

@@ -465,6 +465,10 @@ class Ledger:
         """The version that is to be served whatever the tip is."""
         return await self._reader.read(versions.pinned)
 
+    async def check_pinnable(self, n: int) -> None:
+        """Raises LedgerError when `set_pin` would: before anything is loaded for it."""
+        await self._reader.read(lambda db: versions.check_pinnable(db, n))
+
     async def set_pin(self, n: int | None) -> None:
         """For the publisher alone: training goes on from the tip."""
         await self._writer.write(lambda db: versions.set_pin(db, n))

@@ -100,12 +100,16 @@ def pinned(db: sqlite3.Connection) -> int | None:
     return None if found is None else int(found)
 
 
+def check_pinnable(db: sqlite3.Connection, n: int) -> None:
+    found = row(db, n)
+    if found["state"] in DEAD:
+        raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
+    check_has_weights(found)
+
+
 def set_pin(db: sqlite3.Connection, n: int | None) -> None:
     if n is not None:
-        found = row(db, n)
-        if found["state"] in DEAD:
-            raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
-        check_has_weights(found)
+        check_pinnable(db, n)
     meta.put(db, "pinned", n)
 
 
