@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -11,6 +12,7 @@ from openclaw_rl.settings import RetentionSettings
 
 log = structlog.get_logger()
 
+Clock = Callable[[], float]
 _DAY_S, _GB = 86400.0, 10**9
 _FIRST_S = 60.0
 """After a start, which has enough to do."""
@@ -21,8 +23,9 @@ _NEXT_S = 1.0
 class Retention:
     """`run` is the app's task; `is_full`: the file is over `retention.max_gb`, and all that is left in it waits."""
 
-    def __init__(self, ledger: Ledger, settings: RetentionSettings) -> None:
-        self._ledger, self._settings = ledger, settings
+    def __init__(self, ledger: Ledger, settings: RetentionSettings, *, clock: Clock = time.time) -> None:
+        """clock: the one that requests are received by; a wall clock set ahead would make every turn old."""
+        self._ledger, self._settings, self._clock = ledger, settings, clock
         self.is_full = False
 
     async def run(self) -> None:
@@ -38,7 +41,7 @@ class Retention:
         age, size = self._settings.max_age_days, self._settings.max_gb
         try:
             done = await self._ledger.retain(
-                older_than=None if age is None else time.time() - age * _DAY_S,
+                older_than=None if age is None else self._clock() - age * _DAY_S,
                 most_bytes=None if size is None else int(size * _GB),
             )
         except LedgerError as error:

@@ -54,6 +54,15 @@ async def test_young_turns_stay(ledger, driver):
     assert [row.turn_id for row in await ledger.turns()] == ["turn-2"]
 
 
+async def test_age_goes_by_the_clock_that_requests_are_received_by(ledger, driver):
+    """Not by the wall clock, by which these requests are half a century old."""
+    at = 1001.0  # the driver's
+    await driver.served(drop=DropReason.OPTED_OUT)
+    day = RetentionSettings(max_age_days=1)
+    assert not await Retention(ledger, day, clock=lambda: at + 86_399).round()
+    assert await Retention(ledger, day, clock=lambda: at + 86_401).round()
+
+
 async def test_what_is_shared_stays_and_what_nobody_has_goes(ledger, driver, ledger_path):
     shared = tuple(range(512))
     await driver.served(drop=DropReason.OPTED_OUT, prompt=(*shared, 1))
@@ -106,21 +115,21 @@ async def test_a_full_ledger_lets_the_oldest_go_until_it_fits_again(ledger, driv
     assert left[0] == "turn-200"  # the newest stay
 
 
-async def test_a_ledger_full_of_turns_that_wait_says_so_and_loses_none(ledger, driver):
+async def test_a_ledger_full_of_turns_that_wait_says_so_and_loses_none(ledger, driver, clock):
     for _ in range(5):
         await driver.served()
-    job = Retention(ledger, RetentionSettings(max_gb=1e-6))
+    job = Retention(ledger, RetentionSettings(max_gb=1e-6), clock=clock)
     assert not await job.round()
     assert job.is_full
     assert (await ledger.counts())["served"] == 5
 
 
-async def test_a_ledger_that_cannot_be_written_is_tried_again_later(ledger, monkeypatch):
+async def test_a_ledger_that_cannot_be_written_is_tried_again_later(ledger, monkeypatch, clock):
     async def broken(**_: object) -> None:
         raise LedgerUnavailable("disk full")
 
     monkeypatch.setattr(ledger, "retain", broken)
-    assert not await Retention(ledger, RetentionSettings(max_age_days=1)).round()
+    assert not await Retention(ledger, RetentionSettings(max_age_days=1), clock=clock).round()
 
 
 async def test_chats_go_on_while_rows_are_let_go(ledger, driver, make_driver):
@@ -137,5 +146,5 @@ async def test_chats_go_on_while_rows_are_let_go(ledger, driver, make_driver):
     assert (await ledger.counts())["paired"] == 30
 
 
-async def test_without_limits_the_job_does_nothing(ledger):
-    await asyncio.wait_for(Retention(ledger, RetentionSettings()).run(), 5)
+async def test_without_limits_the_job_does_nothing(ledger, clock):
+    await asyncio.wait_for(Retention(ledger, RetentionSettings(), clock=clock).run(), 5)
