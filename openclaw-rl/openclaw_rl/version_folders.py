@@ -27,7 +27,7 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
     folders = await ledger.version_folders()
     removed = await asyncio.to_thread(remove_unnamed, versions, folders.values(), await ledger.live_lease())
     if removed:
-        log.info("version_folders_removed", folders=removed)
+        log.warning("version_folders_removed", folders=removed, why="incomplete, or whole and never committed")
     for weight_version in await asyncio.to_thread(without_optimizer, versions.parent, folders):
         await ledger.optimizer_pruned(weight_version)
 

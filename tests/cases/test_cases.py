@@ -24,8 +24,9 @@ HERE = Path(__file__).parent
 PARSED = ("JV-1", "JV-2", "JV-6", "HX-1")
 """Texts for the verdict's and the hint's parser: no server has a part in them."""
 ELSEWHERE: dict[str, dict[str, str]] = tomllib.loads((HERE / "clauses.toml").read_text())
-"""Cases that need a trainer, a swap, a kill or a start that fails: each clause, and the test that shows it. (Half of
-CL-2, an engine with another template, cannot happen: the engine is sent ids, and its template is never used.)"""
+"""Cases that need a trainer, a swap, a kill or a start that fails: the test that plays it, and those of its clauses.
+(Half of CL-2, an engine with another template, cannot happen: the engine is sent ids, and its template is never
+used.)"""
 PLAYED = [case for case in CASES if case not in (*PARSED, *ELSEWHERE)]
 PACE = {"ST-1": 0.1, "CO-2": 0.2}
 """Seconds here that a second of the case lasts, limits and keep-alives included: nobody waits 45 s for one test."""

@@ -1,6 +1,5 @@
-"""Everything that is wrong is named before anything heavy begins (case CL-1)."""
+"""Everything that is wrong is named before anything heavy begins (`tests/cases/test_start.py`: case CL-1)."""
 
-import json
 import os
 import socket
 import subprocess
@@ -93,22 +92,6 @@ def test_all_that_is_wrong_with_the_settings_is_one_message(tmp_path: Path) -> N
     with pytest.raises(SettingsError) as error:
         load(None, {"server.host": "0.0.0.0", "engine.kind": "url", "training.min_batch": 17}, {})
     assert len(str(error.value).split("\n")) == 3
-
-
-def test_case_cl_1(tmp_path: Path) -> None:
-    """A model that does not exist, a port in use and nine GPUs: named together, at once, and nothing is left behind."""
-    argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(tmp_path / "data")]
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        argv += ["--port", str(taken.getsockname()[1]), "--model", "/no/such/model", "--engine", "sglang"]
-        argv += ["--set", "engine.args=" + json.dumps(["--tp", "9"])]
-        ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 2
-    lines = ended.stderr.strip().split("\n")
-    assert len(lines) == 3, ended.stderr
-    for line, setting in zip(lines, ("server.port", "model.path", "engine.args"), strict=True):
-        assert line.startswith(f"openclaw-rl: {setting}")
-    assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "data").exists()  # nothing was started
 
 
 def test_a_second_server_is_refused_before_it_writes_what_the_first_ones_engine_reads_at_a_restart(

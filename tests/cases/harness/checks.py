@@ -116,6 +116,8 @@ _OPS: dict[str, Op] = {
     "none_null": lambda a, _: None not in a,
     "subset_of": lambda a, b: bool(a) and set(a) <= set(b),
     "no_cross_pair": _no_cross_pair,
+    "each_once": lambda a, _: bool(a) and set(a.values()) == {1},  # id → how often
+    "valid_utf8_jsonl": lambda a, _: all(_is_strict_json(line) for line in a.decode().splitlines()),
     "increased_by": lambda a, b: a[-1] - a[0] == b,  # of what was read before and after
 }
 _ABSENT = frozenset({"is_null", "null_or_empty", "finite_or_absent"})

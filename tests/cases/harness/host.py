@@ -28,6 +28,13 @@ class Server:
     url: str
     data_dir: Path
     log_file: Path
+    pid: int = 0
+
+    def kill(self) -> None:
+        """SIGKILL, and gone when this returns. The block that started it may end then as ever."""
+        os.kill(self.pid, signal.SIGKILL)
+        while _is_alive(self.pid):
+            time.sleep(0.01)
 
     @property
     def log(self) -> str:
@@ -83,7 +90,8 @@ class Host:
         tree = {"data_dir": str(data_dir), "server.port": 0, **settings}
         self._process.stdin.write(json.dumps({"log": str(log_file), "settings": tree, "umask": umask}) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline()), Server("", data_dir, log_file)
+        pid = int(self._process.stdout.readline())
+        return pid, Server("", data_dir, log_file, pid)
 
 
 def _wait_for(server: Server, pid: int) -> Server:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.model import Vocabulary
 from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.types import LogProbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,10 @@ def scripted(vocabulary: Vocabulary, pieces: Sequence[str]) -> ScriptedPolicy:
     (end_id,) = vocabulary.ids(["<eos>"])
     start = vocabulary.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
     return ScriptedPolicy(end_id=end_id, reply=tuple(vocabulary.ids(pieces)), opening=tuple(start))
+
+
+class FlatPolicy(ToyPolicy):
+    """What `stubs` answers when it scores, whatever the weights."""
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        return (-0.5,) * (len(ids) - start)

@@ -48,6 +48,7 @@ class Stubs:
         self.judged: list[JudgeCall] = []
         self.scored: list[TeacherCall] = []
         self.running = 0
+        self._adapters: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read(receive)
@@ -58,8 +59,16 @@ class Stubs:
                 await _answer(send, 200, {})
             case "/model_info":
                 await _answer(send, 200, {"model_path": "stub", "base_hash": "stub", "context_length": CONTEXT})
+            case "/load_lora_adapter":
+                load = json.loads(body)
+                self._adapters[load["lora_name"]] = load["lora_path"]
+                await _answer(send, 200, {})
+            case "/unload_lora_adapter":
+                del self._adapters[json.loads(body)["lora_name"]]
+                await _answer(send, 200, {})
             case "/v1/models":
-                await _answer(send, 200, {"data": [{"id": "judge"}]})
+                held = [{"id": name, "root": root, "parent": "judge"} for name, root in self._adapters.items()]
+                await _answer(send, 200, {"data": [{"id": "judge"}, *held]})
             case "/v1/chat/completions":
                 await self._vote(json.loads(body), send)
             case _:

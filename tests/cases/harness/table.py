@@ -11,8 +11,10 @@ The cases are in `tests/data/open_cases.jsonl`: faults that users of comparable 
 input and the right behaviour. Those marked *server* run on the real server over stubs of engine, judge and teacher
 (`harness/`), and their checks are evaluated as they stand in the file, but for three: ST-1 and CO-2 run in a fraction
 of their time, limits with it, and in AS-1 `/v1/models` answers without a key, because OpenClaw asks so. *Parser* ones
-go to the parser they are about; the rest run where the table says, clause by clause. Written by
-`python -m harness.table`, checked by `test_cases.py`.
+go to the parser they are about. The rest need a trainer, a swap, a kill or a start that fails: each is played by the
+test named *as the case has it*, with the checks of the file, and its clauses have tests of their own. Of those checks
+one is not evaluated: in CL-2 an engine cannot have another template, because it is sent ids; and CL-1's ten seconds are
+the process's own time on a CPU. Written by `python -m harness.table`, checked by `test_cases.py`.
 
 | case | about | where |
 | --- | --- | --- |
