@@ -12,54 +12,44 @@ ledger → engine.
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from contextlib import AsyncExitStack
 
 import httpx
 import structlog
 import uvicorn
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from openclaw_rl import __version__, doors, log, preflight, version_folders
+from openclaw_rl import log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.alerts import Alerts
 from openclaw_rl.canary import Canary, read_canaries
-from openclaw_rl.children import engine_child, free_port, trainer_child
+from openclaw_rl.children import engine_child, free_port, sglang_engine_child, trainer_child
 from openclaw_rl.clock import SteadyClock
-from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.bundled import model_display_name, tokenizer_folder
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.served_base import served_base_hash
 from openclaw_rl.engines.serving import ServingVersions
-from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import (
     AlignmentError,
     EngineError,
     EngineGone,
-    LedgerError,
-    LedgerUnavailable,
     OpenClawRLError,
-    RequestError,
-    SettingsError,
 )
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.forgetting import Forgetting
+from openclaw_rl.http_app import behind_doors, http_app
+from openclaw_rl.hung_trainer import end_when_hung
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.lock import InstanceLock
+from openclaw_rl.listening import HttpServer, announced, ready_to_listen
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import ScoringTools, load_method
 from openclaw_rl.page import build_page_router
@@ -73,7 +63,7 @@ from openclaw_rl.retaining import Retention
 from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
-from openclaw_rl.settings import EngineSettings, ServerSettings, Settings
+from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.api import Started
 from openclaw_rl.trainers.push_routes import build_push_router
@@ -84,7 +74,7 @@ from openclaw_rl.watch import Watch
 
 events = structlog.get_logger()
 
-START_POLL_S, LONGEST_WATCH_S = 0.2, 30.0
+START_POLL_S = 0.2
 BACKGROUND_SHARE = 2
 """Judging and scoring take at most the engine's places divided by this."""
 
@@ -99,7 +89,7 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener = _ready_to_listen(settings)
+    listener = ready_to_listen(settings)
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             await _Server(settings, listener, stop, stack, tasks).serve(frontend)
@@ -107,35 +97,6 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
         raise _first(group) from None
     finally:
         listener.close()
-
-
-def _ready_to_listen(settings: Settings) -> socket.socket:
-    """Raises SettingsError that names everything a start would stumble over, one line each; nothing was started yet."""
-    problems, listener = preflight.problems(settings), None
-    try:
-        listener = _listen(settings)
-    except SettingsError as error:
-        problems.insert(0, str(error))
-    if listener is None or problems:
-        if listener is not None:
-            listener.close()
-        raise SettingsError("\n".join(problems))
-    return listener
-
-
-def _listen(settings: Settings) -> socket.socket:
-    """Bind before anything heavy starts: a port in use is found out at once, and early clients wait, unrefused."""
-    host, port = settings.server.host, settings.server.port
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
-    bound = listener.getsockname()[0]
-    if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
-        listener.close()
-        raise SettingsError(f"server.host {host!r} is {bound} here, which is not loopback: set server.api_keys first")
-    return listener
 
 
 def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
@@ -238,8 +199,8 @@ class _Server:
             meters=meters,
         )
 
-        retention = Retention(ledger, settings.retention)
-        app = _http_app()
+        retention = Retention(ledger, settings.retention, clock=clock)
+        app = http_app()
         chats = build_router(
             ProxyDeps(
                 frontend=frontend,
@@ -345,10 +306,10 @@ class _Server:
         # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
         gc.collect()
         gc.freeze()
-        async with _announced(data, url):
+        async with announced(data, url):
             events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
             await self._http(
-                _behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server),
+                behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server),
                 lease_wait,
             )
 
@@ -372,7 +333,7 @@ class _Server:
             if settings.engine.kind == "embedded":
                 self._start(engine_child(settings, data, port, on_exit))
             else:
-                self._start(await asyncio.to_thread(_sglang, settings, data, port, on_exit))
+                self._start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
         assert url is not None  # settings say so
         engine = HttpEngine(url, settings=settings.engine)
         self._stack.push_async_callback(engine.aclose)
@@ -423,7 +384,7 @@ class _Server:
             timeout_graceful_shutdown=max(1, round(settings.drain_s)),
             timeout_keep_alive=75,
         )
-        server = _HttpServer(config)
+        server = HttpServer(config)
         serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
         stopping = self._tasks.create_task(self._stop.wait(), name="stop")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -442,23 +403,6 @@ class _Server:
         await asyncio.gather(*(child.stop() for child in self._children))
 
 
-def _sglang(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], Awaitable[None]]) -> Child:
-    """SGLang for this model and these adapters. Blocks: a first conversion of the model takes its time."""
-    engine = settings.engine
-    arguments = launch.argv(
-        launch.look(engine.python),
-        engine,
-        folder=tokenizer_folder(settings.model, data.cache),
-        name=settings.server.served_model_name or model_display_name(settings.model),
-        port=port,
-        context_length=settings.model.context_length,
-        adapters=launch.Adapters.of(settings.trainer, settings.publisher)
-        if settings.training.weights == "lora"
-        else None,
-    )
-    return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)
-
-
 def _canaries(settings: Settings, frontend: FrontEnd, context_length: int | None) -> tuple[Canary, ...]:
     if settings.publisher.canary_file is None:
         return ()
@@ -470,85 +414,9 @@ def _canaries(settings: Settings, frontend: FrontEnd, context_length: int | None
     )
 
 
-def _behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
-    """Keys are the door; where there are none, no web page may come in either."""
-    return app if server.api_keys else doors.local_only(app, allowed_hosts=server.allowed_hosts)
-
-
 async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
     """Tell waiting trainers that samples came."""
     while True:
         await sampled.wait()
         sampled.clear()
         lease_wait.samples_came()
-
-
-class LeaseBook(Protocol):
-    """The part of the ledger that watches over a trainer."""
-
-    async def overdue(self) -> str | None: ...
-
-    async def revoke(self, *, trainer: str | None = None, reason: str) -> bool: ...
-
-
-async def end_when_hung(trainer: Child, ledger: LeaseBook, *, lease_s: float) -> None:
-    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
-    while True:
-        await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
-        with contextlib.suppress(LedgerUnavailable):
-            name = await ledger.overdue()
-            if name is not None and name.startswith("local@"):
-                events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
-                await ledger.revoke(trainer=name, reason="it let its lease run out")
-                trainer.kill_hung()
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the app decides what a signal means, and in which order."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def _announced(data: DataDir, url: str) -> AsyncIterator[None]:
-    """`run/server.json` tells the command line where this server is."""
-    write_json(data.server_file, {"url": url, "version": __version__})
-    try:
-        yield
-    finally:
-        data.server_file.unlink(missing_ok=True)
-
-
-def _http_app() -> FastAPI:
-    app = FastAPI(title="OpenClaw-RL", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.exception_handler(RequestError)
-    async def request_error(_: Request, error: RequestError) -> JSONResponse:
-        return _error(error.status, error.message, error.code, error.param)
-
-    @app.exception_handler(LedgerError)
-    async def ledger_error(_: Request, error: LedgerError) -> JSONResponse:
-        return _error(503 if isinstance(error, LedgerUnavailable) else 409, str(error), "ledger")
-
-    @app.exception_handler(EngineError)
-    async def engine_error(_: Request, error: EngineError) -> JSONResponse:
-        return _error(503, str(error), "engine_unavailable")
-
-    @app.exception_handler(StarletteHTTPException)
-    async def unknown_route(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "unknown_route")
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc'][1:]))}: {p['msg']}" for p in error.errors())
-        return _error(422, problems, "invalid_body")
-
-    return app
-
-
-def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    headers = {"retry-after": "2"} if status == 503 else None
-    return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status, headers)

@@ -1,5 +1,5 @@
-"""The processes a server starts: the embedded engine and the local trainer. Each gets one private JSON file, and no
-environment.
+"""The processes a server starts: an engine (embedded, or SGLang) and the local trainer. Ours get one private JSON file
+each, and no environment.
 """
 
 import os
@@ -7,6 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.engines.bundled import model_display_name, tokenizer_folder
+from openclaw_rl.engines.sglang import launch
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
 
@@ -68,3 +70,20 @@ def trainer_child(settings: Settings, data: DataDir, *, url: str, token: str, ba
         python=settings.trainer.python,
         log_file=data.logs / "trainer.log",
     )
+
+
+def sglang_engine_child(settings: Settings, data: DataDir, port: int, on_exit: Callable[[], Awaitable[None]]) -> Child:
+    """SGLang for this model and these adapters. Blocks: a first conversion of the model takes its time."""
+    engine = settings.engine
+    arguments = launch.argv(
+        launch.look(engine.python),
+        engine,
+        folder=tokenizer_folder(settings.model, data.cache),
+        name=settings.server.served_model_name or model_display_name(settings.model),
+        port=port,
+        context_length=settings.model.context_length,
+        adapters=launch.Adapters.of(settings.trainer, settings.publisher)
+        if settings.training.weights == "lora"
+        else None,
+    )
+    return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)

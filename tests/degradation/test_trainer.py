@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.app import end_when_hung
+from openclaw_rl.hung_trainer import end_when_hung
 from openclaw_rl.supervisor import Child
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sleep(600)\n"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from turns import make_request, make_turn, serve_turn
 
-from openclaw_rl import app as composition
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
+from openclaw_rl.http_app import http_app
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.auth import Keys
@@ -54,7 +54,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     ledger = await Ledger.open(
         tmp_path / "l.sqlite", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
     )
-    app = composition._http_app()
+    app = http_app()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         api = Api(client, ledger)
         deps = FeedbackDeps(

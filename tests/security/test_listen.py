@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from openclaw_rl import children
-from openclaw_rl.app import _listen
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.embedded.config import EngineConfig
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.listening import listen
 from openclaw_rl.settings import EngineSettings, Settings, load
 
 PUBLIC = ["0.0.0.0", "::", "192.168.1.5", "example.org", ""]
@@ -41,7 +41,7 @@ def test_a_loopback_name_that_is_none_here_is_refused_too(monkeypatch):
     real = socket.create_server
     monkeypatch.setattr(socket, "create_server", lambda address, **kwargs: real(("0.0.0.0", address[1]), **kwargs))
     with pytest.raises(SettingsError, match=r"is 0\.0\.0\.0 here, which is not loopback"):
-        _listen(load(None, {"server.host": "localhost", "server.port": 0}, {}))
+        listen(load(None, {"server.host": "localhost", "server.port": 0}, {}))
 
 
 @pytest.mark.parametrize("host", PUBLIC)

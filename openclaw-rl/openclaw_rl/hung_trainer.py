@@ -1,0 +1,34 @@
+"""Ends a local trainer that hangs, by what the ledger says of its lease."""
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+import structlog
+
+from openclaw_rl.errors import LedgerUnavailable
+from openclaw_rl.supervisor import Child
+
+events = structlog.get_logger()
+
+LONGEST_WATCH_S = 30.0
+
+
+class LeaseBook(Protocol):
+    """The part of the ledger that watches over a trainer."""
+
+    async def overdue(self) -> str | None: ...
+
+    async def revoke(self, *, trainer: str | None = None, reason: str) -> bool: ...
+
+
+async def end_when_hung(trainer: Child, ledger: LeaseBook, *, lease_s: float) -> None:
+    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
+    while True:
+        await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
+        with contextlib.suppress(LedgerUnavailable):
+            name = await ledger.overdue()
+            if name is not None and name.startswith("local@"):
+                events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
+                await ledger.revoke(trainer=name, reason="it let its lease run out")
+                trainer.kill_hung()
