@@ -1,8 +1,9 @@
 """Sessions: what the proxy calls, over pairing in memory and the ledger on disk.
 
 `observe` when a main request arrives, `served` when its reply is complete, `observe_side` for a background request,
-`done` when a client says its session is over. Nothing here ever fails a chat: when the ledger cannot write, the chat
-goes on, the turn ends untrained, and the log says so. Which turn answers which is decided before the first await, so
+`done` when a client says its session is over, `abandon` when no reply came. Nothing here ever fails a chat: when the
+ledger cannot write, the chat goes on, the turn ends untrained, and the log says so; that its request is over is written
+once the ledger can be. Which turn answers which is decided before the first await, so
 parallel requests of one session cannot take the same turn.
 """
 
@@ -24,6 +25,8 @@ _log = structlog.get_logger()
 
 _SWEEP_S = 60.0
 """Between two looks for turns beyond their time to live, which is counted in hours."""
+_MOST_ENDINGS = 10_000
+"""Ends of requests that wait for the ledger; the oldest beyond it end at the next start, as `interrupted`."""
 
 
 class SessionLedger(Protocol):
@@ -36,6 +39,8 @@ class SessionLedger(Protocol):
     async def pair(
         self, turn_id: str, next_state: NextState, *, by_request_id: str, superseded: Collection[str] = ()
     ) -> None: ...
+
+    async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None: ...
 
     async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
 
@@ -61,6 +66,8 @@ class Sessions:
         self._paired = paired or asyncio.Event()
         self._ended: set[str] = set()
         """Open turns that ended as they finished (cancelled, say): they pair for the record, and need no second end."""
+        self._endings: dict[str, tuple[DropReason, str]] = {}  # oldest first
+        """Requests that are over, and still run in the ledger."""
 
     async def observe(self, request: Request) -> str | None:
         """A main request came, and is in the ledger: pair the turn it answers. Returns that turn's id."""
@@ -71,20 +78,31 @@ class Sessions:
         """A background request came: it pairs nothing, unless it brings a reaction to a reply; then, that turn's id."""
         return await self._record(self._pairing.observe_side(scope, messages), by_request_id="side")
 
-    async def served(self, request: Request, turn: Turn) -> None:
-        """A reply is complete: keep it, then let it wait for its next state. Call it before the finish chunk."""
+    async def served(self, request: Request, turn: Turn) -> bool:
+        """A reply is complete: keep it, then let it wait for its next state. Call it before the finish chunk. Whether
+        the ledger has it."""
         key = turn_key(request.messages, turn.reply)
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:
             _tell(error, "turn.not_recorded", turn_id=turn.turn_id)
-            return
+            self._end_later(request.request_id, DropReason.NOT_RECORDED, str(error))
+            return False
         if drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
-            return  # the client got nothing that could come back
+            return True  # the client got nothing that could come back
         if drop is not None:
             self._ended.add(turn.turn_id)
         pushed_out = self._pairing.add(OpenTurn(turn.turn_id, request.scope, key, turn.finished_at))
         await self._drop(pushed_out, DropReason.NO_NEXT_STATE, "too many open turns")
+        return True
+
+    async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
+        """No reply came of this request."""
+        try:
+            await self._ledger.abandon(request_id, reason, detail)
+        except LedgerError as error:
+            _tell(error, "request_not_abandoned", request_id=request_id)
+            self._end_later(request_id, reason, detail)
 
     async def done(self, scope: Scope) -> None:
         """The client says that its session is over. Call it after the last reply was `served`."""
@@ -108,7 +126,24 @@ class Sessions:
             # Turns that ended as they finished are open in memory alone; the ledger ends later what it could not now.
             self._forget(self._pairing.remove(expired))
             self._forget(self._pairing.expire(older_than - _SWEEP_S))
+            await self._end_late()
             await asyncio.sleep(_SWEEP_S)
+
+    def _end_later(self, request_id: str, reason: DropReason, detail: str) -> None:
+        """It would run for ever in the ledger: counted as running, and its session never to be forgotten."""
+        self._endings[request_id] = (reason, detail)
+        if len(self._endings) > _MOST_ENDINGS:
+            del self._endings[next(iter(self._endings))]
+
+    async def _end_late(self) -> None:
+        for request_id, (reason, detail) in list(self._endings.items()):
+            try:
+                await self._ledger.abandon(request_id, reason, detail)
+            except LedgerUnavailable:
+                return
+            except LedgerError:
+                pass  # it was written after all
+            self._endings.pop(request_id, None)
 
     async def _record(self, paired: Paired | None, *, by_request_id: str) -> str | None:
         if paired is None:

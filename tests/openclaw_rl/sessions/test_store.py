@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Client:
     ledger: Ledger
     count: int = 0
 
-    async def ask(
+    async def begin(
         self,
         messages: list[Message],
         reply: str | Message = "",
@@ -57,8 +58,8 @@ class Client:
         drop: DropReason | None = None,
         at: float = NOW,
         begin: bool = True,
-    ) -> tuple[str, str | None]:
-        """Send a request and get the reply: the new turn's id, and that of the turn this request answered."""
+    ) -> tuple[Request, Turn]:
+        """A request that is being answered, and what its answer will be."""
         request = Request(
             request_id=f"r{self.count}",
             scope=scope,
@@ -84,6 +85,11 @@ class Client:
         self.count += 1
         if begin:
             await self.ledger.begin(request)
+        return request, turn
+
+    async def ask(self, messages: list[Message], reply: str | Message = "", **more: Any) -> tuple[str, str | None]:
+        """Send a request and get the reply: the new turn's id, and that of the turn this request answered."""
+        request, turn = await self.begin(messages, reply, **more)
         answered = await self.sessions.observe(request)
         await self.sessions.served(request, turn)
         return turn.turn_id, answered
@@ -166,21 +172,12 @@ async def test_paired_wakes_the_judge(ledger: Ledger, chat) -> None:
 
 
 async def test_old_turns_expire(ledger: Ledger, chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    swept = asyncio.Event()
-
-    async def one_sweep(seconds: float) -> None:
-        swept.set()
-        await asyncio.Event().wait()
-
     client = Client(Sessions(ledger, SessionSettings(pair_ttl_s=100.0)), ledger)
     now = store_module.time.time()
     await client.ask(chat("old"), "ok", at=now - 200)
     await client.ask(chat("old"), "cut", at=now - 200, drop=DropReason.CANCELLED)
     await client.ask(chat("new"), "ok", at=now)
-    monkeypatch.setattr(store_module.asyncio, "sleep", one_sweep)
-    task = asyncio.create_task(client.sessions.expire_forever())
-    await swept.wait()
-    task.cancel()
+    await sweep(client.sessions, monkeypatch)
     assert [await client.state(f"t{n}") for n in range(3)] == [
         "dropped: no_next_state",
         "dropped: cancelled",
@@ -189,6 +186,60 @@ async def test_old_turns_expire(ledger: Ledger, chat, monkeypatch: pytest.Monkey
     assert (await client.ask(chat("old", "ok", "late"), "x"))[1] is None
     assert (await client.ask(chat("old", "cut", "late"), "x"))[1] is None
     assert (await client.ask(chat("new", "ok", "thanks"), "x"))[1] == "t2"
+
+
+async def sweep(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round of what the app lets run for ever."""
+    swept = asyncio.Event()
+
+    async def one_sweep(seconds: float) -> None:
+        swept.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module.asyncio, "sleep", one_sweep)
+        task = asyncio.create_task(sessions.expire_forever())
+        await swept.wait()
+        task.cancel()
+
+
+async def test_a_request_whose_end_could_not_be_written_ends_once_the_ledger_can(
+    client: Client, chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it counted as running, and its session could never be forgotten."""
+
+    async def full(*_: object, **__: object) -> None:
+        raise LedgerUnavailable("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.ledger, "finish", full)
+        patch.setattr(client.ledger, "abandon", full)
+        assert not await client.sessions.served(*await client.begin(chat("hi"), "hello"))
+        request, _ = await client.begin(chat("yo"), "")
+        await client.sessions.abandon(request.request_id, DropReason.CANCELLED)
+        await sweep(client.sessions, monkeypatch)
+        assert (await client.ledger.counts())["running"] == 2
+    await sweep(client.sessions, monkeypatch)
+    counts = await client.ledger.counts()
+    assert (counts["running"], counts["abandoned.not_recorded"], counts["abandoned.cancelled"]) == (0, 1, 1)
+    assert await client.ledger.audit() == []
+
+
+async def test_an_end_that_was_written_after_all_is_not_written_again(
+    client: Client, chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = client.ledger.finish
+
+    async def unsynced(*said: object) -> None:
+        await finish(*said)
+        raise LedgerUnavailable("not synced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.ledger, "finish", unsynced)
+        assert not await client.sessions.served(*await client.begin(chat("hi"), "hello", at=store_module.time.time()))
+    await sweep(client.sessions, monkeypatch)
+    assert await client.state("t0") == "served"
+    assert (await client.ledger.counts())["abandoned"] == 0
 
 
 async def test_parallel_requests_never_take_one_turn_twice(client: Client, chat) -> None:
@@ -203,7 +254,7 @@ class BrokenLedger:
     async def _fail(self, *args: object, **kwargs: object) -> None:
         raise LedgerUnavailable("disk full")
 
-    finish = pair = drop = expire = open_turns = begin = _fail
+    finish = pair = drop = expire = open_turns = begin = abandon = _fail
 
 
 async def test_a_ledger_that_cannot_write_never_fails_a_chat(chat) -> None:
