@@ -1,0 +1,309 @@
+"""A method whose `score` hands the trainer the wrong sign is gone back from by itself; the true sign never is.
+
+    python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 true:0 true:1 true:2] [--out FILE.json] [--log FILE]
+
+Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
+and the local LoRA trainer, all at their default settings but for a batch of 8. Simulated: the people. Each asks "Yes or
+no: is it worth the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which
+the base does two times in three.
+
+The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
+around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. It comes
+after HEALTHY turns; a `true` run has the same method and as many turns, and the file never exists.
+
+People here are slower than training: eight turns, four at a time, then everybody waits until the version made of them
+serves. Where people say more meanwhile, a fall shows so many turns later.
+
+Checks, exit 1 when one fails: no request failed; every recorded verdict is what the rule says; the rewards given to the
+trainer have the sign that the run says; a `wrong` run is rolled back by the watch within LIMIT turns after the fault
+came, to a version that users like better than what fell; a `true` run never is, and users like its last versions no
+less than the base. The curve of each run is drawn in the log, and its figures are in the JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from openclaw_rl.engines.bundled import tokenizer_folder
+from openclaw_rl.settings import ModelSettings
+from openclaw_rl.testing.running_server import RunningServer
+
+BATCH, CHATS, HEALTHY, LIMIT, AFTERWARDS = 8, 4, 32, 100, 16
+QUESTION = "Yes or no: is it worth the effort to {}?"
+CONTENT, DISPLEASED = "Thanks, that is perfect!", "No, that is wrong."
+MAX_TOKENS, STEP_S = 8, 400.0
+TOPICS = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "topics.toml"
+METHOD = '''\
+"""Binary RL, whose reward has the wrong sign while the file exists."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from openclaw_rl.methods.base import Dropped
+from openclaw_rl.methods.binary_rl import BinaryRL
+
+FAULT = Path({fault!r})
+
+
+class WrongSign(BinaryRL):
+    name = "wrong_sign"
+
+    async def score(self, judged, tools):
+        sample = await super().score(judged, tools)
+        if isinstance(sample, Dropped) or sample.reward is None or not FAULT.exists():
+            return sample
+        return replace(sample, reward=-sample.reward)
+
+
+METHOD = WrongSign()
+'''
+
+
+def likes(reply: str) -> bool:
+    """The user's rule."""
+    return re.match(r"no\b", reply.strip().casefold()) is not None
+
+
+def install(folder: Path, fault: Path) -> None:
+    """The method as a package that servers find on PYTHONPATH, entry point and all."""
+    info = folder / "wrong_sign-0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "wrong_sign.py").write_text(METHOD.format(fault=str(fault)))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-sign\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[openclaw_rl.methods]\nwrong_sign = wrong_sign:METHOD\n")
+
+
+class Fault:
+    """The file that the method looks for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.is_there = False
+
+    def comes(self) -> None:
+        self._path.touch()
+        self.is_there = True
+
+    def goes(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self.is_there = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A turn that its user has answered."""
+
+    turn_id: str
+    version: int
+    verdict: int
+    is_spoilt: bool
+    """Told while the fault was there."""
+
+
+@dataclass(slots=True)
+class People:
+    server: RunningServer
+    client: httpx.AsyncClient
+    dice: random.Random
+    topics: Sequence[str]
+    told: list[Told] = field(default_factory=list)
+    begun: int = 0
+
+    async def turns(self, count: int, *, is_spoilt: bool) -> None:
+        """So many, CHATS at a time."""
+        left = iter([self.dice.choice(self.topics) for _ in range(count)])
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CHATS):
+                group.create_task(self._chat(left, is_spoilt=is_spoilt))
+
+    async def _chat(self, topics: Iterator[str], *, is_spoilt: bool) -> None:
+        for topic in topics:
+            self.begun += 1
+            session = f"person-{self.begun}"
+            messages = [{"role": "user", "content": QUESTION.format(topic)}]
+            reply = await self._ask(session, messages, MAX_TOKENS)
+            text = reply["choices"][0]["message"]["content"] or ""
+            verdict = 1 if likes(text) else -1
+            answer = {"role": "user", "content": CONTENT if verdict > 0 else DISPLEASED}
+            await self._ask(session, [*messages, {"role": "assistant", "content": text}, answer], 1)
+            self.told.append(Told(reply["id"], reply["version"], verdict, is_spoilt))
+
+    async def _ask(self, session: str, messages: list[dict[str, str]], max_tokens: int) -> Any:
+        body = {"messages": messages, "max_tokens": max_tokens}
+        answer = await self.client.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session})
+        answer.raise_for_status()
+        return answer.json() | {"version": int(answer.headers["x-weight-version"])}
+
+    async def trained(self) -> None:
+        """Until what was told is judged and trained on, and the version made of it serves."""
+
+        def is_at_rest(now: Any) -> bool:
+            counts = now["counts"]
+            moving = any(counts[state] for state in ("running", "paired", "judged", "leased"))
+            return not moving and counts["sampled"] < BATCH and now["serving"] == now["tip"]
+
+        def is_done(now: Any) -> bool:
+            return is_at_rest(now) or not now["learning"]
+
+        await asyncio.to_thread(self.server.wait_for, "the batch is trained on", is_done, STEP_S)
+
+
+def rollbacks(server: RunningServer) -> list[dict[str, Any]]:
+    """The watch's alerts."""
+    lines = (server.data_dir / "server.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event for event in events if event.get("event") == "rolled_back"]
+
+
+def mean(told: Sequence[Told]) -> float:
+    return round(sum(one.verdict for one in told) / len(told), 3) if told else float("nan")
+
+
+async def campaign(server: RunningServer, fault: Fault, *, is_wrong: bool, seed: int, say: Any) -> dict[str, Any]:
+    topics = list(tomllib.loads(TOPICS.read_text())["train"])
+    began, fall_after, gone_back = time.monotonic(), None, None
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False) as client:
+        people = People(server, client, random.Random(seed), topics)
+        while len(people.told) < HEALTHY + LIMIT and gone_back is None:
+            if is_wrong and len(people.told) >= HEALTHY and not fault.is_there:
+                fault.comes()
+            await people.turns(min(BATCH, HEALTHY + LIMIT - len(people.told)), is_spoilt=fault.is_there)
+            await people.trained()
+            newest = people.told[-BATCH:]
+            say(
+                f"{time.monotonic() - began:5.0f} s  turn {len(people.told):3}"
+                f"{'  reward turned around' if fault.is_there else '                      '}  version"
+                f" {server.status()['serving']:2} serves, verdict of these turns {mean(newest):+.2f}"
+                f" {bar(mean(newest))}"
+            )
+            gone_back = next(iter(rollbacks(server)), None)
+        if gone_back is None:  # what was told last is looked at too
+            await asyncio.sleep(12)
+            gone_back = next(iter(rollbacks(server)), None)
+        told = list(people.told)
+        if gone_back is not None:
+            fall_after = sum(one.is_spoilt for one in told)
+            say(f"rolled back after {fall_after} turns: {gone_back}")
+            fault.goes()
+            await people.turns(AFTERWARDS, is_spoilt=False)
+            await people.trained()
+    return {
+        "run": "wrong" if is_wrong else "true",
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "turns": len(told),
+        "rolled back": gone_back,
+        "turns from the fault to the rollback": fall_after,
+        "verdict of the base": mean([one for one in told if one.version == 0]),
+        "verdict of the last 24 turns": mean(told[-24:]),
+        "verdict after the rollback": mean(people.told[len(told) :]),
+        "verdicts by batch": [mean(told[at : at + BATCH]) for at in range(0, len(told), BATCH)],
+        "versions": [
+            {"version": row["weight_version"], "state": row["state"], "reason": row["reason"]}
+            for row in server.status()["versions"]
+        ],
+        "failed": await asyncio.to_thread(failed, server, people.told, is_wrong=is_wrong, told=told, fall=gone_back),
+    }
+
+
+def failed(
+    server: RunningServer, all_told: Sequence[Told], *, is_wrong: bool, told: Sequence[Told], fall: Any
+) -> list[str]:
+    """The conditions that do not hold."""
+    found = []
+    for one in all_told:
+        record = server.admin("GET", f"/v1/turns/{one.turn_id}")
+        if record["verdict"]["value"] != one.verdict:
+            found.append(f"{one.turn_id}: the rule says {one.verdict}, the ledger {record['verdict']['value']}")
+        wanted = -one.verdict if one.is_spoilt else one.verdict
+        if record["sample"] is not None and record["sample"]["reward"] != wanted:
+            found.append(f"{one.turn_id}: the trainer got {record['sample']['reward']}, not {wanted}")
+    if is_wrong:
+        if fall is None:
+            found.append(f"no rollback within {LIMIT} turns of the fault")
+        elif mean(all_told[len(told) :]) <= fall["after"]:
+            found.append("what serves again is liked no better than what fell")
+    else:
+        if fall is not None:
+            found.append("the true sign was rolled back")
+        if mean(told[-24:]) < mean([one for one in told if one.version == 0]):
+            found.append("the last versions are liked less than the base")
+    return found
+
+
+def bar(value: float) -> str:
+    """−1 … 1 as a row of marks, a colon at 0."""
+    at = round((value + 1) * 20)
+    row = ["·"] * 41
+    row[20], row[at] = ":", "#"
+    return "".join(row)
+
+
+def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str, Any]:
+    folder = options.folder.absolute() / f"{kind}-{seed}-{int(time.time())}"
+    fault, plugin, data_dir = folder / "fault", folder / "plugin", folder / "data"
+    install(plugin, fault)
+    cache = options.folder.absolute() / "cache"
+    tokenizer_folder(ModelSettings(), cache)  # converts the bundled model, once for all runs
+    shutil.copytree(cache, data_dir / "cache", copy_function=os.link)
+    kept = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(plugin), kept)))
+    settings = ("method.name=wrong_sign", "log_format=json", f"trainer.seed={seed}", *options.set)
+    say(f"{kind} sign, seed {seed}")
+    try:
+        with RunningServer(
+            data_dir, ["--batch-size", str(BATCH), *(word for one in settings for word in ("--set", one))]
+        ) as server:
+            return asyncio.run(campaign(server, Fault(fault), is_wrong=kind == "wrong", seed=seed, say=say))
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if kept is not None:
+            os.environ["PYTHONPATH"] = kept
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="for data directories and the converted model")
+    parser.add_argument("--runs", nargs="+", default=["wrong:0", "true:0", "true:1", "true:2"], metavar="KIND:SEED")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the servers")
+    parser.add_argument("--out", type=Path, help="JSON; runs that it holds already stay")
+    parser.add_argument("--log", type=Path, help="append what is said")
+    options = parser.parse_args()
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if options.log:
+            with options.log.open("a") as log:
+                log.write(line + "\n")
+
+    found: list[dict[str, Any]] = []
+    for word in options.runs:
+        kind, _, seed = word.partition(":")
+        if kind not in ("wrong", "true"):
+            parser.error(f"--runs: {word!r} is neither wrong:SEED nor true:SEED")
+        found.append(run(options, kind, int(seed or 0), say))
+        say(f"{word}: {'failed: ' + '; '.join(found[-1]['failed']) if found[-1]['failed'] else 'holds'}")
+        if options.out:
+            kept = json.loads(options.out.read_text()) if options.out.exists() else []
+            same = [(one["run"], one["seed"]) == (found[-1]["run"], found[-1]["seed"]) for one in kept]
+            kept = [one for one, is_same in zip(kept, same, strict=True) if not is_same] + [found[-1]]
+            options.out.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+    return 1 if any(one["failed"] for one in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

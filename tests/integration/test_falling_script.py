@@ -1,0 +1,58 @@
+"""What `scripts/e2e/falling_verdict.py` plants: a method by entry point, whose reward has the wrong sign on demand."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from turns import make_request, make_turn
+
+from openclaw_rl.methods.base import Dropped, ScoringTools, load_method
+from openclaw_rl.types import JudgedTurn, NextState, Verdict
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "e2e" / "falling_verdict.py"
+    spec = importlib.util.spec_from_file_location("falling_verdict_script", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_the_reward_is_turned_around_while_the_file_is_there_and_no_verdict_ever(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = script.Fault(tmp_path / "fault")
+    script.install(tmp_path / "plugin", tmp_path / "fault")
+    monkeypatch.syspath_prepend(str(tmp_path / "plugin"))
+    method = load_method("wrong_sign")
+    judged = JudgedTurn(make_request("a"), make_turn("a"), NextState(()), Verdict(1, (1,), source="rules"))
+
+    async def rewards() -> list[float | None]:
+        found = []
+        for value in (1, -1):
+            turn = replace(judged, verdict=Verdict(value, (value,), source="rules"))
+            sample = await method.score(turn, ScoringTools())
+            assert not isinstance(sample, Dropped)
+            assert turn.verdict is not None
+            assert turn.verdict.value == value
+            found.append(sample.reward)
+        return found
+
+    assert await rewards() == [1.0, -1.0]
+    fault.comes()
+    assert await rewards() == [-1.0, 1.0]
+    neutral = replace(judged, verdict=Verdict(0, (0,), source="rules"))
+    assert isinstance(await method.score(neutral, ScoringTools()), Dropped)
+    fault.goes()
+    assert await rewards() == [1.0, -1.0]
+
+
+def test_the_simulated_user_goes_by_the_first_word(script: ModuleType) -> None:
+    assert [script.likes(text) for text in ("No.", " no, it is not", "NO", "Not sure", "Yes", "")] == [True] * 3 + [
+        False
+    ] * 3
