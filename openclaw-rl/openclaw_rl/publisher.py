@@ -19,16 +19,16 @@ import structlog
 from openclaw_rl import version_folders
 from openclaw_rl.alerts import Alert
 from openclaw_rl.canary import Canary
+from openclaw_rl.engine_adapters import EngineAdapters
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.dialect import ModelInfo
-from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, ema_name, is_unknown_adapter
+from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, is_unknown_adapter
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineRefused, LedgerError
 from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import Meters
 from openclaw_rl.settings import PublisherSettings
-from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.api import Report, Tip
 from openclaw_rl.types import Ids, Version, VersionState, WeightKind
 
@@ -76,9 +76,7 @@ class Publisher:
         )
         self._base_folder = base_folder
         self._meters = meters or Meters()
-        self._loaded: set[int] = set()
-        self._ours: dict[str, Path] = {}
-        """Adapters that the engine took from us, and from where."""
+        self._adapters = EngineAdapters(engine, serving, data_dir, call_timeout_s=settings.call_timeout_s)
         self._kind = WeightKind.LORA
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
@@ -102,15 +100,15 @@ class Publisher:
             if version.kind is WeightKind.FULL:
                 await self._restore_full(version)
                 return
-            self._loaded.discard(version.weight_version)
-            await self._load(version)
+            self._adapters.loaded.discard(version.weight_version)
+            await self._adapters.load(version)
             self._switch(version.weight_version)
-            for number in sorted(self._loaded - {version.weight_version}):
+            for number in sorted(self._adapters.loaded - {version.weight_version}):
                 if self._serving.users(number):
-                    self._loaded.discard(number)
-                    await self._load(await self._ledger.version(number))
+                    self._adapters.loaded.discard(number)
+                    await self._adapters.load(await self._ledger.version(number))
                 else:
-                    await self._unload(number)
+                    await self._adapters.unload(number)
         log.info("serving", weight_version=version.weight_version)
 
     async def is_in_place(self) -> bool:
@@ -258,7 +256,7 @@ class Publisher:
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]
-            if not waiting or len(self._loaded) >= self._settings.max_versions:
+            if not waiting or len(self._adapters.loaded) >= self._settings.max_versions:
                 # Every slot has running replies: the newest version waits, and a newer one supersedes it meanwhile.
                 return False
             *older, newest = sorted(waiting)
@@ -271,7 +269,7 @@ class Publisher:
             if (await self._ledger.version(number)).state is VersionState.CANDIDATE:
                 await self._ledger.set_version_state(number, VersionState.GATED)
             await self._ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
-            await self._unload(number)
+            await self._adapters.unload(number)
 
     async def _serve_tip(self) -> None:
         """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
@@ -281,7 +279,9 @@ class Publisher:
             if await self._ledger.pinned() is not None:
                 return
             tip = await self._ledger.version((await self._ledger.tip()).weight_version)
-            has_room = tip.weight_version in self._loaded or len(self._loaded) < self._settings.max_versions
+            has_room = (
+                tip.weight_version in self._adapters.loaded or len(self._adapters.loaded) < self._settings.max_versions
+            )
             passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
             if passed and has_room and not self._is_elsewhere(tip):
                 await self._serve_again(tip)
@@ -289,7 +289,7 @@ class Publisher:
 
     async def _serve_again(self, version: Version) -> None:
         """Serve a version that passed the gate before. Raises LedgerError when it did not."""
-        await self._load(version)
+        await self._adapters.load(version)
         await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
         await self._serve(version)
 
@@ -299,7 +299,7 @@ class Publisher:
         bound = log.bind(weight_version=number, parent=version.parent)
         times = _PhaseTimes()
         try:
-            await self._load(version)
+            await self._adapters.load(version)
         except EngineRefused as error:
             await self._reject(number, f"the engine refused it: {error}")
             return False
@@ -317,7 +317,7 @@ class Publisher:
                 "gate", step_kl=result.step_kl, base_kl=result.base_kl, canary_drop=result.canary_drop, refusal=refusal
             )
             if refusal:
-                await self._unload(number)
+                await self._adapters.unload(number)
                 await self._reject(number, refusal)
                 return False
             await self._ledger.set_version_state(number, VersionState.GATED)
@@ -364,7 +364,7 @@ class Publisher:
             times = await self._full.swap(version.weight_version, self._weights_of(version))
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
         else:
-            await self._load(version)
+            await self._adapters.load(version)
             self._switch(version.weight_version)
 
     async def _try_full(self, version: Version) -> str | None:
@@ -409,72 +409,24 @@ class Publisher:
             raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
         return self._base_folder
 
-    # -- the engine's adapters -----------------------------------------------------------------------------------------
-
-    async def _load(self, version: Version) -> None:
-        number, name = version.weight_version, adapter_name(version.weight_version)
-        if name is None or number in self._loaded or version.kind is WeightKind.FULL:
-            return
-        if version.folder is None:
-            raise EngineRefused(f"version {number} has no folder", status=400)
-        folder = self._data_dir / version.folder
-        if await asyncio.to_thread((folder / checkpoint.EMA_FOLDER).is_dir):
-            await self._load_as(ema_name(number), folder / checkpoint.EMA_FOLDER)
-            self._serving.add_ema(number)
-        await self._load_as(name, folder)  # last: what is in `_loaded` has its teacher
-        self._loaded.add(number)
-
-    async def _load_as(self, name: str, folder: Path) -> None:
-        async with asyncio.timeout(self._settings.call_timeout_s):
-            try:
-                await self._engine.load_adapter(name, folder)
-            except EngineRefused as error:
-                if "already loaded" not in str(error):
-                    raise
-                if not await self._has_loaded(name, folder):
-                    log.warning("adapter_of_another_run", adapter=name)
-                    await self._engine.unload_adapter(name)
-                    await self._engine.load_adapter(name, folder)
-        self._ours[name] = folder
-
-    async def _has_loaded(self, name: str, folder: Path) -> bool:
-        """Whether the adapter that the engine has under this name is ours: an attached engine outlives us, and may
-        have served another data directory. A folder is never rewritten.
-        """
-        folders = await self._engine.adapter_folders()
-        if folders is None:  # it does not say: then what it took from us is ours
-            return self._ours.get(name) == folder
-        return folders.get(name) == str(folder)
-
-    async def _unload(self, number: int) -> None:
-        name = adapter_name(number)
-        if name is None or number not in self._loaded:
-            return
-        for loaded in (ema_name(number), name) if self._serving.has_ema(number) else (name,):
-            try:
-                async with asyncio.timeout(self._settings.call_timeout_s):
-                    await self._engine.unload_adapter(loaded)
-            except EngineRefused as error:  # an engine that was restarted does not know it
-                log.info("adapter_already_gone", weight_version=number, adapter=loaded, error=str(error))
-        self._serving.drop_ema(number)
-        self._loaded.discard(number)
+    # -- adapters -----------------------------------------------------------------------------------------------------
 
     def _switch(self, number: int) -> None:
         self._serving.switch(number, adapter_name(number))
 
     def _draining(self) -> bool:
-        return bool(self._loaded - {self._serving.current})
+        return bool(self._adapters.loaded - {self._serving.current})
 
     async def _retire_idle(self) -> bool:
         """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
         load. Whether anything was.
         """
         unloaded = False
-        for number in sorted(self._loaded):
+        for number in sorted(self._adapters.loaded):
             async with self._turn:  # looked at inside: a pin or a rollback may just have brought it back
                 if number == self._serving.current or self._serving.users(number):
                     continue
-                await self._unload(number)
+                await self._adapters.unload(number)
             unloaded = True
             log.info("adapter_unloaded", weight_version=number)
         return unloaded
@@ -483,11 +435,9 @@ class Publisher:
         """Delete the weights of versions that nothing will ask for again."""
         async with self._turn:
             gone = await version_folders.prune(
-                self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._loaded
+                self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded
             )
-            for number in gone:  # never loaded again
-                self._ours.pop(adapter_name(number) or "", None)
-                self._ours.pop(ema_name(number), None)
+            self._adapters.forget(gone)
         if gone:
             log.info("versions_pruned", weight_versions=gone)
 

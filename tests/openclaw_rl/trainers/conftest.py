@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import pytest
 import torch
+from trainer_bench import Bench, FakeApi
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from openclaw_rl.methods.binary_rl import METHOD
@@ -130,3 +132,8 @@ def architecture(request: pytest.FixtureRequest) -> Callable[[], PreTrainedModel
         return model
 
     return make
+
+
+@pytest.fixture
+def bench(tmp_path: Path, batch: list[Sample]) -> Bench:
+    return Bench(tmp_path, FakeApi(batch))
