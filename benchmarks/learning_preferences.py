@@ -3,6 +3,7 @@
     python benchmarks/learning_preferences.py --preset gpu        one GPU: the settings we ship, 3 methods × 2 × 3 seeds
     python benchmarks/learning_preferences.py --preset sweep      one GPU: the variants of `SWEEP`, one seed
     python benchmarks/learning_preferences.py --preset users      one GPU: the variants of `USERS`, three seeds
+    python benchmarks/learning_preferences.py --preset binary     one GPU: Binary RL by baseline, user and rate
     python benchmarks/learning_preferences.py --preset cpu        two CPU cores, five minutes: one seed, fewer of all
     python benchmarks/learning_preferences.py --report A.jsonl …  tables and curves of results that exist
 
@@ -38,10 +39,11 @@ PLANS = {
     "gpu": Plan(),
     "sweep": Plan(marks=(2, 4, 8), replies=1),
     "users": Plan(marks=(4, 8), replies=1),
+    "binary": Plan(marks=(8,), replies=1),
     "cpu": Plan(updates=3, marks=(3,), reply_tokens=56, held_out=16, replies=1, others=1),
     "smoke": Plan(updates=1, turns=2, marks=(1,), reply_tokens=8, held_out=3, replies=1, others=1),
 }
-SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "users": (0, 1, 2), "cpu": (0,), "smoke": (0,)}
+SEEDS = {"gpu": (0, 1, 2), "sweep": (0,), "users": (0, 1, 2), "binary": (0, 1, 2, 3), "cpu": (0,), "smoke": (0,)}
 SWEEP: dict[str, tuple[str, ...]] = {
     "binary_rl": (
         "default:",
@@ -85,7 +87,21 @@ USERS: dict[str, tuple[str, ...]] = {
         "reads limit=1 follows:reads_request=1,baseline_limit=1,follows_up=1",
     ),
 }
-VARIANTS = {"sweep": SWEEP, "users": USERS}
+BINARY: dict[str, tuple[str, ...]] = {
+    "binary_rl": (
+        "shipped:reads_request=1",
+        "others:reads_request=1,baseline=others",
+        "others lr=1e-3:reads_request=1,baseline=others,learning_rate=1e-3",
+        "follows:reads_request=1,follows_up=1",
+        "follows lr=1e-3:reads_request=1,follows_up=1,learning_rate=1e-3",
+        "follows others:reads_request=1,follows_up=1,baseline=others",
+        "follows others lr=1e-3:reads_request=1,follows_up=1,baseline=others,learning_rate=1e-3",
+    ),
+    "opd": (),
+    "combine": ("shipped:reads_request=1", "others:reads_request=1,baseline=others"),
+}
+"""What could make Binary RL learn *short*, and what a baseline that it shares with Combined does there."""
+VARIANTS = {"sweep": SWEEP, "users": USERS, "binary": BINARY}
 SHIPPED = "shipped:reads_request=1"
 """The settings' own defaults, and a user who notices replies about something else."""
 
@@ -114,14 +130,14 @@ def main() -> int:
         print(write_report(load(args.report), args.out / name, {}))
         return 0
 
-    started, is_gpu = time.perf_counter(), args.preset in ("gpu", "sweep", "users")
+    started, is_gpu = time.perf_counter(), args.preset in ("gpu", *VARIANTS)
     device = args.device or ("cuda" if is_gpu else "cpu")
     plan = PLANS[args.preset]
     if args.updates:
         plan = replace(plan, updates=args.updates, marks=tuple(sorted({*plan.marks, args.updates} - {0})))
     seeds = tuple(args.seeds or SEEDS[args.preset])
     chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, (SHIPPED,)) for method in METHODS}
-    preferences = args.preferences or (["short"] if args.preset == "cpu" else list(PREFERENCES))
+    preferences = args.preferences or (["short"] if args.preset in ("binary", "cpu") else list(PREFERENCES))
     runs = [
         Run(method, preference, seed, Variant.parse(text))
         for seed in seeds

@@ -140,7 +140,7 @@ class Trained:
             seed=run.seed,
             reads_request=run.variant.has_user("reads_request"),
         )
-        self._sampling = SamplingParams(plan.reply_tokens, temperature=plan.temperature)
+        self.sampling = SamplingParams(plan.reply_tokens, temperature=plan.temperature)
         self.metrics: dict[str, float] = {}
         self.batch = Batch()
 
@@ -149,7 +149,7 @@ class Trained:
         return random.Random(1000 * self.run.seed + update).sample(topics("train"), self._plan.turns)
 
     async def learn(self, update: int, asked: Sequence[Asked], replies: Sequence[Reply], said: Sequence[str]) -> None:
-        self.batch = await self.user.round(asked, replies, said, update - 1, self._sampling)
+        self.batch = await self.user.round(asked, replies, said, update - 1, self.sampling)
         self.metrics = {}
         if not self.batch.samples:
             return  # nothing to learn from: no step
@@ -190,7 +190,7 @@ def train_together(
     trained = [Trained(run, subject, plan, engine_url=engine_url) for run in runs]
     fleet = Fleet([one.policy for one in trained], subject.end_id)
     for update in range(1, plan.updates + 1):
-        asked, replies, said = _chats(fleet, trained, plan, update, follows_up=follows_up)
+        asked, replies, said = chats(fleet, trained, plan, update, follows_up=follows_up)
 
         async def learn_all(update: int = update, asked: Any = asked, replies: Any = replies, said: Any = said):
             for one, *own in zip(trained, asked, replies, said, strict=True):
@@ -206,7 +206,7 @@ def train_together(
 _Rounds = tuple[list[list[Asked]], list[list[Reply]], list[list[str]]]
 
 
-def _chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, follows_up: bool) -> _Rounds:
+def chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, follows_up: bool) -> _Rounds:
     """`plan.turns` turns of every run: what was asked, what was replied, what the user said to it."""
     topics_of = [one.topics(update) for one in trained]
 
@@ -268,7 +268,7 @@ def measure_ends(
         plain = [subject.prompt(preference.question(topic)) for topic in asked]
         for end in ENDS:
             for seed in seeds:
-                prompts = [subject.prompt(_asked(preference, topic, end, n)) for n, topic in enumerate(asked)]
+                prompts = [subject.prompt(ask_as(preference, topic, end, n)) for n, topic in enumerate(asked)]
                 replies = fleet.generate([prompts], plan.reply_tokens, plan.temperature, [500_000 + seed])[0]
                 found = quality(
                     subject,
@@ -285,7 +285,7 @@ def measure_ends(
                 write(Record(end, name, seed, "", 0, found.as_dict(), seconds=seconds))
 
 
-def _asked(preference: Preference, topic: Topic, end: str, n: int) -> str:
+def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:
     """The question as the end reads it; a hint stands where the product's teacher reads it."""
     question = preference.question(topic)
     if end == "base":
