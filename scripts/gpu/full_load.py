@@ -7,7 +7,6 @@ sent right into it. What was recorded is held against plain forward passes under
 
 import asyncio
 import itertools
-import json
 import random
 import threading
 import time
@@ -22,6 +21,7 @@ import load
 import models
 import torch
 from chat_load import Reply, chat
+from running import audit, events, keep_logs, set_flags
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.data_dir import DataDir
@@ -53,7 +53,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
     flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
-    flags += [word for setting in settings for word in ("--set", setting)]
+    flags += set_flags(settings)
     server, figures = RunningServer(data_dir, flags, start_s=120), {}
     try:
         with server:
@@ -61,11 +61,11 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
             turns = server.turns(limit=SCORED_TURNS)
             versions = {row["weight_version"]: row for row in server.status()["versions"]}
             figures["counts"] = server.status()["counts"]
-        figures["phases of each swap, s"] = _events(data_dir / "server.log", "weights_swapped")
+        figures["phases of each swap, s"] = _swaps(data_dir / "server.log")
         host.so_far("full", figures)
         figures |= _recorded(host, data_dir, turns, versions)
     finally:
-        (host.out / "full-server.log").write_bytes((data_dir / "server.log").read_bytes()[-load.SERVER_LOG_BYTES :])
+        keep_logs(data_dir, host.out, "full")
     return figures
 
 
@@ -266,32 +266,23 @@ async def _cached(client: httpx.AsyncClient) -> int:
 def _recorded(
     host: "Host", data_dir: Path, turns: Sequence[Any], versions: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    from kill.audit import audit
-
     whole, joined = [], []
     for turn in turns:
         reply, runs = turn["turn"], [(run["weight_version"], run["length"]) for run in turn["turn"]["versions"]]
         if not reply["response_ids"] or None in reply["rollout_log_probs"]:
             continue
-        temperature = turn["request"]["sampling"]["temperature"]
-        forced = models.Forced(
-            turn["request"]["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature
-        )
-        (joined if len(runs) > 1 else whole).append(models.Recorded(forced, runs))
+        (joined if len(runs) > 1 else whole).append(models.Recorded(models.forced_of(turn), runs))
     folders = {n: data_dir / row["folder"] if row["folder"] else host.model for n, row in versions.items()}
     scored = models.compare_runs([*whole[-60:], *joined[-80:]], folders, host.device)
-    found = audit(data_dir / "ledger.sqlite3", [], is_deep=True)
     return {
         "recorded replies looked at": len(turns),
         "joined replies": len(joined),
         "most versions in one reply": max((len(recorded.runs) for recorded in joined), default=1),
         "log-probs against fp32 under each token's version": scored,
-        "audit": json.loads(json.dumps(found)),
+        "audit": audit(data_dir),
     }
 
 
-def _events(log: Path, name: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
+def _swaps(log: Path) -> list[dict[str, float]]:
     kept = ("weight_version", "finish_s", "cut_s", "push_s", "held_s")
-    rows = [{key: event[key] for key in kept if key in event} for event in events if event.get("event") == name]
-    return [{key: round(value, 3) for key, value in row.items()} for row in rows]
+    return [{key: round(event[key], 3) for key in kept if key in event} for event in events(log, "weights_swapped")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import load
 from chat_load import chat
+from running import keep_logs, set_flags
 
 from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
@@ -31,7 +32,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
     flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
-    flags += [word for setting in settings for word in ("--set", setting)]
+    flags += set_flags(settings)
     started = time.monotonic()
     try:
         with RunningServer(data_dir, flags, start_s=120) as server:
@@ -45,9 +46,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
                 for row in server.status()["versions"]
             ]
     finally:
-        for log in (data_dir / "server.log", *(data_dir / "logs").glob("*.log")):
-            kept = log.read_bytes()[-load.SERVER_LOG_BYTES :]
-            (host.out / f"latency-{host.model.name}-{log.name}").write_bytes(kept)
+        keep_logs(data_dir, host.out, f"latency-{host.model.name}")
     return figures
 
 

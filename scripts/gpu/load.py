@@ -4,7 +4,6 @@ held against plain forward passes.
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import models
+from running import audit, keep_logs, set_flags
 
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -42,7 +42,6 @@ SETTINGS = (
     "training.max_staleness=100", "publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280",
     "sampling.temperature=0.8", "log_format=json", "server.max_streams=512",
 )  # fmt: skip
-SERVER_LOG_BYTES = 2_000_000
 
 
 def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
     ]  # fmt: skip
     settings += ["model.context_length=4096"] if host.engine == "sglang" else ["engine.max_running=8"]
     flags = ["--model", str(host.model), "--judge", "rules", *flags]
-    flags += [word for setting in settings for word in ("--set", setting)]
+    flags += set_flags(settings)
     started = time.monotonic()
     figures: dict[str, Any] = {}
     server = RunningServer(data_dir, flags, start_s=280)
@@ -72,9 +71,7 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
             versions = {row["weight_version"]: row for row in server.status()["versions"]}
         figures |= _recorded(host, data_dir, turns, versions)
     finally:
-        for log in (data_dir / "server.log", *(data_dir / "logs").glob("*.log")):
-            kept = log.read_bytes()[-SERVER_LOG_BYTES:]
-            (host.out / f"{'child' if kill else 'attached'}-{log.name}").write_bytes(kept)
+        keep_logs(data_dir, host.out, "child" if kill else "attached")
     return figures
 
 
@@ -227,8 +224,6 @@ def _rest(server: RunningServer) -> dict[str, Any]:
 
 def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int, Any]) -> dict[str, Any]:
     """The recorded log-probs of the newest turns against plain forward passes under the versions the ledger names."""
-    from kill.audit import audit
-
     by_version: dict[int, list[models.Forced]] = {}
     mixed = 0
     for turn in turns:
@@ -236,20 +231,14 @@ def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int
         if len(runs) != 1:
             mixed += 1
         elif reply["response_ids"]:
-            temperature = turn["request"]["sampling"]["temperature"]
-            by_version.setdefault(runs[0]["weight_version"], []).append(
-                models.Forced(
-                    turn["request"]["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature
-                )
-            )
+            by_version.setdefault(runs[0]["weight_version"], []).append(models.forced_of(turn))
     figures: dict[str, Any] = {}
     newest = sorted(by_version, key=lambda version: -len(by_version[version]))[:2]
     for version in newest:
         folder = versions[version]["folder"] if version else None
         where = data_dir / folder if folder else None
         figures[f"recorded under v{version}"] = models.compare(by_version[version][:24], host.model, where, host.device)
-    found = audit(data_dir / "ledger.sqlite3", [], is_deep=True)
-    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": json.loads(json.dumps(found))}
+    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": audit(data_dir)}
 
 
 def p50_p99(values: list[float]) -> list[float]:

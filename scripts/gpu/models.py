@@ -30,6 +30,13 @@ class Forced:
     temperature: float
 
 
+def forced_of(turn: Mapping[str, Any]) -> Forced:
+    """Of a turn as `/v1/turns/{id}` gives it."""
+    request, reply = turn["request"], turn["turn"]
+    temperature = request["sampling"]["temperature"]
+    return Forced(request["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature)
+
+
 def random_model(tokenizer: Path, folder: Path, spread: float, *, device: str, seed: int = 0, **changes: Any) -> Path:
     """Random weights of the shape in `tokenizer`/config.json, with its tokenizer; fp32 safetensors.
 

@@ -9,28 +9,32 @@ binary       chats through the node with Binary RL, five updates; then a Megatro
 combine      the same ledger and engine with hints and verdicts; then Ray's head is killed in a step
 opd          the same with on-policy distillation; then the trainer is stopped
 recorded     recorded log-probs against plain passes under what Megatron exported
+weights      what the engine held after the pushes against what Megatron exported, tensor by tensor
 ledger       the audit of the ledger
 engine       SGLang on the second GPU, which the parts start by themselves; `stop` ends it
+
+`NAME+` runs beside the stages that follow.
 """
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "benchmarks"), str(ROOT / "tests" / "integration")]
+
+from stages import Figures, parser, run_stage, said, told  # noqa: E402
+
 LIMITS = {"host": 60, "tp": 150, "checkpoint": 60, "engine": 200, "binary": 240, "opd": 200, "combine": 200}
 WORTH = {"binary": 70, "combine": 70, "opd": 70}
 """Seconds without which a stage shows nothing."""
-LIMITS |= {"recorded": 60, "ledger": 30, "stop": 30}
+LIMITS |= {"recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +95,21 @@ class Host:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
-def host(host: Host) -> dict[str, Any]:
+def host(host: Host) -> Figures:
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     look = "import torch, numpy, sys; print(sys.version[:7], torch.__version__, torch.version.cuda, numpy.__version__)"
     topology = ["nvidia-smi", "topo", "-m"]
     return {
-        "gpus": _said(query).splitlines(),
-        "python, torch, cuda, numpy": _said([host.slime_python, "-c", look]),
-        "links": _said(topology).splitlines()[:4],
+        "gpus": said(query).splitlines(),
+        "python, torch, cuda, numpy": said([host.slime_python, "-c", look]),
+        "links": said(topology).splitlines()[:4],
     }
-
-
-def _said(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=40, check=False).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return repr(error)
 
 
 # -- the step ----------------------------------------------------------------------------------------------------------
 
 
-def tp(host: Host) -> dict[str, Any]:
+def tp(host: Host) -> Figures:
     file = host.out / "tp.json"
     command = [host.slime_python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29555"]
     command += [str(ROOT / "scripts/gpu/node_tp.py"), "--out", str(file), *(["--tiny"] if host.is_tiny else [])]
@@ -124,7 +121,7 @@ def tp(host: Host) -> dict[str, Any]:
 # -- the whole node ----------------------------------------------------------------------------------------------------
 
 
-def checkpoint(host: Host) -> dict[str, Any]:
+def checkpoint(host: Host) -> Figures:
     import models
 
     models.QWEN3["qwen3-tiny"] = {"hidden_size": 64, "intermediate_size": 96, "layers": 2, "heads": 8}
@@ -146,49 +143,58 @@ def _fill_padding_row(folder: Path) -> None:
             save_file(tensors, file, metadata={"format": "pt"})
 
 
-def engine(host: Host) -> dict[str, Any]:
-    import node_run
+def engine(host: Host) -> Figures:
+    from node_engine import Engine
 
-    running = node_run.Engine.of(host)
+    running = Engine.of(host).running
     return {"url": running.url, "start_s": running.start_s}
 
 
-def stop(host: Host) -> dict[str, Any]:
-    import node_run
+def stop(host: Host) -> Figures:
+    from engine_process import EngineProcess
 
-    node_run.Engine.of(host, may_start=False).kill()
+    running = EngineProcess.known(host.work)
+    if running is not None:
+        running.kill()
     return {"stopped": True}
 
 
-def binary(host: Host) -> dict[str, Any]:
+def binary(host: Host) -> Figures:
     return _part(host, "binary_rl", "actor")
 
 
-def opd(host: Host) -> dict[str, Any]:
+def opd(host: Host) -> Figures:
     return _part(host, "opd", "")
 
 
-def combine(host: Host) -> dict[str, Any]:
+def combine(host: Host) -> Figures:
     return _part(host, "combine", "head")
 
 
-def _part(host: Host, method: str, ends_with: str) -> dict[str, Any]:
+def _part(host: Host, method: str, ends_with: str) -> Figures:
     import node_run
+    from node_engine import Engine
 
-    part = node_run.Part(method, ends_with)
-    return node_run.run_part(host, node_run.Engine.of(host), part)
-
-
-def recorded(host: Host) -> dict[str, Any]:
-    import node_run
-
-    return node_run.recorded(host)
+    return node_run.run_part(host, Engine.of(host), node_run.Part(method, ends_with))
 
 
-def ledger(host: Host) -> dict[str, Any]:
-    import node_run
+def recorded(host: Host) -> Figures:
+    import node_recorded
 
-    return {"findings": node_run.audit(host)}
+    return node_recorded.recorded(host)
+
+
+def weights(host: Host) -> Figures:
+    import node_weights
+    from node_engine import Engine
+
+    return node_weights.run(host, Engine.of(host).url)
+
+
+def ledger(host: Host) -> Figures:
+    import running
+
+    return {"findings": running.audit(host.data_dir)}
 
 
 def logged(host: Host, command: list[str], log: Path) -> int:
@@ -203,52 +209,22 @@ def logged(host: Host, command: list[str], log: Path) -> int:
                 child.wait()
 
 
-STAGES: dict[str, Callable[[Host], dict[str, Any]]] = {
-    stage.__name__: stage for stage in (host, tp, checkpoint, engine, binary, opd, combine, recorded, ledger, stop)
+STAGES: dict[str, Callable[[Host], Figures]] = {
+    stage.__name__: stage
+    for stage in (host, tp, checkpoint, engine, binary, opd, combine, recorded, weights, ledger, stop)
 }
 
 
-class OutOfTime(BaseException):
-    """The stage's limit came; not an Exception, so that no stage takes it for its own."""
-
-
-def _run(host: Host, name: str, limit_s: int) -> bool:
-    def on_alarm(*_: object) -> None:
-        raise OutOfTime
-
-    started = time.monotonic()
-    signal.signal(signal.SIGALRM, on_alarm)
-    signal.alarm(limit_s)
-    print(f"-- {name} (at most {limit_s} s)", flush=True)
-    try:
-        figures = STAGES[name](replace(host, ends_at=started + limit_s))
-        is_good = not figures.get("findings") and not figures.get("exit")
-    except (Exception, OutOfTime) as error:
-        traceback.print_exc()
-        figures, is_good = {"failed": repr(error)[:2000]}, False
-    finally:
-        signal.alarm(0)
-    figures = {"stage seconds": round(time.monotonic() - started, 1), **figures}
-    (host.out / f"{name}.json").write_text(json.dumps(figures, indent=1, default=str) + "\n")
-    print(f"== {name}: {json.dumps(figures, default=str)[:4000]}", flush=True)
-    return is_good
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="+", metavar="STAGE[=SECONDS][+]")
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true", help="small models, for a try on a CPU")
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
-    parser.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
-    parser.add_argument("--fake", default="", help="'PYTHON MODULE' in the driver's place, on the embedded engine")
-    options = parser.parse_args()
+    own = parser(__doc__, LIMITS)
+    own.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
+    own.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
+    own.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
+    own.add_argument("--fake", default="", help="'PYTHON MODULE' in the driver's place, on the embedded engine")
+    options = own.parse_args()
     host = Host(
-        work=options.work.absolute(),
-        out=options.out.absolute(),
+        work=options.work,
+        out=options.out,
         is_tiny=options.tiny,
         streams=options.streams,
         gpus=options.gpus,
@@ -257,27 +233,32 @@ def main() -> int:
     results: dict[str, bool | str] = {}
     end = time.monotonic() + options.budget_s
     beside: dict[str, subprocess.Popen[bytes]] = {}
-    for stage in options.stages:
-        name, _, limit = stage.removesuffix("+").partition("=")
-        limit_s = min(int(limit or LIMITS[name]), int(end - time.monotonic()))
-        if stage.endswith("+"):
-            words = [sys.executable, __file__, "--work", str(host.work), "--out", str(host.out), f"{name}={limit_s}"]
-            beside[name] = subprocess.Popen(words + ["--tiny"] * host.is_tiny, start_new_session=True)
+    for asked in options.stages:
+        name, limit_s = asked.name, min(asked.limit_s, int(end - time.monotonic()))
+        if asked.is_beside:
+            beside[name] = _beside(host, name, limit_s)
         elif name in ("opd", "combine") and results.get("binary") is False and not options.go_on:
             results[name] = "skipped: binary failed"
         else:
-            enough = WORTH.get(name, 5)
-            results[name] = _run(host, name, limit_s) if limit_s > enough else "no time"
+            results[name] = _run(host, name, limit_s) if limit_s > WORTH.get(name, 5) else "no time"
     for name, child in beside.items():
         try:
             results[name] = child.wait(max(5.0, end - time.monotonic())) == 0
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             results[name] = "no time"
-    print(f"== all: {results}", flush=True)
-    return 0 if all(result is True for result in results.values()) else 1
+    return told(results)
+
+
+def _run(host: Host, name: str, limit_s: int) -> bool:
+    timed = replace(host, ends_at=time.monotonic() + limit_s)
+    return run_stage(name, lambda: STAGES[name](timed), limit_s, lambda: host.out / f"{name}.json")
+
+
+def _beside(host: Host, name: str, limit_s: int) -> "subprocess.Popen[bytes]":
+    words = [sys.executable, __file__, "--work", str(host.work), "--out", str(host.out), f"{name}={limit_s}"]
+    return subprocess.Popen(words + ["--tiny"] * host.is_tiny, start_new_session=True)
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "benchmarks"), str(ROOT / "tests" / "integration")]
     sys.exit(main())

@@ -4,15 +4,14 @@
 #   BUNDLE=folder[:folder] [WORK=folder] [OUT=$WORK/out] scripts/gpu/node_check.sh STAGE …
 #
 # The folders hold packed site folders: site2.tar.xz (Ray, sglang-router and small packages), src.tar.xz (the checkouts
-# `slime` and `megatron_lm`), more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's), site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer),
-# maybe jit.tgz (a kernel cache of an earlier run). What is unpacked stays in WORK: a later call may bring the rest.
-# All environments lie on top of the host's python3, which has torch and the common scientific packages. The stages are
-# those of node_check.py; each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not
-# stop the others.
+# `slime` and `megatron_lm`), more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's),
+# site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer), maybe jit.tgz (a kernel cache of an earlier run). What
+# is unpacked stays in WORK: a later call may bring the rest (environment.sh). The stages are those of node_check.py;
+# each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not stop the others.
 #
 # Two GPUs, about 6 minutes, in one call or two (each may bring a part of the packages):
 #   node_check.sh checkpoint=60
-#   node_check.sh --budget-s 355 tp=120+ engine=120 binary=170 combine=150 recorded=25 ledger=10 opd=140 ledger=10
+#   node_check.sh --budget-s 355 tp=120+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10 opd=140 ledger=10
 # One GPU: the same with --gpus 1 and without tp. A try on a CPU: node_check.py --tiny --fake 'PYTHON MODULE' …
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.
@@ -20,51 +19,16 @@ set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-node-check}
 OUT=${OUT:-$WORK/out}
-export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-mkdir -p "$WORK" "$OUT"
+. "$ROOT/scripts/gpu/environment.sh"
 
-unpack() { # NAME FOLDER: from whichever bundle has it
-  local bundle
-  for bundle in ${BUNDLE//:/ }; do
-    [ -e "$bundle/$1" ] || continue
-    [ -e "$2/.unpacked-$1" ] && return
-    mkdir -p "$2" && tar -xf "$bundle/$1" -C "$2" && touch "$2/.unpacked-$1"
-  done
-}
-
-environment() { # FOLDER PATH … : an interpreter that finds the paths, in this order, then the host's packages
-  local folder=$1 base
-  shift
-  if [ ! -x "$folder/bin/python" ]; then
-    python3 -m venv --without-pip "$folder" || {
-      base=$(python3 -c 'import sys; print(sys._base_executable)')
-      mkdir -p "$folder/bin" "$folder/lib/python$VERSION/site-packages"
-      ln -s "$base" "$folder/bin/python"
-      echo "home = $(dirname "$base")" >"$folder/pyvenv.cfg"
-    }
-  fi
-  printf '%s\n' "$@" "$HOST_SITE" >"$folder/lib/python$VERSION/site-packages/check.pth"
-}
-
-VERSION=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-HOST_SITE=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')
-OURS=("$ROOT/openclaw-rl" "$ROOT/openclaw-opd" "$ROOT/openclaw-combine" "$ROOT/slime")
 started=$SECONDS
-unpack ours.tar.xz "$WORK/ours-site" &
-unpack fi.tar.xz "$WORK/flashinfer-site" &
-unpack tok.tar.xz "$WORK/tokenizer" &
-unpack jit.tgz "$HOME" &
 unpack src.tar.xz "$WORK/src" &
-unpack site.tar.xz "$WORK/sglang-site" &
 unpack site2.tar.xz "$WORK/ray-site" &
 unpack more.tar.xz "$WORK/more-site" &
-wait
+common_environments
 sed -i '/assert np.__version__.startswith("1\.")/d' "$WORK/src/slime/slime/backends/megatron_utils/initialize.py"
-environment "$WORK/sglang" "$WORK/sglang-site" "$WORK/flashinfer-site"
-environment "$WORK/ours" "$WORK/ours-site" "${OURS[@]}"
 environment "$WORK/slime" "${OURS[@]}" "$WORK/src/slime" "$WORK/src/megatron_lm" "$WORK/ray-site" "$WORK/sglang-site" \
   "$WORK/flashinfer-site" "$WORK/more-site"
-"$WORK/ours/bin/python" "$ROOT/scripts/gpu/entry_points.py" "$ROOT" "$WORK/ours-site"
 if [ ! -e "$WORK/.compiled-${BUNDLE##*/}" ]; then # three seconds that every first import would take again
   python3 -m compileall -q -j 0 "$WORK"/*-site "$WORK/src" >/dev/null 2>&1
   touch "$WORK/.compiled-${BUNDLE##*/}"

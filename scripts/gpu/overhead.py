@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import load
 from chat_load import loop_delay, quantile
+from running import set_flags
 
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -30,7 +31,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
     flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
-    flags += [word for setting in settings for word in ("--set", setting)]
+    flags += set_flags(settings)
     with RunningServer(data_dir, flags, start_s=120) as server:
         return asyncio.run(_measure(server.url, host.engine_url))
 

@@ -1,0 +1,111 @@
+"""An engine of its own for a check: SGLang, or the embedded one in its place. It outlives the call that started it.
+
+WORK/engine.json says where it is, so that a later call finds it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from openclaw_rl.engines.sglang import launch
+from openclaw_rl.settings import EngineSettings
+
+HEALTH_POLL_S = 0.3
+
+
+def sglang_command(
+    python: str,
+    settings: EngineSettings,
+    *,
+    folder: Path,
+    name: str,
+    port: int,
+    context_length: int | None,
+    adapters: launch.Adapters | None,
+) -> list[str]:
+    """As our server would start it."""
+    arguments = launch.argv(
+        launch.look(python), settings, folder=folder, name=name, port=port, context_length=context_length,
+        adapters=adapters,
+    )  # fmt: skip
+    return [python, "-I", "-m", launch.MODULE, *arguments]
+
+
+def embedded_command(python: str, work: Path, *, folder: Path, port: int) -> list[str]:
+    config = {"port": port, "model": {"path": str(folder)}, "engine": {"threads": 1}}
+    config |= {"cache_dir": str(work / "cache"), "port_file": str(work / "port.json")}
+    file = work / "embedded.json"
+    file.write_text(json.dumps(config))
+    return [python, "-m", "openclaw_rl.engines.embedded", "--config", str(file)]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    port: int
+    pid: int
+    start_s: float = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @classmethod
+    def known(cls, work: Path) -> "EngineProcess | None":
+        """The one that was started last; it may have ended."""
+        file = work / "engine.json"
+        if not file.is_file():
+            return None
+        found = json.loads(file.read_text())
+        return cls(found["port"], found["pid"])
+
+    @classmethod
+    def start(
+        cls, work: Path, command: Sequence[str], environ: Mapping[str, str], *, log: Path, port: int
+    ) -> "EngineProcess":
+        """Returns when it is healthy. Raises RuntimeError when it dies."""
+        started = time.monotonic()
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        engine = cls(port, process.pid)
+        (work / "engine.json").write_text(json.dumps({"port": port, "pid": process.pid, "url": engine.url}))
+        while not engine.is_healthy():
+            if process.poll() is not None:
+                raise RuntimeError(f"the engine died with {process.returncode}")
+            time.sleep(HEALTH_POLL_S)
+        return cls(port, process.pid, round(time.monotonic() - started, 1))
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def stop(self, grace_s: float = 30.0) -> bool:
+        """Whether it ended by itself when asked to."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+        end = time.monotonic() + grace_s
+        while time.monotonic() < end:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)  # ours, when it was started in this call
+            try:
+                os.kill(self.pid, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.1)
+        self.kill()
+        return False

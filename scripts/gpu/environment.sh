@@ -1,0 +1,47 @@
+# Environments of a check on a GPU host without internet, from packed site folders. Sourced, with ROOT set.
+#
+# The caller sets WORK (what is unpacked stays there: a later call need not bring it again) and OUT (figures), and names
+# in BUNDLE the folders that hold the archives. All environments lie on top of the host's python3, which has torch and
+# the common scientific packages.
+export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+VERSION=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+OURS=("$ROOT/openclaw-rl" "$ROOT/openclaw-opd" "$ROOT/openclaw-combine" "$ROOT/slime")
+BUNDLE=${BUNDLE:-}
+mkdir -p "$WORK" "$OUT"
+
+unpack() { # NAME FOLDER: from whichever bundle has it
+  local bundle
+  [ -e "$2/.unpacked-$1" ] && return # by an earlier call
+  for bundle in ${BUNDLE//:/ }; do
+    [ -e "$bundle/$1" ] || continue
+    mkdir -p "$2" && tar -xf "$bundle/$1" -C "$2" && touch "$2/.unpacked-$1"
+    return
+  done
+}
+
+environment() { # FOLDER PATH … : an interpreter that finds the paths, in this order, then the host's packages
+  local folder=$1 base
+  shift
+  if [ ! -x "$folder/bin/python" ]; then
+    python3 -m venv --without-pip "$folder" || {
+      base=$(python3 -c 'import sys; print(sys._base_executable)')
+      mkdir -p "$folder/bin" "$folder/lib/python$VERSION/site-packages"
+      ln -s "$base" "$folder/bin/python"
+      echo "home = $(dirname "$base")" >"$folder/pyvenv.cfg"
+    }
+  fi
+  : "${HOST_SITE:=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')}"
+  printf '%s\n' "$@" "$HOST_SITE" >"$folder/lib/python$VERSION/site-packages/check.pth"
+}
+
+common_environments() { # the server's and SGLang's; the caller's own archives are unpacked beside
+  unpack ours.tar.xz "$WORK/ours-site" &
+  unpack fi.tar.xz "$WORK/flashinfer-site" &
+  unpack tok.tar.xz "$WORK/tokenizer" &
+  unpack jit.tgz "$HOME" &
+  unpack site.tar.xz "$WORK/sglang-site" &
+  wait
+  environment "$WORK/sglang" "$WORK/sglang-site" "$WORK/flashinfer-site"
+  environment "$WORK/ours" "$WORK/ours-site" "${OURS[@]}"
+  "$WORK/ours/bin/python" "$ROOT/scripts/gpu/entry_points.py" "$ROOT" "$WORK/ours-site"
+}
