@@ -51,6 +51,13 @@ def common(served: Any, *replies: list[int]) -> int:
     return n
 
 
+async def test_a_bias_keeps_a_token_away(http, served):
+    ids = prompt(served, 20, seed=9)
+    first = (await generate(http, body(ids, 1, params={"temperature": 0.0})))["output_ids"]
+    biased = body(ids, 1, params={"temperature": 0.0, "logit_bias": {str(first[0]): -100.0}})
+    assert (await generate(http, biased))["output_ids"] != first
+
+
 async def test_a_reply_holds_ids_and_as_many_log_probs(http, served):
     ids = prompt(served, 20)
     reply = await generate(http, body(ids, 12))
@@ -224,6 +231,8 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(refu
         {"sampling_params": {"max_new_tokens": -1}},
         {"sampling_params": {"top_p": 0}},
         {"sampling_params": {"json_schema": "{}"}},
+        {"sampling_params": {"logit_bias": {"10000000": 1.0}}},
+        {"sampling_params": {"logit_bias": {"hello": 1.0}}},
         {"logprob_start_len": 50},
     ],
 )

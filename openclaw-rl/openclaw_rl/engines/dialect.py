@@ -60,6 +60,8 @@ class EngineSampling(_Body):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     sampling_seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    """By token id, in decimal as SGLang takes it."""
     json_schema: str | None = None
     """Grammars: SGLang only; the embedded engine answers 400."""
 

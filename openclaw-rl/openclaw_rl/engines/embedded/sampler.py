@@ -28,7 +28,7 @@ class Sampled:
 
 def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
     """One token for each row of logits [B, V]."""
-    logits = _penalised(logits, jobs)
+    logits = _reshaped(logits, jobs)
     temperatures = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=logits.device)
     scaled = logits / temperatures[:, None]  # [B, V]
     largest = scaled.amax(-1, keepdim=True)
@@ -118,17 +118,13 @@ def _head(weights: Tensor, total: Tensor, params: EngineSampling) -> tuple[Tenso
     return torch.sort(weights, descending=True)
 
 
-def _penalised(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
-    """Frequency and presence penalties over the reply, repetition penalty over prompt and reply."""
-    penalised = [
-        row
-        for row, job in enumerate(jobs)
-        if job.sampling.frequency_penalty or job.sampling.presence_penalty or job.sampling.repetition_penalty != 1
-    ]
-    if not penalised:
+def _reshaped(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
+    """Frequency and presence penalties over the reply, repetition penalty over prompt and reply; then biases."""
+    reshaped = [row for row, job in enumerate(jobs) if _reshapes(job.sampling)]
+    if not reshaped:
         return logits
     logits = logits.clone()
-    for row in penalised:
+    for row in reshaped:
         job = jobs[row]
         if job.sampling.repetition_penalty != 1:
             seen = torch.tensor(sorted(set(job.tokens)), device=logits.device)
@@ -137,7 +133,14 @@ def _penalised(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
         if job.output:
             ids, counts = torch.tensor(job.output, device=logits.device).unique(return_counts=True)
             logits[row, ids] -= job.sampling.frequency_penalty * counts + job.sampling.presence_penalty
+        for token, bias in (job.sampling.logit_bias or {}).items():
+            logits[row, int(token)] += bias
     return logits
+
+
+def _reshapes(sampling: EngineSampling) -> bool:
+    penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty - 1)
+    return any(penalties) or bool(sampling.logit_bias)
 
 
 def _top(scaled: Tensor, log_norm: Tensor, top: int) -> TopLogProbs:

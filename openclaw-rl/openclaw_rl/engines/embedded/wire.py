@@ -45,6 +45,11 @@ def check(request: GenerateRequest, limits: Limits) -> None:
     grammars = [name for name in _GRAMMARS if getattr(sampling, name, None)]
     if grammars:
         raise EngineRefused(f"{grammars[0]}: the embedded engine has no grammars", status=400)
+    for token in sampling.logit_bias or ():
+        if not (token.isascii() and token.isdigit() and int(token) < limits.vocab_size):
+            raise EngineRefused(
+                f"logit_bias names {token[:40]!r}: token ids are 0 … {limits.vocab_size - 1}", status=400
+            )
     if sampling.stop and limits.decode is None:
         raise EngineRefused("stop: this model has no tokenizer, so text cannot be matched", status=400)
     if request.logprob_start_len >= len(ids):

@@ -142,7 +142,7 @@ def test_penalties():
     """
     logits = torch.tensor([[1.0, 2.0, -1.0, 0.5]])
     reply = job(prompt=[2], output=[1, 1, 0], frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
-    penalised = sampler._penalised(logits, [reply])
+    penalised = sampler._reshaped(logits, [reply])
     assert penalised[0].tolist() == pytest.approx([0.5 - 0.75, 1.0 - 1.25, -2.0, 0.5])
     assert logits[0].tolist() == [1.0, 2.0, -1.0, 0.5]
 
@@ -157,3 +157,10 @@ def test_scores_of_given_tokens():
     )
     for row, (_, top) in enumerate(scored):
         assert [value for value, _ in top] == pytest.approx(table[row].topk(2).values.tolist())
+
+
+def test_a_bias_is_added_to_the_logits_of_its_own_row():
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(2, 1)
+    rows = [job(logit_bias={"0": -100.0, "2": 1.5}), job()]
+    assert sampler._reshaped(logits, rows).tolist() == [[-98.0, 1.0, 1.5], [2.0, 1.0, 0.0]]
+    assert draw(logits[0], 200, logit_bias={"0": -100.0, "1": -100.0}) == {2: 200}
