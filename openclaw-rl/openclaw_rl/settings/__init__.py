@@ -1,0 +1,48 @@
+"""One frozen tree of settings; `loading` is the only reader of the environment.
+
+Sources, strongest first: command-line flags (`--port 8000`, `--set server.port=8000`), the environment
+(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the
+branches' defaults.
+Wrong keys and values are one `SettingsError`, a line for each that names it. Each part of the system gets its own
+branch, never the tree.
+"""
+
+from openclaw_rl.settings.branch import Branch, Url, is_loopback
+from openclaw_rl.settings.keeping import MemorySettings, RedactionSettings, RetentionSettings
+from openclaw_rl.settings.learning import JudgeSettings, MethodSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings.loading import ENV_PREFIX, load
+from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
+from openclaw_rl.settings.serving import (
+    ApiKey,
+    EngineSettings,
+    ModelSettings,
+    SamplingSettings,
+    ServerSettings,
+    SessionSettings,
+)
+from openclaw_rl.settings.tree import Settings
+
+__all__ = [
+    "ENV_PREFIX",
+    "AlertSettings",
+    "ApiKey",
+    "Branch",
+    "EngineSettings",
+    "JudgeSettings",
+    "MemorySettings",
+    "MethodSettings",
+    "ModelSettings",
+    "PublisherSettings",
+    "RedactionSettings",
+    "RetentionSettings",
+    "SamplingSettings",
+    "ServerSettings",
+    "SessionSettings",
+    "Settings",
+    "TrainerSettings",
+    "TrainingSettings",
+    "Url",
+    "WatchSettings",
+    "is_loopback",
+    "load",
+]

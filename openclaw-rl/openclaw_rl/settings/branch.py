@@ -1,0 +1,35 @@
+"""What every branch of the settings is, and the values that several of them hold."""
+
+import ipaddress
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+class Branch(BaseModel):
+    """A branch of the tree: frozen, and it refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+def _plain_url(url: str) -> str:
+    """Of a host, with no password in it: URLs are shown and logged."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("an http or https URL without a query is needed")
+    if "@" in parts.netloc:
+        raise ValueError("no user or password belongs into a URL")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_plain_url)]
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,85 @@
+"""Builds the tree from its sources, and says in plain words what is wrong with them; alone reads the environment."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings.tree import Settings
+
+ENV_PREFIX = "OPENCLAW_RL__"
+_PLAIN = {"extra_forbidden": "no such setting", "model_type": "it is a table of settings, not a value"}
+_SECRETS = frozenset({"api_keys", "key", "admin_key", "trainer_token", "api_key"})
+
+
+def load(
+    config: Path | None = None, overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Build the tree.
+
+    config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
+    overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
+    values.
+    Raises SettingsError: one line a problem, each names its key.
+    """
+    environ = os.environ if environ is None else environ
+    tree: dict[str, Any] = {}
+    path = config or (Path("openclaw-rl.toml") if Path("openclaw-rl.toml").is_file() else None)
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{path}: {error}") from error
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX):
+            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(value), source=name)
+    for key, value in (overrides or {}).items():
+        _put(tree, key.split("."), _parse(value) if isinstance(value, str) else value, source=key)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_explained(error, path)) from error
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> None:
+    node = tree
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"{source}: {part!r} is a value, not a table")
+        node = child
+    node[path[-1]] = value
+
+
+def _parse(text: str) -> Any:
+    """A TOML value where it is one (`8000`, `true`, `["a"]`), else the string itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explained(error: ValidationError, path: Path | None) -> str:
+    """One line a problem: the setting, what is wrong, and the value where it is no secret."""
+    where, lines = f"{path}: " if path else "", []
+    for detail in error.errors():
+        key = ".".join(str(part) for part in detail["loc"])
+        what = _PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+        lines += [where + (f"{key}: {line}{_shown(detail)}" if key else line) for line in what.split("\n")]
+    return "\n".join(lines)
+
+
+def _shown(detail: Mapping[str, Any]) -> str:
+    value = detail.get("input")
+    is_secret = detail["type"] == "extra_forbidden" or _SECRETS & {str(part) for part in detail["loc"]}
+    if is_secret or not isinstance(value, str | int | float) or "@" in str(value) or len(str(value)) > 80:
+        return ""
+    return f" (it is {value!r})"
