@@ -67,7 +67,8 @@ class DropReason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     """The engine broke off and the reply could not be finished."""
     REFUSED = "refused"
-    """The engine would not take the request: a grammar that it does not know, say."""
+    """The engine would not take the request (a grammar that it does not know, say), or serves the version it named no
+    longer."""
     NOT_RECORDED = "not_recorded"
     """The reply went out whole, and the ledger could not be written then."""
     INTERRUPTED = "interrupted"

@@ -121,7 +121,7 @@ class Reply:
         )
         self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
         self._is_main = prepared.classified.type is TurnType.MAIN
-        self._is_begun = self._is_committed = False
+        self._is_begun = self._is_committed = self._is_lost = False
         self._status = 200
 
     @property
@@ -197,8 +197,9 @@ class Reply:
 
     @property
     def is_recorded(self) -> bool:
-        """False: the ledger could not take the request, so the turn will never be trained on."""
-        return self._is_begun or not self._is_main
+        """False: the ledger could not take the request, or not its end, so the turn will never be trained on. (The head
+        of a stream is out before the end is known.)"""
+        return not self._is_main or (self._is_begun and not self._is_lost)
 
     async def _arrive(self) -> None:
         request, warm = self._prepared.request, self._deps.engine.warm
@@ -222,7 +223,9 @@ class Reply:
         if not self._is_main:
             await self._count_side()
         elif self._is_begun:
-            await self._deps.sessions.served(prepared.request, self._turn(finish_reason))
+            self._is_lost = not await self._deps.sessions.served(prepared.request, self._turn(finish_reason))
+            if self._is_lost:
+                self._deps.meters.count("not_recorded")
         if prepared.session_done:
             await self._deps.sessions.done(prepared.request.scope)
 
@@ -255,7 +258,9 @@ class Reply:
         is_failure = isinstance(error, Exception)
         self._status = _status(error)
         if self._is_main and (is_failure or not self._generation.sampled.ids):
-            reason = DropReason.ENGINE_FAILED if is_failure else DropReason.CANCELLED
+            reason = DropReason.CANCELLED
+            if is_failure:
+                reason = DropReason.ENGINE_FAILED if self._status >= 500 else DropReason.REFUSED
             await self._abandon(reason, str(error) if is_failure else "the client went away")
             return
         if not is_failure:
@@ -263,14 +268,8 @@ class Reply:
         await self._keep("cancelled")
 
     async def _abandon(self, reason: DropReason, detail: str) -> None:
-        if not self._is_begun:
-            return
-        try:
-            await self._deps.ledger.abandon(self._prepared.request.request_id, reason, detail)
-        except LedgerUnavailable:
-            self._deps.meters.count("not_abandoned")
-        except LedgerError as error:
-            log.error("request_not_abandoned", request_id=self._prepared.request.request_id, error=str(error))
+        if self._is_begun:
+            await self._deps.sessions.abandon(self._prepared.request.request_id, reason, detail)
 
     async def _count_side(self) -> None:
         request, usage = self._prepared.request, self.usage

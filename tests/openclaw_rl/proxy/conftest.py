@@ -153,6 +153,8 @@ class Book:
     ended: list[Scope] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     is_broken: bool = False
+    loses_ends: bool = False
+    """It can no longer write as a reply ends."""
 
     def _write(self, what: str) -> None:
         if self.is_broken:
@@ -164,7 +166,7 @@ class Book:
         self.requests.append(request)
 
     async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
-        self._write("abandon")
+        self.log.append("abandon")
         self.abandoned.append((request_id, reason, detail))
 
     async def count_side(self, side: SideCount) -> None:
@@ -178,9 +180,10 @@ class Book:
     async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
         return None
 
-    async def served(self, request: Request, turn: Turn) -> None:
+    async def served(self, request: Request, turn: Turn) -> bool:
         self.log.append("served")
         self.turns.append(turn)
+        return not self.loses_ends
 
     async def done(self, scope: Scope) -> None:
         self.ended.append(scope)

@@ -54,7 +54,7 @@ async def test_an_engine_refusal_keeps_status_and_message(qwen, proxy_over) -> N
             assert reply.status_code == 422
             assert "grammars are not supported" in reply.json()["error"]["message"]
         assert proxy.book.turns == []
-        assert [reason for _, reason, _ in proxy.book.abandoned] == [DropReason.ENGINE_FAILED] * 2
+        assert [reason for _, reason, _ in proxy.book.abandoned] == [DropReason.REFUSED] * 2
         assert proxy.fake.calls[0].sampling_params.json_schema == '{"type":"object"}'
 
 
@@ -160,6 +160,16 @@ async def test_a_ledger_that_cannot_write_never_blocks_a_chat(qwen, proxy_over) 
         assert reply.headers["x-openclaw-recorded"] == "false"
         assert proxy.book.turns == []
         assert (await proxy.post(HI, **{"X-Turn-Type": "side"})).status_code == 200
+
+
+async def test_a_ledger_that_breaks_as_a_reply_ends_is_told_where_the_head_is_not_out_yet(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        proxy.book.loses_ends = True
+        proxy.fake.script(*[Scripted(ids=ids_of(qwen, "Hi"))] * 2)
+        reply = await proxy.post(HI)
+        assert reply.json()["choices"][0]["message"]["content"] == "Hi"
+        assert reply.headers["x-openclaw-recorded"] == "false"
+        assert finishes(await proxy.events(HI)) == ["stop"]
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ async def test_a_turn_is_committed_before_the_finish_is_sent(qwen, proxy_over) -
         entered, go = asyncio.Event(), asyncio.Event()
         served = proxy.book.served
 
-        async def slow(request, turn) -> None:
+        async def slow(request, turn) -> bool:
             entered.set()
             await go.wait()
-            await served(request, turn)
+            return await served(request, turn)
 
         proxy.book.served = slow
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi")))
