@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 from jinja2 import TemplateError
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from openclaw_rl.errors import RequestError, SettingsError
@@ -198,7 +199,7 @@ class FrontEnd:
             pieces = self._serving._process_messages(request, is_multimodal=False).prompt_ids
             parsed = tuple(Tool.model_validate(tool) for tool in tools or ()) if self.renders_tools else ()
         except (ValueError, TemplateError, TypeError) as error:
-            raise RequestError(f"the messages cannot be rendered: {_reason(error)}", param="messages") from error
+            raise _fault(error) from error
         return "".join(pieces), parsed
 
 
@@ -300,9 +301,14 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _reason(error: Exception) -> str:
-    errors = getattr(error, "errors", None)
-    if callable(errors):
-        first = errors()[0]
-        return f"{'.'.join(map(str, first['loc'][:4]))}: {first['msg']}"
-    return str(error)
+def _fault(error: Exception) -> RequestError:
+    """By the field of the request that SGLang's code stumbled over."""
+    param, why = "messages", str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        param, why = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")
+        if param in Tool.model_fields:  # read one by one
+            param = "tools"
+        if param != "messages":
+            return RequestError(f"{param}: {why}", param=param)
+    return RequestError(f"the messages cannot be rendered: {why}", param=param)
