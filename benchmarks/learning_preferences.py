@@ -14,11 +14,11 @@ the base that reads the hint, and beside it KL, fluency and relevance to the que
 (`learning/measures.py`). Replies come from a batched sampler (`learning/fleet.py`), scoring pairs from a plain batched
 forward that stands in for the engine (`learning/engine.py`), with `--pairs engine` from the real embedded engine.
 
-`--preset binary` is to decide what Binary RL needs on *short*: four seeds of each candidate of `BINARY`, and of Combined,
-which shares the baseline: 36 runs, one measurement each, unattended, reckoned at 200 to 240 s on one H100 or H200 (42 runs
-with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (27 runs). A candidate is to
-become the default where its score is above `shipped` by more than the half ranges of both, on *short* or *no lists*, at
-no less relevance than the base that reads the wish, and Combined loses nothing by it.
+`--preset binary` is to decide what Binary RL needs on *short*: four seeds of each candidate of `BINARY`, and of
+Combined, which shares the baseline: 36 runs, one measurement each, unattended, reckoned at 200 to 240 s on one H100 or
+H200 (42 runs with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (27 runs). A
+candidate is to become the default where its score is above `shipped` by more than the half ranges of both, on *short*
+or *no lists*, at no less relevance than the base that reads the wish, and Combined loses nothing by it.
 
 `--variant NAME:key=value,…` changes settings of `trainer` or `method`, or the user: `reads_request=1` also complains
 of what is not about the question, `follows_up=1` stays in the chat after a complaint and says what the next reply is
