@@ -2,7 +2,8 @@
 
 Everything is the product's own (ledger, rules judge, Binary RL's score and advantages, publisher, gate, watch) but the
 engine, which is the fake one, and the policy: one number θ a version, the log-odds that a reply is the kind its user
-likes. A step moves θ along the advantages, as a policy gradient would.
+likes. A step moves θ along the advantages, as a policy gradient would. The same on the real engine, model and trainer,
+in minutes: `scripts/e2e/falling_verdict.py`.
 """
 
 import asyncio
