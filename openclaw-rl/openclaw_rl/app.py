@@ -16,11 +16,12 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import structlog
-import uvicorn
-from starlette.types import ASGIApp
+from fastapi import APIRouter, FastAPI
 
 from openclaw_rl import log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
@@ -49,9 +50,10 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.lock import InstanceLock
-from openclaw_rl.listening import HttpServer, announced, ready_to_listen
+from openclaw_rl.lifetime import Lifetime
+from openclaw_rl.listening import announced, ready_to_listen
 from openclaw_rl.meters import Meters
-from openclaw_rl.methods.base import ScoringTools, load_method
+from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.page import build_page_router
 from openclaw_rl.proxy.asgi import bounded
 from openclaw_rl.proxy.auth import Keys
@@ -64,7 +66,6 @@ from openclaw_rl.rollout import judge_turns, score_turns
 from openclaw_rl.scoring import judge_model, renderer
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
-from openclaw_rl.supervisor import Child
 from openclaw_rl.trainers.api import Started
 from openclaw_rl.trainers.push_routes import build_push_router
 from openclaw_rl.trainers.pushes import TrainerPushes
@@ -92,7 +93,7 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
     listener = ready_to_listen(settings)
     try:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-            await _Server(settings, listener, stop, stack, tasks).serve(frontend)
+            await _Server(settings, listener, stack, Lifetime(listener, stop, tasks)).serve(frontend)
     except* OpenClawRLError as group:
         raise _first(group) from None
     finally:
@@ -104,25 +105,97 @@ def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-class _Server:
-    """The parts of one run. `stack` closes what they hold open, `tasks` owns what they do."""
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What every other part stands on."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        listener: socket.socket,
-        stop: asyncio.Event,
-        stack: AsyncExitStack,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._settings, self._listener, self._stop, self._stack, self._tasks = settings, listener, stop, stack, tasks
-        self._running: list[asyncio.Task[None]] = []
-        self._children: list[Child] = []
+    data: DataDir
+    admin_key: str
+    trainer_token: str
+    serving: ServingVersions
+    engine: HttpEngine
+    frontend: FrontEnd
+    folder: Path | None
+    """The model's, where the front end was made here."""
+    context_length: int
+    ledger: Ledger
+    model_name: str
+    base_hash: str
+    meters: Meters
+    clock: SteadyClock
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Bells:
+    """What one part rings and another waits for; the ledger says what is there."""
+
+    paired: asyncio.Event = field(default_factory=asyncio.Event)
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+    sampled: asyncio.Event = field(default_factory=asyncio.Event)
+    lease_wait: LeaseWait = field(default_factory=LeaseWait)
+
+
+class _Server:
+    """The parts of one run. `stack` closes what they hold open, `life` owns what they do."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, stack: AsyncExitStack, life: Lifetime) -> None:
+        self._settings, self._listener, self._stack, self._life = settings, listener, stack, life
+        self._keepers: list[EngineKeeper] = []
+        """The one there is, once it is built: the engine may end before."""
 
     async def serve(self, frontend: FrontEnd | None) -> None:
+        settings, method = self._settings, load_method(self._settings.method.name)
+        core = await self._core(frontend)
+        if core is None:  # asked to stop before the engine came up
+            return await self._life.stop_children()
+        ledger, bells = core.ledger, _Bells()
+        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        alerts = Alerts(settings.alerts, client, server=core.model_name)
+        publisher = await self._publisher(core, alerts)
+        keeper = EngineKeeper(
+            core.engine, core.serving, publisher.restore, is_in_place=publisher.is_in_place, meters=core.meters
+        )
+        self._keepers.append(keeper)
+        pushes = TrainerPushes(publisher.take_pushed)
+        sessions = Sessions(ledger, settings.sessions, paired=bells.paired, clock=core.clock)
+        await sessions.refill()
+        retention = Retention(ledger, settings.retention, clock=core.clock)
+
+        chats = self._chat_routes(core, sessions)
+        app = http_app()
+        app.include_router(chats)
+        self._include_trainer_routes(app, core, publisher, pushes, bells.lease_wait)
+        app.include_router(build_page_router())
+        app.include_router(self._admin_routes(core, publisher, retention, bells.lease_wait, method=method.name))
+        app.include_router(self._feedback_routes(core, bells))
+
+        if settings.watch.enabled:
+            self._life.own(Watch(ledger, publisher, settings.watch, alerts).run(), "watch")
+        self._life.own(alerts.run(), "alerts")
+        self._life.own(keeper.run(), "keeper")
+        self._life.own(publisher.run(), "publisher")
+        self._life.own(pushes.run(), "pushes")
+        self._life.own(sessions.expire_forever(), "sessions")
+        self._life.own(retention.run(), "retention")
+        self._own_judging(core, method, client, bells)
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._start_trainer(core, url)
+        # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
+        gc.collect()
+        gc.freeze()
+        body_limit = int(settings.server.max_body_mb * 2**20)
+        async with announced(core.data, url):
+            version = core.serving.current
+            events.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
+            guarded = behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+            await self._life.answer(guarded, settings.server, bells.lease_wait)
+
+    async def _core(self, frontend: FrontEnd | None) -> _Core | None:
+        """Keys → engine → front end → ledger. None when asked to stop before the engine came up."""
         settings, clock = self._settings, SteadyClock()
         started_at = clock()
-        method = load_method(settings.method.name)
         data = DataDir.prepare(settings.data_dir)
         # Before anything is written for the engine: its file in `run/` is read again at each of its restarts.
         lock = InstanceLock.beside(data.ledger)
@@ -130,7 +203,7 @@ class _Server:
         admin_key = data.secret("admin.key", settings.server.admin_key)
         token = data.secret("trainer.token", settings.server.trainer_token)
         serving = ServingVersions(settings.engine.hold_s)
-        engine, keeper_exit = await self._engine(data, serving)
+        engine = await self._engine(data, serving)
 
         folder = None
         if frontend is None:
@@ -138,8 +211,8 @@ class _Server:
             texts_mb = settings.memory.texts_mb
             frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, texts_mb=texts_mb)
         info = await self._model_info(engine)
-        if info is None:  # asked to stop before the engine came up
-            return await self._stop_children()
+        if info is None:
+            return None
         model_name = settings.server.served_model_name or model_display_name(settings.model)
         base_hash = await asyncio.to_thread(
             served_base_hash, info, settings.model, cache=data.cache, versions=data.versions
@@ -154,21 +227,35 @@ class _Server:
             lock=lock,
         )
         self._stack.push_async_callback(ledger.aclose)
-
         await version_folders.tidy(ledger, data.versions)
-        meters = Meters()
-        client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        alerts = Alerts(settings.alerts, client, server=model_name)
-        canaries = await asyncio.to_thread(_canaries, settings, frontend, info.context_length)
+        return _Core(
+            data=data,
+            admin_key=admin_key,
+            trainer_token=token,
+            serving=serving,
+            engine=engine,
+            frontend=frontend,
+            folder=folder,
+            context_length=info.context_length or frontend.context_length,
+            ledger=ledger,
+            model_name=model_name,
+            base_hash=base_hash,
+            meters=Meters(),
+            clock=clock,
+            started_at=started_at,
+        )
+
+    async def _publisher(self, core: _Core, alerts: Alerts) -> Publisher:
+        """With the version that the ledger says serves, on the engine."""
         publisher = Publisher(
-            ledger,
-            engine,
-            serving,
-            settings.publisher,
-            data.root,
-            base_folder=folder,
-            meters=meters,
-            canaries=canaries,
+            core.ledger,
+            core.engine,
+            core.serving,
+            self._settings.publisher,
+            core.data.root,
+            base_folder=core.folder,
+            meters=core.meters,
+            canaries=await asyncio.to_thread(_canaries, self._settings, core),
             alert=alerts.raise_alert,
         )
         try:
@@ -179,55 +266,32 @@ class _Server:
             # It was there a moment ago: chats wait until the keeper finds it again.
             events.warning("engine_not_restored", error=repr(error))
             await publisher.wait_for_engine()
-        keeper = EngineKeeper(engine, serving, publisher.restore, is_in_place=publisher.is_in_place, meters=meters)
-        keeper_exit.append(keeper)
-        paired, judged, lease_wait = asyncio.Event(), asyncio.Event(), LeaseWait()
-        sessions = Sessions(ledger, settings.sessions, paired=paired, clock=clock)
-        await sessions.refill()
-        slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
-        ask = judge_model(settings.judge, engine, frontend, client=client, slots=slots)
-        judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
-        tools = ScoringTools(
-            settings=settings.method,
-            teacher=engine,
-            base_teacher=self._base_teacher(),
-            serving=serving,
-            render=renderer(frontend),
-            ask=ask,
-            context_length=info.context_length or frontend.context_length,
-            slots=slots,
-            meters=meters,
-        )
+        return publisher
 
-        retention = Retention(ledger, settings.retention, clock=clock)
-        app = http_app()
-        chats = build_router(
+    # -- routes ------------------------------------------------------------------------------------------------------
+
+    def _chat_routes(self, core: _Core, sessions: Sessions) -> APIRouter:
+        settings = self._settings
+        return build_router(
             ProxyDeps(
-                frontend=frontend,
-                engine=engine,
-                serving=serving,
+                frontend=core.frontend,
+                engine=core.engine,
+                serving=core.serving,
                 sessions=sessions,
-                ledger=ledger,
+                ledger=core.ledger,
                 server=settings.server,
                 sampling=settings.sampling,
                 session=settings.sessions,
-                model_name=model_name,
-                meters=meters,
-                clock=clock,
+                model_name=core.model_name,
+                meters=core.meters,
+                clock=core.clock,
             )
         )
-        app.include_router(chats)
-        app.include_router(
-            build_trainer_router(
-                ledger,
-                token=token,
-                lease_wait=lease_wait,
-                on_commit=lambda _: publisher.wake(),
-                describe=publisher.describe,
-                meters=meters,
-            )
-        )
-        pushes = TrainerPushes(publisher.take_pushed)
+
+    def _include_trainer_routes(
+        self, app: FastAPI, core: _Core, publisher: Publisher, pushes: TrainerPushes, lease_wait: LeaseWait
+    ) -> None:
+        ledger, settings = core.ledger, self._settings
 
         async def trainer_started(name: str) -> Started:
             pushes.give_up("its trainer was started again")
@@ -236,90 +300,58 @@ class _Server:
             publisher.wake()
             lease_wait.samples_came()
             tip = await publisher.describe(await ledger.tip())
-            return Started(tip=tip, engine_url=engine.url, trainer=settings.trainer, method=settings.method)
-
-        app.include_router(build_push_router(ledger, token=token, pushes=pushes, on_start=trainer_started))
-        app.include_router(build_page_router())
-        app.include_router(
-            build_admin_router(
-                AdminDeps(
-                    admin_key=admin_key,
-                    ledger=ledger,
-                    serving=serving,
-                    publisher=publisher,
-                    meters=meters,
-                    children=lambda: [child.status() for child in self._children],
-                    forgetting=Forgetting(ledger, publisher, data.root),
-                    retention=retention,
-                    train_now=lease_wait.train_now,
-                    training=settings.training,
-                    model_name=model_name,
-                    method=method.name,
-                    started_at=started_at,
-                )
-            )
-        )
+            return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
         app.include_router(
-            build_feedback_router(
-                FeedbackDeps(
-                    ledger=ledger,
-                    keys=Keys(settings.server.api_keys),
-                    frontend=frontend,
-                    on_judged=judged.set,
-                    on_sampled=lease_wait.samples_came,
-                    clock=clock,
-                )
+            build_trainer_router(
+                ledger,
+                token=core.trainer_token,
+                lease_wait=lease_wait,
+                on_commit=lambda _: publisher.wake(),
+                describe=publisher.describe,
+                meters=core.meters,
+            )
+        )
+        app.include_router(build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started))
+
+    def _admin_routes(
+        self, core: _Core, publisher: Publisher, retention: Retention, lease_wait: LeaseWait, *, method: str
+    ) -> APIRouter:
+        return build_admin_router(
+            AdminDeps(
+                admin_key=core.admin_key,
+                ledger=core.ledger,
+                serving=core.serving,
+                publisher=publisher,
+                meters=core.meters,
+                children=lambda: [child.status() for child in self._life.children],
+                forgetting=Forgetting(core.ledger, publisher, core.data.root),
+                retention=retention,
+                train_now=lease_wait.train_now,
+                training=self._settings.training,
+                model_name=core.model_name,
+                method=method,
+                started_at=core.started_at,
             )
         )
 
-        watch = Watch(ledger, publisher, settings.watch, alerts)
-        if settings.watch.enabled:
-            self._own(watch.run(), "watch")
-        self._own(alerts.run(), "alerts")
-        self._own(keeper.run(), "keeper")
-        self._own(publisher.run(), "publisher")
-        self._own(pushes.run(), "pushes")
-        self._own(sessions.expire_forever(), "sessions")
-        self._own(retention.run(), "retention")
-        self._own(judge_turns(ledger, judge, settings.judge, paired, judged=judged, meters=meters), "judge")
-        sampled = asyncio.Event()
-        scoring = score_turns(
-            ledger,
-            method,
-            tools,
-            judged,
-            sampled=sampled,
-            workers=settings.method.score_workers,
-            retries=settings.judge.retries,
-            max_waiting=settings.training.max_waiting,
-        )
-        self._own(scoring, "method")
-        self._own(_ring(sampled, lease_wait), "samples")
-        host, port = self._listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        if settings.training.enabled and settings.trainer.kind == "local":
-            trainer = trainer_child(settings, data, url=url, token=token, base_hash=base_hash)
-            self._start(trainer)
-            self._own(end_when_hung(trainer, ledger, lease_s=settings.training.lease_s), "trainer watch")
-        body_limit = int(settings.server.max_body_mb * 2**20)
-        # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
-        gc.collect()
-        gc.freeze()
-        async with announced(data, url):
-            events.info("ready", url=f"{url}/v1", model=model_name, method=method.name, weight_version=serving.current)
-            await self._http(
-                behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server),
-                lease_wait,
+    def _feedback_routes(self, core: _Core, bells: _Bells) -> APIRouter:
+        return build_feedback_router(
+            FeedbackDeps(
+                ledger=core.ledger,
+                keys=Keys(self._settings.server.api_keys),
+                frontend=core.frontend,
+                on_judged=bells.judged.set,
+                on_sampled=bells.lease_wait.samples_came,
+                clock=core.clock,
             )
+        )
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    async def _engine(self, data: DataDir, serving: ServingVersions) -> tuple[HttpEngine, list[EngineKeeper]]:
-        """The engine's client, and the engine itself when it is ours. The list gets the keeper, which is built
-        later.
-        """
-        settings, keepers = self._settings, list[EngineKeeper]()
+    async def _engine(self, data: DataDir, serving: ServingVersions) -> HttpEngine:
+        """The engine's client, and the engine itself when it is ours."""
+        settings = self._settings
         url = settings.engine.url
         if settings.engine.kind != "url":
             port = free_port()
@@ -327,17 +359,57 @@ class _Server:
 
             async def on_exit() -> None:
                 serving.close_gate()
-                for keeper in keepers:
+                for keeper in self._keepers:
                     keeper.child_exited()
 
             if settings.engine.kind == "embedded":
-                self._start(engine_child(settings, data, port, on_exit))
+                self._life.start(engine_child(settings, data, port, on_exit))
             else:
-                self._start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
+                self._life.start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
         assert url is not None  # settings say so
         engine = HttpEngine(url, settings=settings.engine)
         self._stack.push_async_callback(engine.aclose)
-        return engine, keepers
+        return engine
+
+    def _own_judging(self, core: _Core, method: Method, client: httpx.AsyncClient, bells: _Bells) -> None:
+        """From paired turns to samples that wait."""
+        settings, frontend = self._settings, core.frontend
+        slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
+        ask = judge_model(settings.judge, core.engine, frontend, client=client, slots=slots)
+        judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
+        tools = ScoringTools(
+            settings=settings.method,
+            teacher=core.engine,
+            base_teacher=self._base_teacher(),
+            serving=core.serving,
+            render=renderer(frontend),
+            ask=ask,
+            context_length=core.context_length,
+            slots=slots,
+            meters=core.meters,
+        )
+        judging = judge_turns(core.ledger, judge, settings.judge, bells.paired, judged=bells.judged, meters=core.meters)
+        scoring = score_turns(
+            core.ledger,
+            method,
+            tools,
+            bells.judged,
+            sampled=bells.sampled,
+            workers=settings.method.score_workers,
+            retries=settings.judge.retries,
+            max_waiting=settings.training.max_waiting,
+        )
+        self._life.own(judging, "judge")
+        self._life.own(scoring, "method")
+        self._life.own(bells.lease_wait.follow(bells.sampled), "samples")
+
+    def _start_trainer(self, core: _Core, url: str) -> None:
+        """Where one is to run here."""
+        settings = self._settings
+        if settings.training.enabled and settings.trainer.kind == "local":
+            trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
+            self._life.start(trainer)
+            self._life.own(end_when_hung(trainer, core.ledger, lease_s=settings.training.lease_s), "trainer watch")
 
     def _base_teacher(self) -> HttpEngine | None:
         url = self._settings.method.teacher_url
@@ -352,11 +424,11 @@ class _Server:
         start.
         """
         end = time.monotonic() + self._settings.engine.start_timeout_s
-        while not self._stop.is_set():
+        while not self._life.stop.is_set():
             if await engine.is_healthy():
                 with contextlib.suppress(EngineGone):  # gone again
                     return await engine.model_info()
-            for child in self._children:
+            for child in self._life.children:
                 if child.status().restarts > 2:
                     raise EngineError(f"the {child.name} does not start: {child.last_line()}")
             if time.monotonic() > end:
@@ -364,59 +436,13 @@ class _Server:
             await asyncio.sleep(START_POLL_S)
         return None
 
-    # -- running and stopping ----------------------------------------------------------------------------------------
 
-    def _own(self, work: object, name: str) -> None:
-        self._running.append(self._tasks.create_task(work, name=name))  # type: ignore[arg-type]
-
-    def _start(self, child: Child) -> None:
-        self._children.append(child)
-        self._tasks.create_task(child.run(), name=child.name)
-
-    async def _http(self, app: ASGIApp, lease_wait: LeaseWait) -> None:
-        """Answer until asked to stop, then let running replies finish."""
-        settings = self._settings.server
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-            timeout_keep_alive=75,
-        )
-        server = HttpServer(config)
-        serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
-        stopping = self._tasks.create_task(self._stop.wait(), name="stop")
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        events.info("stopping", drain_s=settings.drain_s)
-        lease_wait.close()
-        await asyncio.gather(*(child.stop() for child in self._children if child.name == "trainer"))
-        server.should_exit = True
-        await serving
-        self._stop.set()
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-        await self._stop_children()
-
-    async def _stop_children(self) -> None:
-        await asyncio.gather(*(child.stop() for child in self._children))
-
-
-def _canaries(settings: Settings, frontend: FrontEnd, context_length: int | None) -> tuple[Canary, ...]:
+def _canaries(settings: Settings, core: _Core) -> tuple[Canary, ...]:
     if settings.publisher.canary_file is None:
         return ()
     return read_canaries(
         settings.publisher.canary_file,
-        render=renderer(frontend),
-        reply_ids=frontend.reply_ids,
-        context_length=context_length or frontend.context_length,
+        render=renderer(core.frontend),
+        reply_ids=core.frontend.reply_ids,
+        context_length=core.context_length,
     )
-
-
-async def _ring(sampled: asyncio.Event, lease_wait: LeaseWait) -> None:
-    """Tell waiting trainers that samples came."""
-    while True:
-        await sampled.wait()
-        sampled.clear()
-        lease_wait.samples_came()

@@ -60,6 +60,13 @@ class LeaseWait:
         self.takes_any = True
         self.samples_came()
 
+    async def follow(self, sampled: asyncio.Event) -> None:
+        """Say so whenever it is set, forever. Owned by the app."""
+        while True:
+            await sampled.wait()
+            sampled.clear()
+            self.samples_came()
+
     def close(self) -> None:
         """Every waiting call is answered without a lease, now and from here on."""
         self.is_closed = True
