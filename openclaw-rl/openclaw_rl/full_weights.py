@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineGone, EngineRefused
 
@@ -143,3 +144,9 @@ class FullWeightSwap:
                 await call
         except TimeoutError as error:
             raise EngineGone(f"the engine did not answer within {timeout_s:g} s") from error
+
+
+def is_held(weight_version: int, info: ModelInfo) -> bool:
+    """An engine that nothing was pushed to yet holds the base."""
+    holds = info.weight_version or "default"
+    return holds == str(weight_version) or (weight_version == 0 and holds == "default")

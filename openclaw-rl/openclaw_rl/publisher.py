@@ -21,16 +21,16 @@ from openclaw_rl.alerts import Alert
 from openclaw_rl.canary import Canary
 from openclaw_rl.engine_adapters import EngineAdapters
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, is_unknown_adapter
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineRefused, LedgerError
-from openclaw_rl.full_weights import FullWeightSwap
+from openclaw_rl.full_weights import FullWeightSwap, is_held
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import Meters
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Report, Tip
 from openclaw_rl.types import Ids, Version, VersionState, WeightKind
+from openclaw_rl.version_folders import is_elsewhere
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class Publisher:
                     folders = await self._engine.adapter_folders()
                     holds = folders is None or name in folders
                 else:
-                    holds = self._kind is WeightKind.LORA or _is_held(current, await self._engine.model_info())
+                    holds = self._kind is WeightKind.LORA or is_held(current, await self._engine.model_info())
         except (EngineError, TimeoutError):
             return True
         return holds or current != self._serving.current or not self._serving.is_open  # a swap came in between
@@ -185,7 +185,7 @@ class Publisher:
         """Whether its trainer should send it to the engine, and which engine that is."""
         version = await self._ledger.version(tip.weight_version)
         is_missing = self._missed == version.weight_version or version.state is not VersionState.SERVING
-        wants = self._is_elsewhere(version) and is_missing
+        wants = is_elsewhere(version) and is_missing
         wants = wants and await self._ledger.pinned() in (None, version.weight_version)
         return tip.model_copy(update={"wants_push": wants, "engine": f"{self._name}-{self._restarts}"})
 
@@ -239,7 +239,7 @@ class Publisher:
         """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
         async with self._turn:
             version = await self._target()
-            if version.weight_version != self._serving.current and not self._is_elsewhere(version):
+            if version.weight_version != self._serving.current and not is_elsewhere(version):
                 await self._serve(version)
                 log.info("serving", weight_version=version.weight_version)
 
@@ -252,7 +252,7 @@ class Publisher:
             if await self._ledger.pinned() is not None:
                 return False
             rows = await self._ledger.unfinished_versions()
-            waiting = [row.weight_version for row in rows if not self._is_elsewhere(row)]
+            waiting = [row.weight_version for row in rows if not is_elsewhere(row)]
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]
@@ -283,7 +283,7 @@ class Publisher:
                 tip.weight_version in self._adapters.loaded or len(self._adapters.loaded) < self._settings.max_versions
             )
             passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
-            if passed and has_room and not self._is_elsewhere(tip):
+            if passed and has_room and not is_elsewhere(tip):
                 await self._serve_again(tip)
                 log.info("serving", weight_version=tip.weight_version)
 
@@ -361,7 +361,8 @@ class Publisher:
     async def _serve(self, version: Version) -> None:
         """Make new requests take this version."""
         if version.kind is WeightKind.FULL:
-            times = await self._full.swap(version.weight_version, self._weights_of(version))
+            weights = version_folders.weights_of(version, self._data_dir, self._base_folder)
+            times = await self._full.swap(version.weight_version, weights)
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
         else:
             await self._adapters.load(version)
@@ -380,9 +381,9 @@ class Publisher:
     async def _restore_full(self, version: Version) -> None:
         """An engine that started again holds the base; one that was only away may still hold what it should."""
         number, info = version.weight_version, await self._engine.model_info()
-        if not self._full.is_unsure and _is_held(number, info):
+        if not self._full.is_unsure and is_held(number, info):
             self._serving.switch(number, None)
-        elif self._is_elsewhere(version):
+        elif is_elsewhere(version):
             self._serving.switch(number, None)
             self._serving.close_gate(Closed.ENGINE)
             self._restarts += self._missed != number
@@ -393,21 +394,6 @@ class Publisher:
             await self._serve(version)
         self._missed = None
         log.info("serving", weight_version=number)
-
-    @staticmethod
-    def _is_elsewhere(version: Version) -> bool:
-        return version.kind is WeightKind.FULL and not version.durable
-
-    def _weights_of(self, version: Version) -> Path:
-        if self._is_elsewhere(version):
-            raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
-        if version.folder is not None:
-            return self._data_dir / version.folder
-        if version.weights_file is not None:
-            raise EngineRefused(f"the weights of version {version.weight_version} were deleted", status=400)
-        if self._base_folder is None:
-            raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
-        return self._base_folder
 
     # -- adapters -----------------------------------------------------------------------------------------------------
 
@@ -448,12 +434,6 @@ class Publisher:
         for prompt_ids in await self._ledger.recent_prompts(limit=self._settings.prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._score(number, prompt_ids[:-1], prompt_ids[-1:])
-
-
-def _is_held(weight_version: int, info: ModelInfo) -> bool:
-    """Full weights: an engine that nothing was pushed to yet holds the base."""
-    holds = info.weight_version or "default"
-    return holds == str(weight_version) or (weight_version == 0 and holds == "default")
 
 
 class _PhaseTimes:

@@ -14,9 +14,10 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import EngineRefused, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.trainers import checkpoint
+from openclaw_rl.types import Version, WeightKind
 
 log = structlog.get_logger()
 
@@ -68,3 +69,21 @@ def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None)
 def without_optimizer(root: Path, folders: Mapping[int, str]) -> list[int]:
     """Versions whose checkpoint was written with an optimizer state that is not there any more."""
     return [version for version, folder in folders.items() if checkpoint.is_pruned(root / folder)]
+
+
+def is_elsewhere(version: Version) -> bool:
+    """On no disk: only its trainer has it."""
+    return version.kind is WeightKind.FULL and not version.durable
+
+
+def weights_of(version: Version, data_dir: Path, base_folder: Path | None) -> Path:
+    """The folder of full weights. Raises EngineRefused when they are not to be had."""
+    if is_elsewhere(version):
+        raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
+    if version.folder is not None:
+        return data_dir / version.folder
+    if version.weights_file is not None:
+        raise EngineRefused(f"the weights of version {version.weight_version} were deleted", status=400)
+    if base_folder is None:
+        raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
+    return base_folder
