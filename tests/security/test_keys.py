@@ -13,6 +13,7 @@ from openclaw_rl.settings import ApiKey
 
 ADMIN = [
     ("GET", "/v1/admin/status"),
+    ("GET", "/v1/admin/history"),
     ("GET", "/v1/admin/versions/0"),
     ("POST", "/v1/admin/rollback"),
     ("POST", "/v1/admin/pin"),
@@ -24,9 +25,17 @@ ADMIN = [
     ("GET", "/openapi.json"),
     ("GET", "/metrics"),
 ]
-TRAINER = [("POST", f"/v1/trainer/{name}") for name in ("tip", "lease", "renew", "release", "commit", "durable")]
+TRAINER = [
+    ("POST", f"/v1/trainer/{name}")
+    for name in (
+        *("tip", "lease", "renew", "release", "commit", "durable"),
+        *("start", "leased", "push/begin", "push/end"),
+    )
+]
 CHAT = [("POST", "/v1/chat/completions"), ("POST", "/chat/completions"), ("POST", "/v1/feedback")]
-OPEN = {("GET", "/healthz"), ("GET", "/v1/models"), ("GET", "/models")}
+OPEN = {("GET", "/healthz")} | {
+    ("GET", f"{path}{name}") for path in ("/v1/models", "/models") for name in ("", "/{name}")
+}
 """They tell a word, a version's number, a model's name and its length."""
 
 
