@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +65,8 @@ class ServedWeights:
     engine: CheckedEngine
     serving: Callable[[], int]
     taken: dict[int, dict[str, str]] = field(default_factory=dict)
+    problem: str = "nothing was seen"
+    """Why the last look took nothing."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -80,11 +81,13 @@ class ServedWeights:
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
-            with suppress(httpx.HTTPError, OSError, ValueError):
-                try:
-                    self.take()
-                except NoChecksums:
-                    return
+            try:
+                self.take()
+            except NoChecksums as error:
+                self.problem = str(error)
+                return
+            except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
+                self.problem = repr(error)[:300]
 
     def take(self) -> None:
         version = self.engine.held()
@@ -99,7 +102,7 @@ class ServedWeights:
     def keep(self, file: Path, versions: Sequence[Mapping[str, Any]]) -> None:
         """With the folders of those that are on disk. `versions`: as `/v1/admin/status` lists them."""
         folders = {row["weight_version"]: row["folder"] for row in versions if row["durable"]}
-        file.write_text(json.dumps({"folders": folders, "checksums": self.taken}))
+        file.write_text(json.dumps({"folders": folders, "checksums": self.taken, "problem": self.problem}))
 
 
 def differences(served: Mapping[str, str], loaded: Mapping[str, str]) -> list[str]:
@@ -134,7 +137,7 @@ def compare(engine: CheckedEngine, kept: Mapping[str, Any], base: Path, data_dir
         if apart:
             findings.append(f"version {version}: {len(apart)} of {len(loaded)} tensors are not the export's")
     if not wanted:
-        findings.append("no version was both looked at and exported")
+        findings.append(f"no version was both looked at and exported ({kept['problem']})")
     return figures | {"findings": findings}
 
 

@@ -130,4 +130,4 @@ def test_what_is_held_while_a_push_is_on_its_way_is_not_taken_for_a_version(worl
 
 def test_nothing_to_compare_is_a_finding(world: World) -> None:
     world.watch.taken.clear()
-    assert world.findings(1) == ["no version was both looked at and exported"]
+    assert world.findings(1) == ["no version was both looked at and exported (nothing was seen)"]
