@@ -3,9 +3,11 @@
     python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 true:0 true:1 true:2] [--out FILE.json] [--log FILE]
 
 Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
-and the local LoRA trainer, all at their default settings but for a batch of 8. Simulated: the people. Each asks "Yes or
-no: is it worth the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which
-the base does two times in three.
+and the local LoRA trainer, all at their default settings but for two: a batch is 8, and the gate's bound on the
+distance from the base is 10 nats (replies of a word or two, all alike in the end, are further from the base than its 3,
+and the gate would stop learning before anything else can). Simulated: the people. Each asks "Yes or no: is it worth
+the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which the base does two
+times in three.
 
 The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
 around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. It comes
@@ -16,8 +18,8 @@ serves. Where people say more meanwhile, a fall shows so many turns later.
 
 Checks, exit 1 when one fails: no request failed; every recorded verdict is what the rule says; the rewards given to the
 trainer have the sign that the run says; a `wrong` run is rolled back by the watch within LIMIT turns after the fault
-came, to a version that users like better than what fell; a `true` run never is, and users like its last versions no
-less than the base. The curve of each run is drawn in the log, and its figures are in the JSON.
+came, to a version that users like better than what fell; a `true` run never is, learns to its end, and users like its
+last versions no less than the base. The curve of each run is drawn in the log, and its figures are in the JSON.
 """
 
 import argparse
@@ -169,17 +171,18 @@ def rollbacks(server: RunningServer) -> list[dict[str, Any]]:
 
 
 def mean(told: Sequence[Told]) -> float:
-    return round(sum(one.verdict for one in told) / len(told), 3) if told else float("nan")
+    return round(sum(one.verdict for one in told) / len(told), 3)
 
 
 async def campaign(server: RunningServer, fault: Fault, *, is_wrong: bool, seed: int, say: Any) -> dict[str, Any]:
     topics = list(tomllib.loads(TOPICS.read_text())["train"])
-    began, fall_after, gone_back = time.monotonic(), None, None
+    began, healthy, fall_after, gone_back = time.monotonic(), 0, None, None
     async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False) as client:
         people = People(server, client, random.Random(seed), topics)
         while len(people.told) < HEALTHY + LIMIT and gone_back is None:
             if is_wrong and len(people.told) >= HEALTHY and not fault.is_there:
                 fault.comes()
+                healthy = server.status()["tip"]
             await people.turns(min(BATCH, HEALTHY + LIMIT - len(people.told)), is_spoilt=fault.is_there)
             await people.trained()
             newest = people.told[-BATCH:]
@@ -207,9 +210,10 @@ async def campaign(server: RunningServer, fault: Fault, *, is_wrong: bool, seed:
         "turns": len(told),
         "rolled back": gone_back,
         "turns from the fault to the rollback": fall_after,
+        "of which by versions made of it": sum(one.version > healthy for one in told) if fall_after else None,
         "verdict of the base": mean([one for one in told if one.version == 0]),
         "verdict of the last 24 turns": mean(told[-24:]),
-        "verdict after the rollback": mean(people.told[len(told) :]),
+        "verdict after the rollback": mean(people.told[len(told) :]) if fall_after is not None else None,
         "verdicts by batch": [mean(told[at : at + BATCH]) for at in range(0, len(told), BATCH)],
         "versions": [
             {"version": row["weight_version"], "state": row["state"], "reason": row["reason"]}
@@ -239,6 +243,8 @@ def failed(
     else:
         if fall is not None:
             found.append("the true sign was rolled back")
+        if not server.status()["learning"]:
+            found.append("learning was paused")
         if mean(told[-24:]) < mean([one for one in told if one.version == 0]):
             found.append("the last versions are liked less than the base")
     return found
@@ -261,13 +267,20 @@ def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str
     shutil.copytree(cache, data_dir / "cache", copy_function=os.link)
     kept = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(plugin), kept)))
-    settings = ("method.name=wrong_sign", "log_format=json", f"trainer.seed={seed}", *options.set)
+    settings = (
+        "method.name=wrong_sign",
+        "publisher.max_base_kl=10",
+        "log_format=json",
+        f"trainer.seed={seed}",
+        *options.set,
+    )
     say(f"{kind} sign, seed {seed}")
     try:
         with RunningServer(
             data_dir, ["--batch-size", str(BATCH), *(word for one in settings for word in ("--set", one))]
         ) as server:
-            return asyncio.run(campaign(server, Fault(fault), is_wrong=kind == "wrong", seed=seed, say=say))
+            found = asyncio.run(campaign(server, Fault(fault), is_wrong=kind == "wrong", seed=seed, say=say))
+            return found | {"settings": [f"training.batch_size={BATCH}", *settings]}
     finally:
         os.environ.pop("PYTHONPATH")
         if kept is not None:

@@ -171,7 +171,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
     assert computed[0] != computed[1], "the batch was cut alike"
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "null", "1e999"])
+@pytest.mark.parametrize("value", ["NaN", "1e999"])
 async def test_a_step_without_numbers_never_serves_and_chats_go_on(
     value: str, host: Host, model_folder: Path, tmp_path: Path
 ) -> None:
