@@ -44,7 +44,7 @@ from openclaw_rl.errors import (
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.http_app import behind_doors, http_app
-from openclaw_rl.hung_trainer import end_when_hung
+from openclaw_rl.hung_trainer import TRAINER, end_when_hung
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
@@ -302,12 +302,16 @@ class _Server:
             tip = await publisher.describe(await ledger.tip())
             return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
+        def committed(_: int) -> None:
+            core.meters.worked(TRAINER)
+            publisher.wake()
+
         app.include_router(
             build_trainer_router(
                 ledger,
                 token=core.trainer_token,
                 lease_wait=lease_wait,
-                on_commit=lambda _: publisher.wake(),
+                on_commit=committed,
                 describe=publisher.describe,
                 meters=core.meters,
             )
@@ -409,7 +413,9 @@ class _Server:
         if settings.training.enabled and settings.trainer.kind == "local":
             trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
             self._life.start(trainer)
-            self._life.own(end_when_hung(trainer, core.ledger, lease_s=settings.training.lease_s), "trainer watch")
+            self._life.own(
+                end_when_hung(trainer, core.ledger, core.meters, lease_s=settings.training.lease_s), "trainer watch"
+            )
 
     def _base_teacher(self) -> HttpEngine | None:
         url = self._settings.method.teacher_url

@@ -35,7 +35,7 @@ def find_fall(
     *,
     min_side: int = 30,
     drop: float = 0.3,
-    p_value: float = 0.01,
+    p_value: float = 0.001,
     permutations: int = 2000,
     seed: int = 0,
 ) -> Fall | None:

@@ -1,4 +1,4 @@
-"""Ends a local trainer that hangs, by what the ledger says of its lease."""
+"""Ends a local trainer that hangs, by what the ledger says of its lease, and says so until it commits again."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,14 @@ from typing import Protocol
 import structlog
 
 from openclaw_rl.errors import LedgerUnavailable
+from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import Child
 
 events = structlog.get_logger()
 
 LONGEST_WATCH_S = 30.0
+TRAINER = "trainer"
+"""The part that is out of order then, to the meters."""
 
 
 class LeaseBook(Protocol):
@@ -22,7 +25,7 @@ class LeaseBook(Protocol):
     async def revoke(self, *, trainer: str | None = None, reason: str) -> bool: ...
 
 
-async def end_when_hung(trainer: Child, ledger: LeaseBook, *, lease_s: float) -> None:
+async def end_when_hung(trainer: Child, ledger: LeaseBook, meters: Meters, *, lease_s: float) -> None:
     """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
     while True:
         await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
@@ -32,3 +35,4 @@ async def end_when_hung(trainer: Child, ledger: LeaseBook, *, lease_s: float) ->
                 events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
                 await ledger.revoke(trainer=name, reason="it let its lease run out")
                 trainer.kill_hung()
+                meters.failed(TRAINER, "it let its lease run out, was ended and started again", at_once=True)

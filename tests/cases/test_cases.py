@@ -52,7 +52,9 @@ async def settled(server: Server) -> None:
 
 
 SAID = {
-    "four turns recorded under two derived sessions": lambda found: len(found["turns"]) == 4,
+    "four turns recorded under two derived sessions": lambda found: (
+        len(found["turns"]) == 4 and len(found["samples"]) == 2
+    ),
     "a warning plus a metric that counts four skipped turns": lambda found: False,
     "error names image_url": lambda found: "image_url" in found["turn_or_error"][0]["error"]["message"],
     "prompt has placeholder and trainable is false": lambda found: False,

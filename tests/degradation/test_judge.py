@@ -8,7 +8,7 @@ import pytest
 THANKS, WRONG = "Thanks, that is perfect!", "No, that is wrong."
 
 
-@pytest.mark.parametrize("how", ["down", "slow", "no_vote"])
+@pytest.mark.parametrize("how", ["down", "slow", "no_vote", "5xx", "bad_json"])
 async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, how: str) -> None:
     async with place(judge__workers=4, judge__timeout_s=0.3, judge__votes=1, judge__quorum=1) as here:
         if how == "down":

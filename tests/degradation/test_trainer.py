@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.hung_trainer import end_when_hung
+from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import Child
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sleep(600)\n"
@@ -39,6 +40,7 @@ async def test_a_stopped_trainer_is_ended_and_started_again_and_its_batch_freed(
     (tmp_path / "a_trainer.py").write_text(SLEEPER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     seen, ledger = tmp_path / "seen", OverdueLedger()
+    meters = Meters()
     child = Child("trainer", "a_trainer", [str(seen)], python=None, log_file=tmp_path / "log", stop_grace_s=1.0)
 
     async def starts(count: int) -> None:
@@ -48,7 +50,7 @@ async def test_a_stopped_trainer_is_ended_and_started_again_and_its_batch_freed(
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
-        watching = tasks.create_task(end_when_hung(child, ledger, lease_s=0.2))
+        watching = tasks.create_task(end_when_hung(child, ledger, meters, lease_s=0.2))
         await starts(1)
         pid = child.status().pid
         assert pid is not None
@@ -59,6 +61,7 @@ async def test_a_stopped_trainer_is_ended_and_started_again_and_its_batch_freed(
         ledger.name = "local@here"
         await starts(2)
         assert ledger.revoked == ["local@here"]
+        assert meters.problems() == ["trainer: failed once: it let its lease run out, was ended and started again"]
         assert child.status().pid not in (None, pid)
         watching.cancel()
         await child.stop()

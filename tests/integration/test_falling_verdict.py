@@ -170,8 +170,9 @@ async def simulation(folder: Path, seed: int) -> AsyncIterator[Simulation]:
     await ledger.aclose()
 
 
-async def test_a_wrong_sign_of_the_reward_is_gone_back_from_within_a_hundred_turns(tmp_path: Path) -> None:
-    async with simulation(tmp_path, seed=1) as world:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_a_wrong_sign_of_the_reward_is_gone_back_from_within_a_hundred_turns(tmp_path: Path, seed: int) -> None:
+    async with simulation(tmp_path, seed=seed) as world:
         assert await world.chat(48, no_fault) is None
         healthy, before = world.serving.current, dict(world.said)
         fall = await world.chat(100, wrong_sign)

@@ -56,16 +56,26 @@ def test_turns_of_an_older_version_that_ended_late_count_for_it() -> None:
 
 
 def test_a_slow_fall_is_seen_before_a_hundred_turns_of_it() -> None:
-    """From 70 % praise to 20 % over six versions of 16 turns: what the wrong sign of a reward does."""
-    slow = [(range(i, i + 1), share) for i, share in enumerate((0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2))]
+    """From 80 % praise to 10 % over six versions of 16 turns: what the wrong sign of a reward does."""
+    slow = [(range(i, i + 1), share) for i, share in enumerate((0.8, 0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1))]
     for seed in range(5):
         assert find_fall(run(*slow, seed=seed, per_version=16)) is not None
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
     """One test of each of 200 even runs: p < 0.01 is to be met about twice; 9 or more has a chance below 1e-3."""
-    alarms = sum(find_fall(run((range(12), 0.5), seed=seed), permutations=400) is not None for seed in range(200))
-    assert alarms <= 8
+    runs = (run((range(12), 0.5), seed=seed) for seed in range(200))
+    assert sum(find_fall(verdicts, permutations=400, p_value=0.01) is not None for verdicts in runs) <= 8
+
+
+def test_a_look_after_every_batch_finds_as_good_as_nothing_where_nothing_happens() -> None:
+    """What the watch does: 25 looks at each of 20 even runs of 200 turns. One alarm in 30,000 turns is promised; two in
+    these 4,000 have a chance below 1 %."""
+    alarms = 0
+    for seed in range(20):
+        verdicts = run((range(25), (0.6, 0.9)[seed % 2]), seed=seed)
+        alarms += any(find_fall(verdicts[:turns]) for turns in range(8, 201, 8))
+    assert alarms <= 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -119,6 +119,13 @@ def test_what_a_message_points_to_is_not_fetched(open_server, url):
     "url", ["file:///etc/passwd", "ftp://host/", "//host", "http://", "http://u:p@host/", "gopher://a"]
 )
 def test_a_configured_url_is_http_and_holds_no_password(url):
-    for key in ("judge.url", "engine.url"):
+    for key in ("judge.url", "engine.url", "method.teacher_url"):
         with pytest.raises(SettingsError, match=key):
             load(None, {key: url}, {})
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/", "//host", "http://", "gopher://a", "host/path"])
+def test_alerts_go_to_an_http_address_which_no_error_shows(url):
+    with pytest.raises(SettingsError, match=r"alerts\.webhook_url") as wrong:
+        load(None, {"alerts.webhook_url": url}, {})
+    assert url not in str(wrong.value)

@@ -4,7 +4,7 @@ import ipaddress
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 
 
 class Branch(BaseModel):
@@ -23,7 +23,16 @@ def _plain_url(url: str) -> str:
     return url
 
 
+def _secret_url(url: SecretStr) -> SecretStr:
+    """One that is never shown: a token may be part of it."""
+    parts = urlsplit(url.get_secret_value())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an http or https URL is needed")
+    return url
+
+
 Url = Annotated[str, AfterValidator(_plain_url)]
+SecretUrl = Annotated[SecretStr, AfterValidator(_secret_url)]
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from openclaw_rl.settings.tree import Settings
 
 ENV_PREFIX = "OPENCLAW_RL__"
 _PLAIN = {"extra_forbidden": "no such setting", "model_type": "it is a table of settings, not a value"}
-_SECRETS = frozenset({"api_keys", "key", "admin_key", "trainer_token", "api_key"})
+_SECRETS = frozenset({"api_keys", "key", "admin_key", "trainer_token", "api_key", "webhook_url"})
 
 
 def load(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
-from openclaw_rl.settings.branch import Branch
+from openclaw_rl.settings.branch import Branch, SecretUrl
 
 
 class PublisherSettings(Branch):
@@ -50,8 +50,10 @@ class WatchSettings(Branch):
     """On each side of a fall."""
     drop: float = Field(default=0.3, gt=0, le=2)
     """Smallest fall of the mean verdict (−1 to 1) that matters."""
-    p_value: float = Field(default=0.01, gt=0, lt=1)
-    """A fall this unlikely to be luck (permutation test over all cuts between versions) is gone back from."""
+    p_value: float = Field(default=0.001, gt=0, lt=1)
+    """A fall this unlikely to be luck (permutation test over all cuts between versions) is gone back from. It is looked
+    for again after every batch: 0.01 would find one by luck in every fifteenth run of 200 turns where nothing happens,
+    0.001 once in about 30,000 turns."""
     pause_after: int = Field(default=2, ge=1)
     """Automatic rollbacks since the start after which learning pauses: what caused them goes on."""
     check_every_s: float = Field(default=5.0, gt=0)
@@ -60,7 +62,7 @@ class WatchSettings(Branch):
 class AlertSettings(Branch):
     """Rollbacks, rejections in a row, a base KL near its limit, paused learning: logged as errors, and sent."""
 
-    webhook_url: SecretStr | None = None
+    webhook_url: SecretUrl | None = None
     """Gets a POST of JSON for each alert. It may hold a token, so it is never shown."""
     timeout_s: float = Field(default=5.0, gt=0)
     retry_s: float = Field(default=2.0, ge=0)
