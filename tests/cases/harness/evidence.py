@@ -26,7 +26,7 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
         "engine": {"calls": calls},
         "judge": {"calls": [{"prompt": call.prompt, "material": call.prompt} for call in stubs.judged]},
         "teacher": {"calls": _hinted(stubs.scored, turns)},
-        "metrics": _metrics(server) | {"inflight": stubs.running},
+        "metrics": _metrics(server) | {"inflight": server.admin("/v1/admin/status")["counts"]["running"]},
         "proc": {"log": server.log},
         "all_bodies": "\n".join(one.body + json.dumps(one.headers) for one in seen),
         "health": {"max_latency_s": max((s.elapsed_s for s in seen if s.request["path"] == "/healthz"), default=0.0)},

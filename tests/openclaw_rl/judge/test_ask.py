@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -31,7 +32,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(ask_module.asyncio, "sleep", sleep)
+    # The module's own name: a server that another test left in a thread of this process sleeps by the real one.
+    monkeypatch.setattr(ask_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     return slept
 
 

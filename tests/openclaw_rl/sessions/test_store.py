@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,7 +198,7 @@ async def sweep(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.asyncio, "sleep", one_sweep)
+        patch.setattr(store_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": one_sweep}))
         task = asyncio.create_task(sessions.expire_forever())
         await swept.wait()
         task.cancel()
