@@ -11,7 +11,7 @@ import pytest
 from harness.cases import CASES
 from harness.checks import failures
 from harness.evidence import evidence
-from harness.host import Host, Server
+from harness.host import Host, Server, stub_settings
 from harness.listen import served
 from harness.model import CONTEXT, Vocabulary
 from harness.play import play
@@ -97,14 +97,7 @@ async def played(case: Mapping[str, Any], host: Host, model_folder: Path, folder
     stubs = Stubs(case, vocabulary, pace=PACE.get(case_id, 1.0))
     async with served(stubs) as url:
         settings = {
-            "server.api_keys": [{"key": "test-key", "user": "tester"}],
-            "engine.kind": "url",
-            "engine.url": url,
-            "trainer.kind": "external",
-            "judge.kind": "llm",
-            "judge.url": f"{url}/v1",
-            "judge.votes": 1,
-            "judge.quorum": 1,
+            **stub_settings(url),
             "judge.retries": 0,
             "judge.timeout_s": 1.0,
         }

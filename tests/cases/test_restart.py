@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.cases import CASES
 from harness.checks import failures
-from harness.host import Host, Server
+from harness.host import Host, Server, stub_settings
 from harness.listen import served
 from harness.model import Vocabulary
 from harness.play import play
@@ -23,14 +23,7 @@ TORN_LINE = '{"turn_id":'
 
 def settings(url: str, batch_size: int) -> dict[str, Any]:
     return {
-        "server.api_keys": [{"key": "test-key", "user": "tester"}],
-        "engine.kind": "url",
-        "engine.url": url,
-        "trainer.kind": "external",
-        "judge.kind": "llm",
-        "judge.url": f"{url}/v1",
-        "judge.votes": 1,
-        "judge.quorum": 1,
+        **stub_settings(url),
         "training.batch_size": batch_size,
         "training.min_batch": batch_size,
     }

@@ -18,7 +18,7 @@ import torch
 from harness.cases import CASES
 from harness.checks import failures
 from harness.evidence import clients
-from harness.host import Host, Server
+from harness.host import Host, Server, stub_settings
 from harness.listen import served
 from harness.model import CONTEXT, Vocabulary
 from harness.play import play
@@ -48,14 +48,7 @@ def tiny(**more: Any) -> TrainerSettings:
 async def case_server(case: Mapping[str, Any], host: Host, vocabulary: Vocabulary, folder: Path) -> AsyncIterator[Any]:
     async with served(Stubs(case, vocabulary, pace=1.0)) as url:
         settings = {
-            "server.api_keys": [{"key": "test-key", "user": "tester"}],
-            "engine.kind": "url",
-            "engine.url": url,
-            "trainer.kind": "external",
-            "judge.kind": "llm",
-            "judge.url": f"{url}/v1",
-            "judge.votes": 1,
-            "judge.quorum": 1,
+            **stub_settings(url),
             "training.min_batch": 1,
             **LENIENT,
         }

@@ -23,6 +23,20 @@ import httpx
 _START_S = 60.0
 
 
+def stub_settings(url: str) -> dict[str, Any]:
+    """Of a server whose engine and judge are the stubs at `url`: one chat key, one vote a turn, no trainer of ours."""
+    return {
+        "server.api_keys": [{"key": "test-key", "user": "tester"}],
+        "engine.kind": "url",
+        "engine.url": url,
+        "trainer.kind": "external",
+        "judge.kind": "llm",
+        "judge.url": f"{url}/v1",
+        "judge.votes": 1,
+        "judge.quorum": 1,
+    }
+
+
 @dataclass(frozen=True)
 class Server:
     url: str
