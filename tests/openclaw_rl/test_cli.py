@@ -148,3 +148,25 @@ def test_an_adapter_that_cannot_be_copied_is_one_line(
 def test_the_list_of_commands_has_no_cut_sentence() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert [line for line in result.output.splitlines() if line.endswith("...") and "Usage" not in line] == []
+
+
+def test_the_page_is_opened_through_a_file_that_only_its_owner_reads(
+    admin: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("openclaw_rl.cli.webbrowser.open", opened.append)
+    result = CliRunner().invoke(app, ["page", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    door, key = tmp_path / "run" / "page.html", (tmp_path / "keys" / "admin.key").read_text().strip()
+    assert opened == [door.as_uri()]
+    assert door.stat().st_mode & 0o777 == 0o600
+    assert f"/#{key}" in door.read_text()
+    assert key not in result.output
+    assert str(tmp_path / "keys" / "admin.key") in result.output
+
+
+def test_no_page_without_a_server(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["page", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no server is ready" in result.stderr
+    assert list(tmp_path.iterdir()) == []
