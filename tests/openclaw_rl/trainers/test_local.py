@@ -252,15 +252,28 @@ def test_one_trainer_for_a_data_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_own_session", [True, False])
 def test_it_steps_back_with_its_session_and_with_no_other(is_own_session: bool) -> None:
-    """Where the kernel groups processes by session, niceness counts only within one."""
-    code = "import os; from openclaw_rl.trainers.local import step_back; from pathlib import Path; step_back(3); "
-    code += "group = Path('/proc/self/autogroup'); "
-    code += "print(os.nice(0), *(group.read_text().split()[-1:] if group.exists() else []))"
-    argv = [sys.executable, "-c", code]
-    before = Path("/proc/self/autogroup")
-    own = before.read_text().split()[-1:] if before.exists() else []  # there, and empty, where grouping is off
-    niceness, *group = subprocess.run(
-        argv, start_new_session=is_own_session, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.split()
-    assert int(niceness) == os.nice(0) + 3
-    assert group == ([niceness] if is_own_session and own else own)
+    """Where the kernel groups processes by session, niceness counts only within one. The child alone can say what it is
+    in: a new session may be given a group where ours has none (an empty file), and a kernel may have no groups at all.
+    """
+    code = """
+import json, os, pathlib
+from openclaw_rl.trainers.local import step_back
+group = pathlib.Path("/proc/self/autogroup")
+read = lambda: group.read_text().split() if group.exists() else []
+before = read()
+step_back(3)
+print(json.dumps({"niceness": os.nice(0), "before": before, "after": read()}))
+"""
+    said = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code],
+            start_new_session=is_own_session,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+    )
+    assert said["niceness"] == os.nice(0) + 3
+    changed = [*said["before"][:-1], str(said["niceness"])]
+    assert said["after"] == (changed if is_own_session and said["before"] else said["before"])
