@@ -28,6 +28,14 @@ class Slope:
     last_mb: float
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """All lives pooled, and the second half of the longest life alone: what is still left of a curve that flattens."""
+
+    pooled: Slope
+    late: Slope
+
+
 @dataclass(slots=True)
 class Memory:
     """Readings by process name and pid."""
@@ -54,8 +62,17 @@ class Memory:
         lines = [f"{name},{pid},{at - begun:.1f},{mb:.3f}" for name, pid, at, mb in rows]
         file.write_text("\n".join(["process,pid,s,mb", *lines]) + "\n")
 
-    def slopes(self) -> dict[str, Slope]:
-        return {name: pooled([*lives.values()], self.warm_up_s) for name, lives in sorted(self._readings.items())}
+    def growth(self) -> dict[str, Growth]:
+        return {
+            name: Growth(pooled([*lives.values()], self.warm_up_s), late([*lives.values()]))
+            for name, lives in sorted(self._readings.items())
+        }
+
+
+def late(lives: list[list[tuple[float, float]]]) -> Slope:
+    """The slope of the second half of the longest life."""
+    longest = max(lives, key=lambda life: life[-1][0] - life[0][0])
+    return pooled([longest], (longest[-1][0] - longest[0][0]) / 2)
 
 
 def pooled(lives: list[list[tuple[float, float]]], warm_up_s: float) -> Slope:
