@@ -1,13 +1,14 @@
 """A method whose `score` hands the trainer the wrong sign is gone back from by itself; the true sign never is.
 
-    python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 true:0 true:1 true:2] [--out FILE.json] [--log FILE]
+    python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
 
 Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
-and the local LoRA trainer, all at their default settings but for two: a batch is 8, and the gate's bound on the
-distance from the base is 10 nats (replies of a word or two, all alike in the end, are further from the base than its 3,
-and the gate would stop learning before anything else can). Simulated: the people. Each asks "Yes or no: is it worth
-the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which the base does two
-times in three.
+and the local LoRA trainer, all at their default settings but for the batch of 8 and the gate's two bounds on distance,
+which are 10 nats: replies of a word or two, all alike in the end, are further from the base than its 3, and a step that
+turns them around is a long one. At the defaults the gate may refuse the spoilt versions before the watch has anything
+to see (one seed of three did); what is to be shown here is the watch alone. Simulated: the people. Each asks "Yes or
+no: is it worth the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which
+the base does two times in three.
 
 The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
 around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. It comes
@@ -270,6 +271,7 @@ def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str
     settings = (
         "method.name=wrong_sign",
         "publisher.max_base_kl=10",
+        "publisher.max_step_kl=10",
         "log_format=json",
         f"trainer.seed={seed}",
         *options.set,
@@ -290,7 +292,12 @@ def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for data directories and the converted model")
-    parser.add_argument("--runs", nargs="+", default=["wrong:0", "true:0", "true:1", "true:2"], metavar="KIND:SEED")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=[f"{kind}:{seed}" for kind in ("wrong", "true") for seed in range(3)],
+        metavar="KIND:SEED",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the servers")
     parser.add_argument("--out", type=Path, help="JSON; runs that it holds already stay")
     parser.add_argument("--log", type=Path, help="append what is said")
