@@ -76,7 +76,7 @@ class World:
 async def chats(world: World, n: int, **fields: object) -> AsyncIterator[list[asyncio.Task[Sampled]]]:
     """`n` chats in the middle of their replies."""
     tasks = [asyncio.create_task(world.chat(k, **fields)) for k in range(n)]  # type: ignore[arg-type]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while world.engine.running < n:
             await asyncio.sleep(0.002)
         await asyncio.sleep(0.02)

@@ -21,7 +21,7 @@ def _failure(check: Mapping[str, Any], found: Mapping[str, Any], said: Mapping[s
         return None if any(said[text](found) for text in value) else f"{at}: none of {value}"
     try:
         actual = _get(found, at)
-        wanted = _get(found, value) if op in ("same_as", "endswith") else value
+        wanted = _get(found, value) if op in ("same_as", "endswith", "before") else value
     except (LookupError, TypeError) as error:
         if op not in _ABSENT:
             return f"{at} {op}: nothing there ({error!r})"
@@ -85,6 +85,7 @@ _OPS: dict[str, Op] = {
     "ne": lambda a, b: not _same(a, b),
     "in": lambda a, b: a in b,
     "lt": lambda a, b: a < b,
+    "before": lambda a, b: a < b,
     "le": lambda a, b: a is not None and a <= b,
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,

@@ -3,12 +3,15 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from harness.host import Server
 from harness.model import Vocabulary
 from harness.play import Seen
 from harness.stubs import Stubs, TeacherCall
+
+_HAS_TEXT = re.compile(r'"content": ?"[^"]')
 
 
 def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
         "metrics": _metrics(server) | {"inflight": server.admin("/v1/admin/status")["counts"]["running"]},
         "proc": {"log": server.log},
         "all_bodies": "\n".join(one.body + json.dumps(one.headers) for one in seen),
-        "health": {"max_latency_s": max((s.elapsed_s for s in seen if s.request["path"] == "/healthz"), default=0.0)},
+        "beside_the_largest": _beside_the_largest(seen),
         "turn_or_error": [turns[i] if i < len(turns) else one.json for i, one in enumerate(seen)],
     }
 
@@ -37,6 +40,19 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
 def clients(seen: Sequence[Seen]) -> dict[str, Any]:
     """What the clients saw."""
     return {"resp": [_response(one) for one in seen], "sse": [_stream(one) for one in seen if one.is_stream]}
+
+
+def _beside_the_largest(seen: Sequence[Seen]) -> dict[str, Any]:
+    """What the others heard until the largest request had its answer: how many answers of `/healthz`, and the longest
+    silence of them all, as a share of the time from the first thing heard."""
+    largest = max(seen, key=lambda one: len(json.dumps(one.request.get("body"))))
+    end, others = largest.heard_at[-1], [one for one in seen if one is not largest]
+    heard = [at for at in sorted(at for one in others for at in one.heard_at) if at < end]
+    gaps = [later - at for at, later in pairwise([*heard, end])]
+    return {
+        "health_answers": sum(one.heard_at[-1] < end for one in others if one.request["path"] == "/healthz"),
+        "silence": max(gaps) / (end - heard[0]) if heard else 1.0,
+    }
 
 
 def _asked(seen: Sequence[Seen], calls: int) -> list[Seen | None]:
@@ -64,6 +80,7 @@ def _turn(record: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         "trainable": turn["drop"] is None,
         "drop_reason": record["reason"],
         "session_id": record["request"]["scope"]["session_id"],
+        "said_at": {event["state"]: event["at"] for event in record["events"]},
     }
 
 
@@ -86,7 +103,7 @@ def _call(call: Any, asked: Seen | None) -> dict[str, Any]:
         "max_new_tokens": call.max_new_tokens,
         "output_ids": call.output_ids,
         "output_logprobs": call.output_logprobs,
-        "aborted_within_s": None if call.aborted_at is None or left is None else call.aborted_at - left,
+        "made_after_leaving": None if not call.is_aborted or left is None else sum(at > left for at in call.made_at),
         "prompt_tokens": len(call.input_ids),
     }
 
@@ -102,7 +119,8 @@ def _response(one: Seen) -> dict[str, Any]:
 
 
 def _stream(one: Seen) -> dict[str, Any]:
-    lines = [line[6:] for line in one.body.split("\n\n") if line.startswith("data: ")]
+    blocks = one.body.split("\n\n")
+    lines = [block[6:] for block in blocks if block.startswith("data: ")]
     chunks: list[Any] = [json.loads(line) for line in lines if line != "[DONE]"]
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
     deltas = [choice["delta"] for choice in choices]
@@ -114,8 +132,7 @@ def _stream(one: Seen) -> dict[str, Any]:
                 call["function"][name] += text or ""
     return {
         "status": one.status,
-        "first_byte_s": one.first_byte_s,
-        "max_gap_s": one.max_gap_s,
+        "signs_before_text": next((i for i, one in enumerate(blocks) if _HAS_TEXT.search(one)), len(blocks)),
         "content": "".join(delta.get("content") or "" for delta in deltas),
         "content_deltas": sum(bool(delta.get("content")) for delta in deltas),
         "reasoning": "".join(delta.get("reasoning_content") or "" for delta in deltas),

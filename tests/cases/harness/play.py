@@ -15,15 +15,15 @@ _TIMEOUT_S = 60.0
 
 @dataclass
 class Seen:
-    """One request and its answer. Times in seconds since it was sent."""
+    """One request and its answer."""
 
     request: Mapping[str, Any]
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: str = ""
     elapsed_s: float = 0.0
-    first_byte_s: float = 0.0
-    max_gap_s: float = 0.0
+    heard_at: list[float] = field(default_factory=list)
+    """When something of the answer came, and when it was over (monotonic)."""
     left_at: float | None = None
     """When the client hung up (monotonic)."""
 
@@ -71,7 +71,7 @@ async def _send(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Seen:
     seen, leaves = Seen(request), request.get("client", {})
     content = request["raw_body"].encode() if "raw_body" in request else None
     body = request.get("body") if content is None else None
-    began = last = time.monotonic()
+    began = time.monotonic()
     chunks: list[bytes] = []
     try:
         async with asyncio.timeout(leaves.get("disconnect_after_s")):
@@ -80,11 +80,7 @@ async def _send(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Seen:
             ) as reply:
                 seen.status, seen.headers = reply.status_code, dict(reply.headers)
                 async for chunk in reply.aiter_raw():
-                    now = time.monotonic()
-                    if not chunks:
-                        seen.first_byte_s = now - began
-                    seen.max_gap_s = max(seen.max_gap_s, now - last)
-                    last = now
+                    seen.heard_at.append(time.monotonic())
                     chunks.append(chunk)
                     if len(chunks) == leaves.get("disconnect_after_chunks"):
                         break
@@ -92,5 +88,6 @@ async def _send(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Seen:
         pass
     if leaves:
         seen.left_at = time.monotonic()
-    seen.body, seen.elapsed_s = b"".join(chunks).decode(), time.monotonic() - began
+    seen.heard_at.append(time.monotonic())
+    seen.body, seen.elapsed_s = b"".join(chunks).decode(), seen.heard_at[-1] - began
     return seen

@@ -22,7 +22,9 @@ class EngineCall:
     max_new_tokens: int
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
-    aborted_at: float | None = None
+    made_at: list[float] = field(default_factory=list)
+    """When each piece was (monotonic)."""
+    is_aborted: bool = False
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Stubs:
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                call.aborted_at = time.monotonic()
+                call.is_aborted = True
         finally:
             self.running -= 1
             for task in (work, gone):
@@ -130,6 +132,7 @@ class Stubs:
     async def _event(
         self, send: Send, call: EngineCall, ids: list[int], log_probs: list[Any] | None, finish: object, text: str = ""
     ) -> None:
+        call.made_at.append(time.monotonic())
         call.output_ids += ids
         call.output_logprobs += [value for value in log_probs or () if value is not None]
         meta: dict[str, Any] = {"finish_reason": finish, "completion_tokens": len(call.output_ids)}

@@ -70,7 +70,7 @@ async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateRep
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -207,7 +207,7 @@ class Proxy:
         return [{} if line == "[DONE]" else json.loads(line) for line in lines]
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
