@@ -120,6 +120,9 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=None)
     parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
     parser.add_argument("--updates", type=int, default=None)
+    parser.add_argument("--marks", nargs="+", type=int, default=None, help="updates after which is measured")
+    parser.add_argument("--reply-tokens", type=int, default=None)
+    parser.add_argument("--held-out", type=int, default=None, help="topics that are measured on")
     parser.add_argument("--pairs", choices=("forward", "engine"), default="forward", help="what gives scoring pairs")
     parser.add_argument("--no-ends", action="store_true", help="do not measure the base again")
     parser.add_argument("--workers", type=int, default=None, help="processes; by the preset when unset")
@@ -139,8 +142,13 @@ def main() -> int:
     started, is_gpu = time.perf_counter(), args.preset in ("gpu", *VARIANTS)
     device = args.device or ("cuda" if is_gpu else "cpu")
     plan = PLANS[args.preset]
-    if args.updates:
-        plan = replace(plan, updates=args.updates, marks=tuple(sorted({*plan.marks, args.updates} - {0})))
+    plan = replace(
+        plan,
+        updates=args.updates or plan.updates,
+        marks=tuple(sorted({*(args.marks or plan.marks), args.updates or plan.updates})),
+        reply_tokens=args.reply_tokens or plan.reply_tokens,
+        held_out=args.held_out or plan.held_out,
+    )
     seeds = tuple(args.seeds or SEEDS[args.preset])
     chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, (SHIPPED,)) for method in METHODS}
     preferences = args.preferences or (["short"] if args.preset in ("binary", "cpu") else list(PREFERENCES))

@@ -27,8 +27,9 @@ from openclaw_rl.types import SamplingParams
 METHODS = ("binary_rl", "opd", "combine")
 ENDS = ("base", "hinted", "complained")
 """The base; the base that reads the wish as one canonical sentence; the base that reads a complaint as it was said."""
-USERS = ("reads_request", "follows_up")
-"""A user who first looks whether a reply is about the question at all; one who stays and hears the better reply."""
+USERS = ("reads_request", "follows_up", "demonstrates")
+"""A user who first looks whether a reply is about the question at all; one who stays and hears the better reply; one
+who, content at last, also says that this should have been the reply to the question itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Variant:
 
     name: str = "default"
     changes: tuple[tuple[str, str], ...] = ()
-    """(setting of `trainer` or `method`, `reads_request` or `follows_up`; value as text)."""
+    """(setting of `trainer` or `method`, one of `USERS`; value as text)."""
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
@@ -139,6 +140,7 @@ class Trained:
             engine,
             seed=run.seed,
             reads_request=run.variant.has_user("reads_request"),
+            demonstrates=run.variant.has_user("demonstrates"),
         )
         self.sampling = SamplingParams(plan.reply_tokens, temperature=plan.temperature)
         self.metrics: dict[str, float] = {}

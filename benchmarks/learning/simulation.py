@@ -4,7 +4,8 @@ From the user's message on, everything is the product's: the rules judge reads i
 asks for the scoring pair, and what it drops is dropped.
 
 A round is all first turns, or first turns and then second ones (`follows_up`): whoever complained waits for a better
-reply and says what it is worth, as in a chat; whoever was content asks something else.
+reply and says what it is worth, as in a chat; whoever was content asks something else. A user who `demonstrates` sends
+the reply that it thanked for after a complaint to `/v1/feedback` too, as a demonstration for the turn it complained of.
 """
 
 import asyncio
@@ -71,10 +72,11 @@ class Simulation:
         *,
         seed: int,
         reads_request: bool,
+        demonstrates: bool = False,
     ) -> None:
         self._subject, self._preference, self._method = subject, preference, method
         self._settings, self._engine = settings, engine
-        self._reads_request = reads_request
+        self._reads_request, self._demonstrates = reads_request, demonstrates
         self._dice = random.Random(seed)
 
     def first(self, topics: Sequence[Topic]) -> list[Asked]:
@@ -117,6 +119,8 @@ class Simulation:
             complaint = self._complaint(one.topic, reply)
             batch.complaints[complaint.name if complaint else "thanks"] += 1
             turns.append((self._turn(f"v{version}-{n}", one, reply, text, version, sampling), complaint))
+            if self._demonstrates and complaint is None and len(one.messages) > 1:
+                batch.samples.append(self._demonstration(f"v{version}-{n}-demo", one.messages[0], reply, version))
         async with self._engine.serves(version) as lora_path:
             serving = ServingVersions(hold_s=60)
             serving.switch(version, lora_path)
@@ -136,6 +140,19 @@ class Simulation:
             else:
                 batch.samples.append(outcome)
         return batch
+
+    def _demonstration(self, turn_id: str, question: str, reply: Reply, version: int) -> Sample:
+        """What the ledger makes of one: behind the prompt of the turn it corrects, and nobody sampled it there."""
+        return Sample(
+            sample_id=turn_id,
+            prompt_ids=self._subject.prompt(question),
+            response_ids=reply.ids,
+            loss_mask=(True,) * len(reply.ids),
+            rollout_log_probs=(0.0,) * len(reply.ids),
+            versions=(VersionRun(version, len(reply.ids)),),
+            temperature=1.0,
+            is_demonstration=True,
+        )
 
     def _complaint(self, topic: Topic, reply: Reply) -> Complaint | None:
         return self._preference.complaint(
