@@ -215,7 +215,7 @@ class _Server:
             return None
         model_name = settings.server.served_model_name or model_display_name(settings.model)
         base_hash = await asyncio.to_thread(
-            served_base_hash, info, settings.model, cache=data.cache, versions=data.versions
+            served_base_hash, info, settings.model, cache=data.cache, ours=(data.versions, data.push)
         )
         ledger = await Ledger.open(
             data.ledger,

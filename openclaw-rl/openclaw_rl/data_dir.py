@@ -1,6 +1,6 @@
 """The data directory: where everything a server keeps lives, private to its user.
 
-ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/
+ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/   push/
 """
 
 import os
@@ -59,6 +59,11 @@ class DataDir:
     @property
     def cache(self) -> Path:
         return self.root / "cache"
+
+    @property
+    def push(self) -> Path:
+        """Made by the node's trainer where weights go to the engine by disk."""
+        return self.root / "push"
 
     @property
     def server_file(self) -> Path:

@@ -317,9 +317,9 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     return parser.parse_args(words[:cut]), words[cut + 1 :]
 
 
-def engine_arguments(url: str, push: str, data_dir: Path) -> list[str]:
+def engine_arguments(url: str, push: str, data: DataDir) -> list[str]:
     """Where slime sends weights, and how."""
-    by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(data_dir / "push")]
+    by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(data.push)]
     return ["--rollout-external-engine-addrs", url, *(by_disk if push == "disk" else [])]
 
 
@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             *slime_arguments,
             *checkpoints.save_arguments(),
             *checkpoints.load_arguments(started.tip, _base_of(slime_arguments)),
-            *engine_arguments(started.engine_url, ours.push, data.root),
+            *engine_arguments(started.engine_url, ours.push, data),
         ]
         from openclaw_slime.slime_node import SlimeNode  # Ray, slime and Megatron: seconds to import
 

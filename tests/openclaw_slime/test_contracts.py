@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.trainers.api import SampleBody, Tip
 from openclaw_rl.types import WeightKind
 from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
@@ -62,7 +63,7 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
     options = NodeOptions("CK", kl_coef=0.1, layout=Layout(actor_tp=2), has_transformer_engine=transformer_engine)
     ours = {word for word in slime_arguments(options, QWEN3_4B) if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
-    ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", Path("D")) if word[:2] == "--")}
+    ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", DataDir(Path("D"))) if word[:2] == "--")}
     ours |= {word for word in checkpoints.save_arguments() + checkpoints.load_arguments(tip, "CK") if word[:2] == "--"}
     sources = [slime / "slime/utils/arguments.py", *(slime / "slime/backends").rglob("arguments.py")]
     known = set().union(*(flags_of(path.read_text()) for path in sources))

@@ -4,6 +4,7 @@ The embedded engine tells it. SGLang tells only the path it loaded, so the tenso
 folder that is not on this host is known by its path alone, and the local trainer will not train on it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.engines.bundled import base_hash, resolve, tokenizer_folder
@@ -11,13 +12,14 @@ from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.settings import ModelSettings
 
 
-def served_base_hash(info: ModelInfo, model: ModelSettings, *, cache: Path, versions: Path) -> str:
-    """versions: where ours are kept; an engine that was pushed full weights names one of them, not its base. Blocks."""
+def served_base_hash(info: ModelInfo, model: ModelSettings, *, cache: Path, ours: Sequence[Path]) -> str:
+    """ours: where full weights are sent from; an engine that took some names a folder there, not its base. Blocks."""
     if info.base_hash is not None:
         return info.base_hash
     named = Path(info.model_path)
-    ours = tokenizer_folder(model, cache)
-    if info.model_path == model.path or named.resolve() == ours.resolve() or named.is_relative_to(versions):
+    base = tokenizer_folder(model, cache)
+    is_sent = any(named.is_relative_to(folder) for folder in ours)
+    if is_sent or info.model_path == model.path or named.resolve() == base.resolve():
         return base_hash(resolve(model, cache))
     if any(named.glob("*.safetensors")):
         return base_hash(resolve(ModelSettings(path=str(named)), cache))

@@ -27,7 +27,8 @@ def ours(tmp_path: Path) -> Path:
 
 def served(info: ModelInfo, ours: Path) -> str:
     root = ours.parent
-    return served_base_hash(info, ModelSettings(path=str(ours)), cache=root / "cache", versions=root / "versions")
+    sent = (root / "versions", root / "push")
+    return served_base_hash(info, ModelSettings(path=str(ours)), cache=root / "cache", ours=sent)
 
 
 def test_an_engine_that_tells_its_hash_is_believed(ours: Path) -> None:
@@ -40,8 +41,9 @@ def test_our_own_folder_and_another_on_this_host_are_hashed(ours: Path) -> None:
     assert served(ModelInfo(model_path=str(other)), ours) == hash_tensors(other) != hash_tensors(ours)
 
 
-def test_an_engine_that_was_pushed_a_version_still_has_our_base(ours: Path) -> None:
-    version = folder(ours.parent / "versions", "a-lease", 2)
+@pytest.mark.parametrize("where", ["versions/a-lease", "push/weight_v000002"])
+def test_an_engine_that_was_pushed_a_version_still_has_our_base(ours: Path, where: str) -> None:
+    version = folder(ours.parent, where, 2)
     assert served(ModelInfo(model_path=str(version)), ours) == hash_tensors(ours)
 
 
