@@ -46,9 +46,6 @@ class Host:
     is_tiny: bool
     streams: int
     gpus: int = 2
-    fake: tuple[str, ...] = ()
-    """To try the check on a CPU: a command in the driver's place; the engine is the embedded one then."""
-
     ends_at: float = float("inf")
     """When the stage's time is over, by the monotonic clock."""
 
@@ -220,7 +217,6 @@ def main() -> int:
     own.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
     own.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
     own.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
-    own.add_argument("--fake", default="", help="'PYTHON MODULE' in the driver's place, on the embedded engine")
     options = own.parse_args()
     host = Host(
         work=options.work,
@@ -228,7 +224,6 @@ def main() -> int:
         is_tiny=options.tiny,
         streams=options.streams,
         gpus=options.gpus,
-        fake=tuple(options.fake.split()),
     )
     results: dict[str, bool | str] = {}
     end = time.monotonic() + options.budget_s

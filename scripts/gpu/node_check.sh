@@ -12,7 +12,7 @@
 # Two GPUs, about 6 minutes, in one call or two (each may bring a part of the packages):
 #   node_check.sh checkpoint=60
 #   node_check.sh --budget-s 355 tp=120+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10 opd=140 ledger=10
-# One GPU: the same with --gpus 1 and without tp. A try on a CPU: node_check.py --tiny --fake 'PYTHON MODULE' …
+# One GPU: the same with --gpus 1 and without tp. A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.
 set -uo pipefail

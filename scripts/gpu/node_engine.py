@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine_process import EngineProcess, embedded_command, sglang_command
+from engine_process import EngineProcess, sglang_command
 
 from openclaw_rl.children import free_port
 from openclaw_rl.engines.sglang import launch
@@ -45,8 +45,6 @@ def _start(host: "Host", port: int) -> EngineProcess:
 
 
 def _command(host: "Host", port: int) -> list[str]:
-    if host.fake:
-        return embedded_command(host.ours_python, host.work, folder=host.checkpoint, port=port)
     settings = EngineSettings(kind="sglang", args=ARGS, memory_fraction=host.engine_share)
     return sglang_command(
         host.engine_python,

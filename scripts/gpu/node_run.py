@@ -105,11 +105,8 @@ def serving(host: "Host", plan: Plan, engine: Engine) -> Iterator[RunningServer]
         yield server
 
 
-def _driver(host: "Host", plan: Plan) -> Command:
-    if not host.fake:
-        return replace(plan.driver, environ={**plan.driver.environ, **QUICK_RAY})
-    python, module, *arguments = host.fake
-    return Command("driver", python, module, (*arguments, "--data-dir", str(host.data_dir)))
+def _driver(plan: Plan) -> Command:
+    return replace(plan.driver, environ={**plan.driver.environ, **QUICK_RAY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,7 @@ def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
     log_start = driver_log.stat().st_size
     with serving(host, plan, engine) as server, httpx.Client(base_url=engine.url, timeout=20) as looking:
         figures["serving at start"] = server.status()["serving"]
-        driver = Driver(_driver(host, plan), driver_log)
+        driver = Driver(_driver(plan), driver_log)
         driver.skip()
         load = Load(server.url, host.streams)
         load.start()

@@ -64,7 +64,7 @@ class Host:
 
     @property
     def device(self) -> str:
-        return "cuda" if self.engine == "sglang" else "cpu"
+        return "cuda" if self.engine == "sglang" and not self.is_tiny else "cpu"
 
     @property
     def engine_python(self) -> str | None:

@@ -8,7 +8,7 @@
 # Both environments lie on top of the host's python3, which has torch, triton and the common scientific packages.
 # What is unpacked stays in WORK, and so does a started engine: later calls need only their own stages. The stages are
 # those of sglang_check.py; each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not
-# stop the others.
+# stop the others. A rehearsal without a GPU: rehearse.sh.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-check}

@@ -8,26 +8,30 @@ for a current CUDA device is answered with the CPU.
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gpu"))
+
+from megatron_weights import Shape, full_tensors, shard
+
 LENGTHS = (5, 7, 4)
-VOCAB, HIDDEN, FFN, HEADS, GROUPS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
+SHAPE = Shape(vocab=96, hidden=32, ffn=64, heads=4, groups=2, head_dim=8, layers=2)
 
 
 def reference() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=FFN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=HEAD_DIM,
+        vocab_size=SHAPE.vocab,
+        hidden_size=SHAPE.hidden,
+        intermediate_size=SHAPE.ffn,
+        num_hidden_layers=SHAPE.layers,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.groups,
+        head_dim=SHAPE.head_dim,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
         attention_bias=False,
@@ -48,12 +52,12 @@ def megatron(tp: int):
     from openclaw_slime.spec import get_spec
 
     config = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        ffn_hidden_size=FFN,
-        num_attention_heads=HEADS,
-        num_query_groups=GROUPS,
-        kv_channels=HEAD_DIM,
+        num_layers=SHAPE.layers,
+        hidden_size=SHAPE.hidden,
+        ffn_hidden_size=SHAPE.ffn,
+        num_attention_heads=SHAPE.heads,
+        num_query_groups=SHAPE.groups,
+        kv_channels=SHAPE.head_dim,
         use_cpu_initialization=True,
         normalization="RMSNorm",
         layernorm_epsilon=1e-6,
@@ -75,48 +79,13 @@ def megatron(tp: int):
     return GPTModel(
         config=config,
         transformer_layer_spec=get_spec(None, config),
-        vocab_size=VOCAB,
+        vocab_size=SHAPE.vocab,
         max_sequence_length=64,
         position_embedding_type="rope",
         rotary_base=10000,
         share_embeddings_and_output_weights=True,
         parallel_output=True,
     )
-
-
-def full_weights(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
-    """The Hugging Face tensors under Megatron's names, before they are cut for tensor parallelism."""
-    source = {name: parameter for name, parameter in model.named_parameters()}
-    found = {
-        "embedding.word_embeddings.weight": source["model.embed_tokens.weight"],
-        "decoder.final_layernorm.weight": source["model.norm.weight"],
-    }
-    per_group = HEADS // GROUPS
-    for n in range(LAYERS):
-        hf, mg = f"model.layers.{n}.", f"decoder.layers.{n}."
-        q = source[hf + "self_attn.q_proj.weight"].view(GROUPS, per_group * HEAD_DIM, HIDDEN)
-        k = source[hf + "self_attn.k_proj.weight"].view(GROUPS, HEAD_DIM, HIDDEN)
-        v = source[hf + "self_attn.v_proj.weight"].view(GROUPS, HEAD_DIM, HIDDEN)
-        found[mg + "self_attention.linear_qkv.weight"] = torch.cat([q, k, v], 1).reshape(-1, HIDDEN)
-        found[mg + "self_attention.linear_qkv.layer_norm_weight"] = source[hf + "input_layernorm.weight"]
-        found[mg + "self_attention.linear_proj.weight"] = source[hf + "self_attn.o_proj.weight"]
-        found[mg + "self_attention.q_layernorm.weight"] = source[hf + "self_attn.q_norm.weight"]
-        found[mg + "self_attention.k_layernorm.weight"] = source[hf + "self_attn.k_norm.weight"]
-        gate, up = source[hf + "mlp.gate_proj.weight"], source[hf + "mlp.up_proj.weight"]
-        found[mg + "mlp.linear_fc1.weight"] = torch.stack([gate, up])
-        found[mg + "mlp.linear_fc1.layer_norm_weight"] = source[hf + "post_attention_layernorm.weight"]
-        found[mg + "mlp.linear_fc2.weight"] = source[hf + "mlp.down_proj.weight"]
-    return found
-
-
-def shard(name: str, tensor: Tensor, rank: int, tp: int) -> Tensor:
-    if "linear_fc1.weight" in name:  # gate and up are cut each, then stacked
-        return tensor.chunk(tp, 1)[rank].reshape(-1, HIDDEN)
-    if "linear_qkv.weight" in name or "word_embeddings" in name:
-        return tensor.chunk(tp, 0)[rank]
-    if "linear_proj" in name or "linear_fc2.weight" in name:
-        return tensor.chunk(tp, 1)[rank]
-    return tensor
 
 
 def main(rank: int, tp: int, store: str) -> None:
@@ -128,15 +97,15 @@ def main(rank: int, tp: int, store: str) -> None:
 
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
     theirs, ours = reference(), megatron(tp)
-    weights = full_weights(theirs)
+    weights = full_tensors(SHAPE, dict(theirs.named_parameters()))
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(shard(name, weights.pop(name), rank, tp))
     assert not weights, sorted(weights)
 
     total = sum(LENGTHS)
-    ids = torch.randint(0, VOCAB, (1, total), generator=torch.Generator().manual_seed(1))
-    target = torch.randn(total, VOCAB, generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(0, SHAPE.vocab, (1, total), generator=torch.Generator().manual_seed(1))
+    target = torch.randn(total, SHAPE.vocab, generator=torch.Generator().manual_seed(2))
     bounds = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
     packed = PackedSeqParams(
         cu_seqlens_q=bounds,
@@ -147,10 +116,11 @@ def main(rank: int, tp: int, store: str) -> None:
     )
     logits = ours(input_ids=ids, position_ids=None, attention_mask=None, packed_seq_params=packed)[0]
     expected = torch.cat([theirs(part).logits[0] for part in ids.split(LENGTHS, dim=1)])
-    mine = slice(rank * VOCAB // tp, (rank + 1) * VOCAB // tp)
+    mine = slice(rank * SHAPE.vocab // tp, (rank + 1) * SHAPE.vocab // tp)
     (logits * target[:, mine]).sum().backward()
     (expected * target).sum().backward()
-    wanted, worst = gradients_of(theirs), 0.0
+    wanted = full_tensors(SHAPE, {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
+    worst = 0.0
     for name, parameter in ours.named_parameters():
         if "q_layernorm" in name or "k_layernorm" in name:  # each rank saw its heads: Megatron sums them after backward
             dist.all_reduce(parameter.grad)
@@ -159,14 +129,6 @@ def main(rank: int, tp: int, store: str) -> None:
     difference = float((logits - expected[:, mine]).abs().max())
     sys.stdout.write(json.dumps({"rank": rank, "logits": difference, "gradients": worst}) + "\n")
     dist.destroy_process_group()
-
-
-def gradients_of(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
-    """Under Megatron's names; the model's weights are spent on it."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    return full_weights(model)
 
 
 if __name__ == "__main__":

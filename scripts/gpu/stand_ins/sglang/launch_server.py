@@ -1,0 +1,94 @@
+"""In SGLang's place on a machine without a GPU: its command line, the embedded engine behind it.
+
+What the checks ask of SGLang and the embedded engine does not have is added here: `/server_info`, a checksum of each
+tensor, and a plain `/v1/chat/completions` for the proxy to be compared with.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from openclaw_rl import log
+from openclaw_rl.engines.embedded import process
+from openclaw_rl.engines.embedded.config import EngineConfig
+from openclaw_rl.engines.embedded.server import Service, build_app
+from openclaw_rl.settings import EngineSettings, ModelSettings
+
+CHAT_FIELDS = {"max_tokens": "max_new_tokens", "temperature": "temperature", "ignore_eos": "ignore_eos"}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--context-length", type=int)
+    parser.add_argument("--incremental-streaming-output", action="store_true", required=True)
+    return parser.parse_known_args()[0]  # memory, kernels and adapters are the card's
+
+
+def _with_more(service: Service, options: argparse.Namespace) -> FastAPI:
+    app = build_app(service)
+    tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        return {"model_path": str(options.model_path), "enable_deterministic_inference": True}
+
+    @app.post("/weights_checker")
+    async def weights_checker(body: dict[str, str]) -> dict[str, Any]:
+        return {"ranks": [{"checksums": await asyncio.to_thread(_checksums, Path(service.info.model_path))}]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: dict[str, Any]) -> StreamingResponse:
+        encoded = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
+        params = {name: body[field] for field, name in CHAT_FIELDS.items() if field in body}
+        request = {"input_ids": encoded["input_ids"], "sampling_params": params, "stream": True}
+        return StreamingResponse(_chunks(request | {"return_logprob": True}), media_type="text/event-stream")
+
+    async def _chunks(request: dict[str, Any]) -> AsyncIterator[str]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{options.port}", timeout=60) as client:
+            async with client.stream("POST", "/generate", json=request) as reply:
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: {"):
+                        text = tokenizer.decode(json.loads(line[6:])["output_ids"])
+                        yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': text}}]})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return app
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            found[name] = hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    return found
+
+
+def main() -> None:
+    options = _options()
+    config = EngineConfig(
+        model=ModelSettings(path=str(options.model_path), context_length=options.context_length),
+        engine=EngineSettings(threads=1),
+        port=options.port,
+        cache_dir=options.model_path.parent / "stand-in-cache",
+    )
+    log.configure(config.log_level, process="engine")
+    process.build_app = lambda service: _with_more(service, options)  # type: ignore[assignment]
+    asyncio.run(process.serve(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
