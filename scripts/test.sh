@@ -16,11 +16,28 @@ lint-imports
 # (kills, paced streams); a file stays with one worker, and so do its models.
 CHAOS=tests/integration/test_chaos.py
 beside=$(mktemp)
+set -m # a process group of its own: Ctrl-C does not reach it, and it can be ended whole
 python -m pytest "$CHAOS" >"$beside" 2>&1 &
 chaos=$!
+set +m
+
+end_with_us() { # asked to, then made to; when it is over, nothing
+  rm -f "$beside"
+  [ -n "$chaos" ] || return
+  kill -INT -- "-$chaos" 2>/dev/null || return
+  for _ in $(seq 100); do
+    kill -0 -- "-$chaos" 2>/dev/null || return
+    sleep 0.2
+  done
+  kill -KILL -- "-$chaos" 2>/dev/null
+}
+trap end_with_us EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 rest=0
 python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --ignore "$CHAOS" || rest=$?
 wait "$chaos" || rest=$?
+chaos=
 tail -n 40 "$beside"
-rm "$beside"
 exit "$rest"

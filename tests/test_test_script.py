@@ -1,0 +1,100 @@
+"""`scripts/test.sh` over stand-ins for what it runs: what it ends when it is ended, and what it says."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "test.sh"
+PYTHON = """#!{python} -S
+import os, subprocess, sys
+name = "rest" if "--ignore" in sys.argv else "chaos"
+child = subprocess.Popen(["sleep", os.environ.get("SLEEP_S", "60")])
+for which, pid in (("child", child.pid), ("pid", os.getpid())):
+    with open(f"{{os.environ['FILES']}}/{{name}}.tmp", "w") as file:
+        file.write(str(pid))
+    os.rename(file.name, f"{{os.environ['FILES']}}/{{name}}.{{which}}")
+child.wait()
+print(name, "is over")
+sys.exit(int(os.environ.get(f"EXIT_{{name}}", 0)))
+"""
+
+
+class Script:
+    def __init__(self, folder: Path) -> None:
+        self.files = folder / "files"
+        (folder / "scripts").mkdir()
+        (folder / "bin").mkdir()
+        self.files.mkdir()
+        shutil.copy(SCRIPT, folder / "scripts")
+        (folder / "scripts" / "venv.sh").write_text(f"ROOT={folder}\nensure_venv() {{ :; }}\n")
+        for name in ("ruff", "mypy", "lint-imports", "python"):
+            (folder / "bin" / name).write_text(
+                PYTHON.format(python=sys.executable) if name == "python" else "#!/bin/sh\n"
+            )
+            (folder / "bin" / name).chmod(0o755)
+        self._command = ["bash", str(folder / "scripts" / "test.sh")]
+        self._environ = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FILES": str(self.files)}
+
+    def start(self, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            self._command,
+            env=self._environ | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def pid(self, name: str) -> int:
+        until(lambda: (self.files / name).is_file())
+        return int((self.files / name).read_text())
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    script = Script(tmp_path)
+    yield script
+    script.process.kill()
+    script.process.communicate()
+    for file in script.files.iterdir():  # what it left
+        if not is_gone(int(file.read_text())):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_chaos_run_beside_ends_with_the_tests(script: Script, number: int, code: int) -> None:
+    script.start()
+    pids = [script.pid(f"{name}.{which}") for name in ("chaos", "rest") for which in ("pid", "child")]
+    os.killpg(script.process.pid, number)  # as a terminal's Ctrl-C does: the foreground's group
+    assert script.process.wait(60) == code
+    for pid in pids:
+        until(lambda pid=pid: is_gone(pid), 10)
+
+
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("rest", 3), ("chaos", 3)])
+def test_its_exit_code_is_that_of_what_failed(script: Script, failing: str, code: int) -> None:
+    script.start(SLEEP_S="0.1", **({f"EXIT_{failing}": "3"} if failing else {}))
+    output, _ = script.process.communicate(timeout=60)
+    assert script.process.returncode == code
+    assert ("rest is over" in output, "chaos is over" in output) == (True, True)
