@@ -1,7 +1,11 @@
 """What a version must pass before, or as soon as, it serves: finite, not too far from its parent and the base, the
 owner's canaries no worse, and the engine's numbers are the trainer's.
 
-Leaves to others: what becomes of a version that fails (`publisher`, the ledger).
+An engine that gives no numbers (NaN, or none) for a version, twice, and gives them for the one that serves, is not at
+fault: the version is refused. One that gives none for what serves either is: AlignmentError, and the gate is asked
+again later.
+
+Leaves to others: its files (`finite_weights`); what becomes of a version that fails (`publisher`, the ledger).
 """
 
 import math
@@ -13,10 +17,11 @@ import structlog
 from openclaw_rl.alerts import Alert
 from openclaw_rl.canary import Canary, CanaryScore, Score
 from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import AlignmentError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Probe, Report
-from openclaw_rl.types import Version, WeightKind
+from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
 
@@ -34,6 +39,10 @@ class GateResult:
     """Nats per token that the owner's canaries lost against the base."""
 
 
+class _NoNumbers(Exception):
+    """Under the version that is tested, and it is the version."""
+
+
 class Gate:
     def __init__(
         self,
@@ -46,7 +55,7 @@ class Gate:
         alert: Alert = log.error,
     ) -> None:
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
-        self._canaries, self._alert = CanaryScore(canaries, score), alert
+        self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
 
     async def check(self, version: Version, report: Report) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
@@ -59,9 +68,12 @@ class Gate:
         if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
             step_kl, base_kl, steps, canary_drop = _probed_kl(report.probes), None, 1, None
         else:
-            step_kl = await self._kl(serving, version.weight_version)
-            base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
-            canary_drop = await self._canaries.drop(version.weight_version)
+            try:
+                step_kl = await self._kl(serving, version.weight_version)
+                base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
+                canary_drop = await self._canaries.drop(version.weight_version)
+            except _NoNumbers as error:
+                return GateResult(None, None, str(error))
         refusal = None
         # The serving version stands for the parent when versions between were superseded: each of their steps has its
         # own allowance.
@@ -88,16 +100,26 @@ class Gate:
             if count and budget < 0:
                 break
             forced = response_ids[: self._settings.gate_tokens]
-            under_a, under_b = await self._score(a, prompt_ids, forced), await self._score(b, prompt_ids, forced)
+            under_a, under_b = await self._finite(a, prompt_ids, forced), await self._tested(b, prompt_ids, forced)
             total += math.fsum(under_a) - math.fsum(under_b)
             count += len(forced)
         return total / count if count else None
 
     async def self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
-        """Whether the engine's numbers are the trainer's. A reason when they are not."""
+        """Whether the engine's numbers are the trainer's, or numbers at all where the trainer sent none. A reason when
+        they are not."""
+        try:
+            return await self._probe(number, probes)
+        except _NoNumbers as error:
+            return f"self-test: {error}"
+
+    async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
+        if not probes:
+            for prompt_ids, response_ids in await self._ledger.recent_replies(sampled_by=None, limit=1):
+                await self._tested(number, prompt_ids, response_ids[: self._settings.gate_tokens])
         for probe in probes:
             ids = tuple(probe.response_ids)
-            engine = await self._score(number, tuple(probe.prompt_ids), ids)
+            engine = await self._tested(number, tuple(probe.prompt_ids), ids)
             noise = _mean_abs(engine, probe.log_probs)
             if not noise <= self._settings.self_test_tolerance:
                 return f"self-test: engine and trainer differ by {noise:.3g} nats per token"
@@ -107,6 +129,29 @@ class Gate:
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
                 return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
         return None
+
+    # -- the engine's numbers ------------------------------------------------------------------------------------------
+
+    async def _finite(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
+        log_probs = await self._score(number, prompt_ids, ids)
+        if not all(map(math.isfinite, log_probs)):
+            raise AlignmentError(f"the engine's log-probs under version {number} are not finite")
+        return log_probs
+
+    async def _tested(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
+        """Under the version at the gate. Raises _NoNumbers when it is the version that has none."""
+        try:
+            return await self._finite(number, prompt_ids, ids)
+        except AlignmentError:
+            if (serving := self._serving.current) != number:
+                await self._finite(serving, prompt_ids, ids)
+        try:
+            return await self._finite(number, prompt_ids, ids)
+        except AlignmentError as error:
+            raise _NoNumbers(f"the engine has no numbers for version {number}: {error}") from error
+
+    async def _canary_numbers(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
+        return await (self._finite if number == 0 else self._tested)(number, prompt_ids, ids)
 
 
 def _probed_kl(probes: Sequence[Probe]) -> float | None:

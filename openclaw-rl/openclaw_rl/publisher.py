@@ -1,4 +1,4 @@
-"""The publisher: commits become served versions. *gate → load → self-test → prewarm → switch → drain → unload.*
+"""The publisher: commits become served versions. *files → load → gate → self-test → prewarm → switch → drain → unload.*
 
 It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the
 version that serves serving. Requests never wait for an adapter: it is loaded beside the old one, new requests take the
@@ -23,6 +23,7 @@ from openclaw_rl.engine_adapters import EngineAdapters
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, is_unknown_adapter
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineRefused, LedgerError
+from openclaw_rl.finite_weights import not_finite
 from openclaw_rl.full_weights import FullWeightSwap, is_held
 from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
@@ -298,6 +299,13 @@ class Publisher:
         number = version.weight_version
         bound = log.bind(weight_version=number, parent=version.parent)
         times = _PhaseTimes()
+        if version.state is VersionState.CANDIDATE and version.folder is not None:
+            # Before the engine has it: full weights are tested while they serve.
+            refusal = await asyncio.to_thread(not_finite, self._data_dir / version.folder)
+            times.ends("files_s")
+            if refusal is not None:
+                await self._reject(number, refusal)
+                return False
         try:
             await self._adapters.load(version)
         except EngineRefused as error:

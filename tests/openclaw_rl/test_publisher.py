@@ -1,9 +1,14 @@
 """The publisher over the real ledger and a fake engine: gate, self-test, switch, drain, restore, rollback."""
 
 import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from publishing import PROMPT, World, publish, until
+from safetensors.numpy import save
 
 from openclaw_rl.canary import Canary
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
@@ -11,11 +16,10 @@ from openclaw_rl.errors import EngineGone, LedgerError
 from openclaw_rl.gate import Gate
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
 from openclaw_rl.trainers.api import Report
-from openclaw_rl.types import (
-    VersionState,
-)
+from openclaw_rl.types import LogProbs, VersionState
 
 
 async def test_a_commit_is_gated_loaded_tested_and_served(world: World) -> None:
@@ -248,3 +252,77 @@ async def test_a_version_under_which_canaries_are_lost_is_refused(world: World, 
     result = await gate.check(version, Report(metrics={"loss": 0.1}, probes=[]))
     assert result.canary_drop == pytest.approx(drops[reply])
     assert result.refusal == (f"canaries lost {drops[reply]:.3f} nats per token > 1e-06" if is_lost else None)
+
+
+async def test_weights_that_are_no_numbers_never_reach_the_engine_whatever_was_measured(world: World) -> None:
+    spoilt = {"q.lora_A.weight": np.ones((2, 3), np.float32), "q.lora_B.weight": np.array([1.0, np.nan], np.float32)}
+    number = await world.commit(sampled_by=0, weights=save(spoilt))
+    world.publisher.wake()
+
+    async def rejected() -> bool:
+        return await world.state(number) is VersionState.REJECTED
+
+    await until(rejected)
+    said = "adapter_model.safetensors: q.lora_B.weight holds what is not a finite number"
+    assert (await world.ledger.version(number)).reason == said
+    assert (await world.ledger.counts())["dropped.gate_rejected"] == 1
+    assert world.serving.current == 0
+    assert "policy-v1" not in world.engine.folders, "it was never loaded"
+    await publish(world, await world.commit(sampled_by=0, weights=save({"q.lora_A.weight": spoilt["q.lora_A.weight"]})))
+
+
+@dataclass(frozen=True, slots=True)
+class Speechless(ToyPolicy):
+    """Has no numbers under these seeds."""
+
+    seeds: frozenset[int] = frozenset()
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        said = ToyPolicy.log_probs(self, ids, start, seed)
+        return (math.nan,) * len(said) if seed in self.seeds else said
+
+
+@pytest.mark.parametrize("has_probe", [True, False])
+@pytest.mark.parametrize("sampled", [True, False], ids=["on a reply", "on none of the parent"])
+async def test_a_version_that_the_engine_has_no_numbers_for_is_refused(
+    world: World, has_probe: bool, sampled: bool
+) -> None:
+    """Finite weights overflow, too; with or without probes, or replies of the parent."""
+    if not sampled:
+        await publish(world, await world.commit(sampled_by=0))
+    number = await world.commit(sampled_by=0, has_probe=has_probe)
+    folder = (await world.ledger.version(number)).folder
+    assert folder is not None
+    world.engine.policy = Speechless(seeds=frozenset({adapter_seed(world.folder / folder)}))
+    world.publisher.wake()
+
+    async def rejected() -> bool:
+        return await world.state(number) is VersionState.REJECTED
+
+    await until(rejected)
+    assert f"the engine has no numbers for version {number}" in ((await world.ledger.version(number)).reason or "")
+    assert world.serving.current == number - 1
+
+
+async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openclaw_rl.publisher.RETRY_S", 0.01)
+    number = await world.commit(sampled_by=0)
+    folder = (await world.ledger.version(number)).folder
+    assert folder is not None
+    world.engine.policy = Speechless(seeds=frozenset({BASE_SEED, adapter_seed(world.folder / folder)}))
+    world.publisher.wake()
+
+    async def fails() -> bool:
+        return any(problem.startswith("publisher: failed") for problem in world.meters.problems())
+
+    await until(fails)
+    assert await world.state(number) is VersionState.CANDIDATE
+    world.engine.policy = ToyPolicy()
+    await publish(world, number)
+
+    async def works() -> bool:
+        return not world.meters.problems()
+
+    await until(works)

@@ -6,6 +6,7 @@ from pathlib import Path
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import FakeEngine
@@ -33,7 +34,8 @@ class World:
     def __init__(self, ledger: Ledger, engine: FakeEngine, folder: Path, settings: PublisherSettings) -> None:
         self.ledger, self.engine, self.folder = ledger, engine, folder
         self.serving = ServingVersions(5.0)
-        self.publisher = Publisher(ledger, engine, self.serving, settings, folder)
+        self.meters = Meters()
+        self.publisher = Publisher(ledger, engine, self.serving, settings, folder, meters=self.meters)
         self.count = 0
 
     async def sampled(self, version: int) -> None:
@@ -65,16 +67,18 @@ class World:
         probe_error: float = 0.0,
         metrics: dict[str, float] | None = None,
         has_ema: bool = False,
+        weights: bytes | None = None,
+        has_probe: bool = True,
     ) -> int:
-        """One step: its adapter's bytes are its lease's name; its probe is what the engine will answer, less an
-        error.
+        """One step: its adapter's bytes are its lease's name, or `weights`; its probe is what the engine will answer,
+        less an error.
         """
         await self.sampled(sampled_by)
         lease = await self.ledger.lease(trainer="test", now=True)
         assert lease is not None
         folder = self.folder / "versions" / lease.lease_id
         folder.mkdir(parents=True)
-        (folder / "adapter_model.safetensors").write_bytes(lease.lease_id.encode())
+        (folder / "adapter_model.safetensors").write_bytes(weights or lease.lease_id.encode())
         if has_ema:
             (folder / "ema").mkdir()
             (folder / "ema" / "adapter_model.safetensors").write_bytes(b"a mean")
@@ -88,7 +92,7 @@ class World:
             parent_log_probs=[lp + 0.01 for lp in lps],
         )
         manifest = Manifest(folder=f"versions/{lease.lease_id}", kind=WeightKind.LORA, base_hash="base", sha256="x")
-        report = Report(metrics=metrics or {"loss": 0.1}, probes=[probe])
+        report = Report(metrics=metrics or {"loss": 0.1}, probes=[probe] if has_probe else [])
         body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
         return await self.ledger.commit(body)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from openclaw_rl.errors import CommitRefused, EngineError, EngineGone, LedgerError
+from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineGone, LedgerError
 from openclaw_rl.trainers.api import PushBegin, PushEnd
 
 log = structlog.get_logger()
@@ -74,7 +74,7 @@ class TrainerPushes:
             try:
                 await self._take_pushed(push.asked.weight_version, lambda push=push: self._transfer(push))  # type: ignore[misc]
                 push.done.set_result(None)
-            except (EngineError, LedgerError, CommitRefused, TimeoutError) as error:
+            except (EngineError, AlignmentError, LedgerError, CommitRefused, TimeoutError) as error:
                 log.warning("push_failed", weight_version=push.asked.weight_version, error=str(error))
                 self._fail(push, error)
             finally:
