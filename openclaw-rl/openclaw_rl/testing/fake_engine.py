@@ -269,7 +269,7 @@ class FakeEngine:
         seed, limit = self._seed(request.lora_path), request.sampling_params.max_new_tokens
         stops = {self.policy.end_id, *(request.sampling_params.stop_token_ids or ())}
         for count in range(1, limit + 1):
-            token = self.policy.next_token(ids)
+            token = self.policy.next_token(ids, seed)
             ids.append(token)
             log_prob = self.policy.log_prob(ids, len(ids) - 1, seed)
             if token in stops and not request.sampling_params.ignore_eos:

@@ -39,8 +39,8 @@ class ToyPolicy:
     """A reply ends after this many tokens on average; 0: only by `max_new_tokens`."""
     spread: float = 0.2
 
-    def next_token(self, ids: Sequence[int]) -> int:
-        """The token after `ids`: the same under every adapter."""
+    def next_token(self, ids: Sequence[int], seed: int) -> int:
+        """The token after `ids` under the adapter with this seed: here the same under every one."""
         h = _hash(1, ids, len(ids))
         if self.mean_tokens and h % self.mean_tokens == 0:
             return self.end_id

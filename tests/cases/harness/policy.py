@@ -18,7 +18,7 @@ class ScriptedPolicy(ToyPolicy):
     opening: tuple[int, ...] = field(default=())
     """What the template writes before a reply."""
 
-    def next_token(self, ids: Sequence[int]) -> int:
+    def next_token(self, ids: Sequence[int], seed: int) -> int:
         size = len(self.opening)
         starts = (at for at in range(len(ids) - size, -1, -1) if tuple(ids[at : at + size]) == self.opening)
         said = len(ids) - (next(starts) + size)

@@ -14,19 +14,33 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 class ToyTrainer:
-    def __init__(self, url: str, data_dir: Path, policy: ToyPolicy, *, kind: WeightKind = WeightKind.LORA) -> None:
-        token = (data_dir / "keys" / "trainer.token").read_text().strip()
-        self.client = TrainerClient(url, token)
+    def __init__(
+        self,
+        url: str,
+        data_dir: Path,
+        policy: ToyPolicy,
+        *,
+        kind: WeightKind = WeightKind.LORA,
+        token: str | None = None,
+    ) -> None:
+        """token: the one that the server keeps in its data directory when None."""
+        self.client = TrainerClient(url, token or (data_dir / "keys" / "trainer.token").read_text().strip())
         self._data_dir, self._policy, self._kind = data_dir, policy, kind
 
     def lease(self, *, wait_s: float = 30.0) -> LeaseBody | None:
         return self.client.lease("toy", wait_s=wait_s)
 
-    def checkpoint(self, lease: LeaseBody, change: Callable[[Report], Report] = lambda report: report) -> Commit:
+    def checkpoint(
+        self,
+        lease: LeaseBody,
+        change: Callable[[Report], Report] = lambda report: report,
+        *,
+        weights: bytes | None = None,
+    ) -> Commit:
         """One step on this batch, on disk: what is left is to commit it. change: of what it measured."""
 
         def fill(folder: Path) -> None:
-            (folder / WEIGHTS_FILE).write_bytes(lease.lease_id.encode() * 64)
+            (folder / WEIGHTS_FILE).write_bytes(weights or lease.lease_id.encode() * 64)
 
         folder = checkpoint.write(self._data_dir / "versions", lease.lease_id, fill)
         is_full = self._kind is WeightKind.FULL
