@@ -1,7 +1,9 @@
 """What an owner must hear of although chats go on: one log line at `error`, and a POST to `alerts.webhook_url`.
 
-Promises: raising an alert never blocks and never fails; what the webhook cannot take is logged, and the newest `ROOM`
-wait for it. The body is {"event", "at" (seconds since 1970), "server", "fields"}: numbers and names, no text of a chat.
+Promises: raising an alert never blocks and never fails; a webhook that does not take one is out of order in `/healthz`
+until it takes the next, and the newest `ROOM` wait for it. It is asked and nobody else: a redirect is not followed. Its
+address is told nowhere. The body is {"event", "at" (seconds since 1970), "server", "fields"}: numbers and names, no
+text of a chat.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ from typing import Protocol
 import httpx
 import structlog
 
+from openclaw_rl.meters import Meters
 from openclaw_rl.settings import AlertSettings
 
 log = structlog.get_logger()
@@ -22,11 +25,20 @@ class Alert(Protocol):
 
 ROOM = 64
 TRIES = 3
+PART = "alert webhook"
 
 
 class Alerts:
-    def __init__(self, settings: AlertSettings, client: httpx.AsyncClient, *, server: str = "openclaw-rl") -> None:
+    def __init__(
+        self,
+        settings: AlertSettings,
+        client: httpx.AsyncClient,
+        *,
+        server: str = "openclaw-rl",
+        meters: Meters | None = None,
+    ) -> None:
         self._settings, self._client, self._server = settings, client, server
+        self._meters = meters or Meters()
         self._waiting: asyncio.Queue[dict[str, object]] = asyncio.Queue(ROOM)
 
     def raise_alert(self, event: str, **fields: str | float | None) -> None:
@@ -41,19 +53,25 @@ class Alerts:
         """Send what waits, forever. Owned by the app."""
         while True:
             body = await self._waiting.get()
-            for attempt in range(TRIES):
-                try:
-                    await self._send(body)
+            problem = await self._send(body)
+            for attempt in range(TRIES - 1):
+                if problem is None:
                     break
-                except (httpx.HTTPError, TimeoutError) as error:
-                    if attempt + 1 == TRIES:
-                        log.warning("alert_not_delivered", alert=body["event"], error=repr(error))
-                    else:
-                        await asyncio.sleep(self._settings.retry_s * 2**attempt)
+                await asyncio.sleep(self._settings.retry_s * 2**attempt)
+                problem = await self._send(body)
+            if problem is None:
+                self._meters.worked(PART)
+            else:
+                log.warning("alert_not_delivered", alert=body["event"], error=problem)
+                self._meters.failed(PART, problem, at_once=True)
 
-    async def _send(self, body: dict[str, object]) -> None:
+    async def _send(self, body: dict[str, object]) -> str | None:
+        """What went wrong, in words that do not hold the address: httpx's own would."""
         url = self._settings.webhook_url
         assert url is not None  # nothing is queued without
-        async with asyncio.timeout(self._settings.timeout_s):
-            response = await self._client.post(url.get_secret_value(), json=body, follow_redirects=False)
-            response.raise_for_status()
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                response = await self._client.post(url.get_secret_value(), json=body, follow_redirects=False)
+        except (httpx.HTTPError, TimeoutError) as error:
+            return f"it did not answer: {type(error).__name__}"
+        return None if response.is_success else f"it answered {response.status_code}"

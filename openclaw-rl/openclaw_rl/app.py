@@ -151,7 +151,7 @@ class _Server:
             return await self._life.stop_children()
         ledger, bells = core.ledger, _Bells()
         client = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        alerts = Alerts(settings.alerts, client, server=core.model_name)
+        alerts = Alerts(settings.alerts, client, server=core.model_name, meters=core.meters)
         publisher = await self._publisher(core, alerts)
         keeper = EngineKeeper(
             core.engine, core.serving, publisher.restore, is_in_place=publisher.is_in_place, meters=core.meters

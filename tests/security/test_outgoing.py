@@ -5,19 +5,27 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+import structlog
+from harness.trainer import ToyTrainer
 
+from openclaw_rl import log
+from openclaw_rl.alerts import TRIES, Alerts
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.errors import EngineError, JudgeError, SettingsError
 from openclaw_rl.judge.ask import AskUrl
 from openclaw_rl.messages import Message
+from openclaw_rl.meters import Meters
+from openclaw_rl.publisher import REJECTIONS_IN_A_ROW
 from openclaw_rl.settings import EngineSettings, JudgeSettings, load
+from openclaw_rl.testing import ToyPolicy
 
 
 @contextmanager
@@ -49,6 +57,7 @@ def listening(status: int = 200, headers: dict[str, str] | None = None) -> Itera
             thread.join()
 
 
+HOOK = "/hook?token=h00k-5up3r"
 GENERATE = GenerateRequest(input_ids=[1], sampling_params=EngineSampling(max_new_tokens=1), stream=True)
 
 
@@ -78,6 +87,76 @@ async def test_a_judges_redirect_is_not_followed_and_its_key_stays_with_it():
                 await AskUrl(client, settings)([Message(role="user", content="?")], max_new_tokens=1)
     assert any("sk-judge" in request for request in asked)
     assert came == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("where", ["{}/elsewhere", "http://localhost:{port}/elsewhere", "//other.invalid/elsewhere"])
+async def test_an_alerts_redirect_is_not_followed_and_its_address_is_told_to_nobody(status, where, capsys):
+    log.configure("debug", "console")
+    with listening() as (target, came):
+        location = where.format(target, port=target.rpartition(":")[2])
+        with listening(status, {"location": location}) as (url, asked):
+            settings, meters = load(None, {"alerts.webhook_url": f"{url}{HOOK}", "alerts.retry_s": 0}, {}), Meters()
+            async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
+                alerts = Alerts(settings.alerts, client, meters=meters)
+                alerts.raise_alert("rolled_back", serving=1)
+                task = asyncio.create_task(alerts.run())
+                async with asyncio.timeout(30):
+                    while not meters.problems():
+                        await asyncio.sleep(0.005)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+    structlog.reset_defaults()
+    assert asked == [f"POST {HOOK} "] * TRIES
+    assert came == []
+    assert meters.problems() == [f"alert webhook: failed once: it answered {status}"]
+    said = capsys.readouterr()
+    assert "alert_not_delivered" in said.err
+    assert "h00k-5up3r" not in said.err + said.out
+
+
+def test_a_servers_alert_reaches_its_webhook_alone(host, tmp_path, engine_settings, key_settings, doors_of):
+    """Three versions whose numbers are not the engine's: learning pauses, and the owner is told. A webhook that sends
+    us on gets it three times, the one that it names never, and `/healthz` says that nobody took it."""
+    with listening() as (target, came), listening(307, {"location": target}) as (url, asked):
+        settings = engine_settings | key_settings | {"training.batch_size": 1, "training.min_batch": 1}
+        settings |= {"alerts.webhook_url": f"{url}{HOOK}", "alerts.retry_s": 0.01}
+        with host.running(tmp_path, settings) as server:
+            doors = doors_of(server)
+            for _ in range(REJECTIONS_IN_A_ROW):
+                turn = doors.chat("ann").json()["id"]
+                doors.ask("POST", "/v1/feedback", "ann", json={"turn_id": turn, "value": True})
+                trainer = ToyTrainer(server.url, server.data_dir, ToyPolicy(), token=doors.keys["trainer"])
+                lease = trainer.lease()
+                assert lease is not None
+                number = trainer.client.commit(trainer.checkpoint(lease))
+                wait_for(lambda n=number: version(doors, n)["state"] == "rejected")
+            wait_for(lambda: problems(doors))
+            assert problems(doors) == ["alert webhook: failed once: it answered 307"]
+            told = doors.ask("GET", "/healthz").text + doors.ask("GET", "/healthz", "admin").text + server.log
+            told += doors.ask("GET", "/v1/admin/status", "admin").text + doors.ask("GET", "/metrics", "admin").text
+            written = b"".join(file.read_bytes() for file in server.data_dir.rglob("*") if file.is_file())
+            assert doors.chat("ann").status_code == 200
+    assert asked == [f"POST {HOOK} "] * TRIES
+    assert came == []
+    assert "alert_not_delivered" in server.log
+    assert "h00k-5up3r" not in told + server.log
+    assert b"h00k-5up3r" not in written
+
+
+def version(doors, number):
+    return doors.ask("GET", f"/v1/admin/versions/{number}", "admin").json()
+
+
+def problems(doors):
+    return doors.ask("GET", "/healthz", "admin").json()["problems"]
+
+
+def wait_for(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
 
 
 async def test_a_proxy_of_the_environment_gets_nothing(monkeypatch, open_server):
@@ -116,7 +195,11 @@ def test_what_a_message_points_to_is_not_fetched(open_server, url):
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "ftp://host/", "//host", "http://", "http://u:p@host/", "gopher://a"]
+    "url",
+    [
+        *("file:///etc/passwd", "ftp://host/", "//host", "http://", "http://u:p@host/", "gopher://a"),
+        *("http://host:99999/", "http://host:x/", "http://[::1/", "http://host /", "http://host\0/"),
+    ],
 )
 def test_a_configured_url_is_http_and_holds_no_password(url):
     for key in ("judge.url", "engine.url", "method.teacher_url"):
@@ -124,8 +207,15 @@ def test_a_configured_url_is_http_and_holds_no_password(url):
             load(None, {key: url}, {})
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/", "//host", "http://", "gopher://a", "host/path"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("file:///etc/passwd", "ftp://host/", "//host", "http://", "gopher://a", "host/path"),
+        *("http://host:99999/", "http://host:t0ken/", "http://[t0ken/", "http://host /", "http://host\0/"),
+    ],
+)
 def test_alerts_go_to_an_http_address_which_no_error_shows(url):
     with pytest.raises(SettingsError, match=r"alerts\.webhook_url") as wrong:
         load(None, {"alerts.webhook_url": url}, {})
     assert url not in str(wrong.value)
+    assert "t0ken" not in str(wrong.value)

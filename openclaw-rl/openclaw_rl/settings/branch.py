@@ -2,7 +2,7 @@
 
 import ipaddress
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 
@@ -15,8 +15,8 @@ class Branch(BaseModel):
 
 def _plain_url(url: str) -> str:
     """Of a host, with no password in it: URLs are shown and logged."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    parts = _parts(url)
+    if parts is None or parts.query or parts.fragment:
         raise ValueError("an http or https URL without a query is needed")
     if "@" in parts.netloc:
         raise ValueError("no user or password belongs into a URL")
@@ -25,10 +25,19 @@ def _plain_url(url: str) -> str:
 
 def _secret_url(url: SecretStr) -> SecretStr:
     """One that is never shown: a token may be part of it."""
-    parts = urlsplit(url.get_secret_value())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if _parts(url.get_secret_value()) is None:
         raise ValueError("an http or https URL is needed")
     return url
+
+
+def _parts(url: str) -> SplitResult | None:
+    """None: nothing that a client could ask. Whatever is wrong with it, it is not quoted."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:  # brackets that do not match, a port that is none
+        return None
+    return parts if is_one and url.isascii() and url.isprintable() and " " not in url else None
 
 
 Url = Annotated[str, AfterValidator(_plain_url)]
