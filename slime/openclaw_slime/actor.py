@@ -12,7 +12,7 @@ from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
-from openclaw_slime import pulse
+from openclaw_slime import pulse, rope
 from openclaw_slime.adam import use_group_step_adam
 from openclaw_slime.node import NodeConfig, without_ours
 from openclaw_slime.outcome import RankShare
@@ -39,6 +39,7 @@ class PolicyActor(MegatronTrainRayActor):
     def init(self, *args: Any, **kwargs: Any) -> Any:
         use_group_step_adam()
         start = super().init(*args, **kwargs)
+        rope.set_factor(self.args, self.model)
         if type(self.weight_updater) is UpdateWeightFromDistributed:
             self.weight_updater.__class__ = NamedUpdates
         return start

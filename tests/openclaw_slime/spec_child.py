@@ -8,11 +8,13 @@ for a current CUDA device is answered with the CPU.
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gpu"))
 
@@ -127,8 +129,27 @@ def main(rank: int, tp: int, store: str) -> None:
         grad = shard(name, wanted[name], rank, tp)
         worst = max(worst, float((parameter.grad - grad).norm() / grad.norm()))
     difference = float((logits - expected[:, mine]).abs().max())
-    sys.stdout.write(json.dumps({"rank": rank, "logits": difference, "gradients": worst}) + "\n")
+    said = {"rank": rank, "logits": difference, "gradients": worst, "llama3 rope": llama3_rope()}
+    sys.stdout.write(json.dumps(said) + "\n")
     dist.destroy_process_group()
+
+
+def llama3_rope() -> float:
+    """Llama 3.2's frequencies as slime's model would have them, beside transformers': the largest ratio off one."""
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    from openclaw_slime.rope import set_factor
+
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(hidden_size=384, num_attention_heads=3, rope_parameters=scaling)
+    wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    model = torch.nn.Sequential(
+        RotaryEmbedding(128, 1.0, rotary_base=500000, rope_scaling=True, use_cpu_initialization=True)
+    )
+    arguments = Namespace(use_rope_scaling=True, rope_scaling_factor=32.0, rotary_base=500000)
+    set_factor(arguments, [model])
+    return float((model[0].inv_freq / wanted - 1).abs().max())
 
 
 if __name__ == "__main__":

@@ -45,3 +45,4 @@ def test_logits_and_gradients_are_those_of_a_plain_pass(path, tp, tmp_path):
         found = json.loads(out.splitlines()[-1])
         assert found["logits"] < 1e-5
         assert found["gradients"] < 1e-5
+        assert found["llama3 rope"] < 1e-5
