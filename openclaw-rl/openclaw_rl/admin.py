@@ -218,7 +218,9 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
     @guarded.get("/metrics")
     async def prometheus() -> Response:
         return PlainTextResponse(
-            metrics.render(await deps.ledger.counts(), deps.serving.current, deps.meters, problems(deps)),
+            metrics.render(
+                await deps.ledger.counts(), deps.serving.current, deps.meters, problems(deps), deps.children()
+            ),
             media_type=metrics.CONTENT_TYPE,
         )
 

@@ -44,7 +44,7 @@ from openclaw_rl.errors import (
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.http_app import behind_doors, http_app
-from openclaw_rl.hung_trainer import TRAINER, end_when_hung
+from openclaw_rl.hung_trainer import end_when_hung
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
@@ -69,7 +69,7 @@ from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.trainers.api import Started
 from openclaw_rl.trainers.push_routes import build_push_router
 from openclaw_rl.trainers.pushes import TrainerPushes
-from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
+from openclaw_rl.trainers.routes import TRAINER, LeaseWait, build_trainer_router
 from openclaw_rl.types import WeightKind
 from openclaw_rl.watch import Watch
 
@@ -303,7 +303,9 @@ class _Server:
             return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
         def committed(_: int) -> None:
-            core.meters.worked(TRAINER)
+            for child in self._life.children:
+                if child.name == TRAINER:
+                    child.worked()
             publisher.wake()
 
         app.include_router(

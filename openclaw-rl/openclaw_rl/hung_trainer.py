@@ -9,12 +9,11 @@ import structlog
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import Child
+from openclaw_rl.trainers.routes import TRAINER
 
 events = structlog.get_logger()
 
 LONGEST_WATCH_S = 30.0
-TRAINER = "trainer"
-"""The part that is out of order then, to the meters."""
 
 
 class LeaseBook(Protocol):

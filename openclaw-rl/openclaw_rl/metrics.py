@@ -5,13 +5,20 @@ counted twice can disagree, so nothing is.
 from collections.abc import Mapping, Sequence
 
 from openclaw_rl.meters import Meters
+from openclaw_rl.supervisor import ChildStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def render(counts: Mapping[str, int], weight_version: int, meters: Meters, problems: Sequence[str] = ()) -> str:
-    """One gauge per ledger counter, the version that serves, this run's meters, and which parts are out of order: the
-    words of `problems` before their colon."""
+def render(
+    counts: Mapping[str, int],
+    weight_version: int,
+    meters: Meters,
+    problems: Sequence[str] = (),
+    children: Sequence[ChildStatus] = (),
+) -> str:
+    """One gauge per ledger counter, the version that serves, this run's meters, the restarts of its processes, and
+    which parts are out of order: the words of `problems` before their colon."""
     lines = [
         "# HELP openclaw_rl_weight_version The policy version that new requests get.",
         "# TYPE openclaw_rl_weight_version gauge",
@@ -43,4 +50,9 @@ def render(counts: Mapping[str, int], weight_version: int, meters: Meters, probl
         "# TYPE openclaw_rl_failures_total counter",
     ]
     lines += [f'openclaw_rl_failures_total{{part="{part}"}} {n}' for part, n in sorted(meters.failures.items())]
+    lines += [
+        "# HELP openclaw_rl_restarts_total Processes of ours that ended and were started again.",
+        "# TYPE openclaw_rl_restarts_total counter",
+    ]
+    lines += [f'openclaw_rl_restarts_total{{part="{child.name}"}} {child.restarts}' for child in children]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,18 @@ from pydantic import BaseModel
 
 from openclaw_rl.feedback import FeedbackBody
 from openclaw_rl.proxy.body import ChatBody
-from openclaw_rl.trainers.api import Commit, Durable, Leased, LeaseRef, LeaseRequest, PushBegin, PushEnd, Release, Start
+from openclaw_rl.trainers.api import (
+    Commit,
+    Durable,
+    Failed,
+    Leased,
+    LeaseRef,
+    LeaseRequest,
+    PushBegin,
+    PushEnd,
+    Release,
+    Start,
+)
 
 _BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/chat/completions": ChatBody,
@@ -21,6 +32,7 @@ _BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/trainer/release": Release,
     "/v1/trainer/commit": Commit,
     "/v1/trainer/durable": Durable,
+    "/v1/trainer/failed": Failed,
     "/v1/trainer/start": Start,
     "/v1/trainer/leased": Leased,
     "/v1/trainer/push/begin": PushBegin,

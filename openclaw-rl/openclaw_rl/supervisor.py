@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 SAID_QUICK_EXITS = 3
-"""A child that cannot live is told of so many times; `/healthz` goes on saying it."""
+"""A child that cannot live is told of so many times, and once more when it lives; `/healthz` goes on saying it."""
 _SUPERVISED = Path(__file__).with_name("supervised.py")
 
 
@@ -29,7 +29,7 @@ class ChildStatus:
     restarts: int
     last_exit: int | None
     quick_exits: int = 0
-    """Ends in a row that came soon after a start; 0 again once it has run for `HEALTHY_AFTER_S`."""
+    """Ends in a row that came soon after a start; 0 again once it has run for `HEALTHY_AFTER_S`, or `worked`."""
 
 
 class Child:
@@ -63,14 +63,18 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
         self._quick_exits = 0
-        self._started_at = 0.0
         self._last_exit: int | None = None
         self._stopping = False
 
     def status(self) -> ChildStatus:
         pid = self._process.pid if self._process and self._process.returncode is None else None
-        is_well = pid is not None and time.monotonic() - self._started_at > HEALTHY_AFTER_S
-        return ChildStatus(self.name, pid, self._restarts, self._last_exit, 0 if is_well else self._quick_exits)
+        return ChildStatus(self.name, pid, self._restarts, self._last_exit, self._quick_exits)
+
+    def worked(self) -> None:
+        """It did what it is for: whatever ended it before is over."""
+        if self._quick_exits >= SAID_QUICK_EXITS:
+            log.info("child_works_again", child=self.name, quick_exits=self._quick_exits)
+        self._quick_exits = 0
 
     def last_line(self) -> str:
         """What the process said last, for a person who asks why it is gone."""
@@ -82,10 +86,10 @@ class Child:
         pause_s = FIRST_PAUSE_S
         try:
             while not self._stopping:
-                started = self._started_at = time.monotonic()
+                started = time.monotonic()
                 await self._spawn()
                 assert self._process is not None
-                self._last_exit = await self._process.wait()
+                self._last_exit = await self._end_of(self._process)
                 self._end_group()
                 if self._stopping:
                     return
@@ -93,7 +97,7 @@ class Child:
                     await self._on_exit()
                 is_quick = time.monotonic() - started <= HEALTHY_AFTER_S
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_quick else FIRST_PAUSE_S
-                self._quick_exits = self._quick_exits + 1 if is_quick else 1
+                self._quick_exits += 1
                 say = log.warning if self._quick_exits <= SAID_QUICK_EXITS else log.debug
                 say(
                     "child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file)
@@ -102,6 +106,14 @@ class Child:
                 await asyncio.sleep(pause_s)
         finally:
             await self.stop()
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+        try:
+            async with asyncio.timeout(HEALTHY_AFTER_S):
+                return await process.wait()
+        except TimeoutError:
+            self.worked()
+        return await process.wait()
 
     def kill_hung(self) -> None:
         """It does not answer and would not hear a SIGTERM: end it, and `run` starts it again."""

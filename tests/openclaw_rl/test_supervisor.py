@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openclaw_rl.supervisor import Child
+import pytest
+from structlog.testing import capture_logs
+
+from openclaw_rl import supervisor
+from openclaw_rl.supervisor import SAID_QUICK_EXITS, Child
 
 CHILD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)\n"
 
@@ -59,6 +63,51 @@ async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) 
         assert not is_alive(pids(seen)[1])
     finally:
         del os.environ["PYTHONPATH"]
+
+
+async def test_a_child_that_cannot_live_is_said_three_times_and_once_when_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    source = f"import pathlib, sys\npathlib.Path(sys.argv[2]).exists() or sys.exit(3)\n{CHILD}"
+    seen, may_live = tmp_path / "pids", tmp_path / "may live"
+    child = Child("c", module(tmp_path, source), [str(seen), str(may_live)], python=None, log_file=tmp_path / "log")
+    with capture_logs() as lines:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(child.run())
+            await until(lambda: child.status().quick_exits >= 4)
+            assert child.status().last_exit == 3
+            may_live.touch()
+            await until(lambda: bool(pids(seen)))
+            assert child.status().quick_exits >= 4, "that it runs is no proof yet"
+            child.worked()
+            child.worked()
+            assert child.status().quick_exits == 0
+            await child.stop()
+            await task
+    said = [(line["event"], line["log_level"]) for line in lines if line["event"] != "child_started"]
+    assert said.count(("child_exited", "warning")) == SAID_QUICK_EXITS
+    assert said.count(("child_works_again", "info")) == 1
+
+
+async def test_a_child_that_lives_long_enough_works_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervisor, "HEALTHY_AFTER_S", 0.5)
+    seen = tmp_path / "pids"
+    child = Child("c", module(tmp_path), [str(seen)], python=None, log_file=tmp_path / "log")
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(child.run())
+        await until(lambda: len(pids(seen)) == 1)
+        os.kill(pids(seen)[0], signal.SIGKILL)
+        await until(lambda: len(pids(seen)) == 2)
+        await until(lambda: child.status().quick_exits == 0)
+        assert child.status().pid == pids(seen)[1]
+        await child.stop()
+        await task
 
 
 async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:

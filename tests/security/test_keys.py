@@ -28,7 +28,7 @@ ADMIN = [
 TRAINER = [
     ("POST", f"/v1/trainer/{name}")
     for name in (
-        *("tip", "lease", "renew", "release", "commit", "durable"),
+        *("tip", "lease", "renew", "release", "commit", "durable", "failed"),
         *("start", "leased", "push/begin", "push/end"),
     )
 ]

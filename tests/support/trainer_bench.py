@@ -29,6 +29,7 @@ class FakeApi:
         self.tip = Tip(weight_version=0, kind=WeightKind.LORA, base_hash="base", folder=None)
         self.commits: dict[str, int] = {}
         self.released: list[tuple[str, dict[str, str]]] = []
+        self.failures: list[str] = []
         self.renewals = 0
         self.hooks: dict[str, Callable[[], httpx.Response | None]] = {}
         """Verb → what happens instead; None goes on as usual."""
@@ -62,6 +63,10 @@ class FakeApi:
             samples=batch,
         )
         return httpx.Response(200, json={"lease": self.lease.model_dump(mode="json")})
+
+    def _failed(self, body: dict[str, object]) -> httpx.Response:
+        self.failures.append(str(body["reason"]))
+        return httpx.Response(200, json={})
 
     def _renew(self, body: dict[str, object]) -> httpx.Response:
         self.renewals += 1

@@ -6,6 +6,7 @@
     POST /v1/trainer/release  → {}               the samples wait again
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
     POST /v1/trainer/durable  → {}                a checkpoint is kept, or cannot be: then it stays what it is
+    POST /v1/trainer/failed   → {}                a step came to nothing, or the tip cannot be loaded: for `/healthz`
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
@@ -205,6 +206,11 @@ class Durable(_Body):
     weight_version: int
     failure: str | None = None
     """Why no checkpoint of it could be kept; None: it is on disk, whole."""
+
+
+class Failed(_Body):
+    trainer: str
+    reason: str = Field(max_length=1000)
 
 
 class Start(_Body):

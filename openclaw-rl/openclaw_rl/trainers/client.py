@@ -18,6 +18,7 @@ from openclaw_rl.trainers.api import (
     Commit,
     Committed,
     Durable,
+    Failed,
     LeaseBody,
     Leased,
     LeaseRef,
@@ -95,6 +96,10 @@ class TrainerClient:
     def durable(self, weight_version: int, failure: str | None = None) -> None:
         """It is on disk; or, with a failure, no checkpoint of it could be kept."""
         self._post("durable", Durable(weight_version=weight_version, failure=failure))
+
+    def failed(self, trainer: str, reason: str) -> None:
+        """A step came to nothing, or there was none: for whoever asks the server how it goes."""
+        self._post("failed", Failed(trainer=trainer, reason=reason[:1000]))
 
     def start(self, trainer: str) -> Started:
         """This trainer holds nothing: versions that were not durable are lost. What to load, and where things are."""

@@ -75,6 +75,7 @@ class TrainerLoop:
             except (TrainerError, OSError) as error:
                 self._loaded = None
                 log.error("step_failed", error=str(error), retry_s=pause_s)
+                self._tell(str(error))
             else:
                 continue
             self._stop.wait(pause_s)
@@ -115,6 +116,7 @@ class TrainerLoop:
                 self._loaded = None
                 log.warning("no_step", lease=lease.lease_id, reason=result.reason, dropped=dict(result.drop))
                 self._release(lease, result.reason, result.drop)
+                self._tell(result.reason)
                 return None
             stepped, self._beat = time.perf_counter(), time.monotonic()
             commit = self._checkpoint(lease, result)
@@ -161,6 +163,11 @@ class TrainerLoop:
             **{name: round(value, 6) for name, value in metrics.items()},
         )
         return version
+
+    def _tell(self, reason: str) -> None:
+        """The server says it in `/healthz`: nobody reads a trainer's log."""
+        with suppress(TrainerError):
+            self._client.failed(self._name, reason)
 
     def _between(self, lease: LeaseBody, still_ours: Callable[[], bool]) -> Callable[[], None]:
         def between() -> None:

@@ -25,6 +25,7 @@ from openclaw_rl.trainers.api import (
     Commit,
     Committed,
     Durable,
+    Failed,
     LeaseBody,
     LeaseRef,
     LeaseReply,
@@ -36,6 +37,9 @@ from openclaw_rl.trainers.api import (
 from openclaw_rl.types import DropReason, Lease
 
 Body = TypeVar("Body", bound=BaseModel)
+
+TRAINER = "trainer"
+"""The part that is out of order while steps come to nothing, to the meters."""
 
 _MAX_BODY = 64 << 20
 _ASK_AGAIN_S = 5.0
@@ -87,7 +91,7 @@ def build_trainer_router(
     meters: Meters | None = None,
 ) -> APIRouter:
     """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
-    to a tip what the engine says. `meters` learn whether checkpoints can be kept."""
+    to a tip what the engine says. `meters` learn whether steps succeed, and whether checkpoints can be kept."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
     meters = meters or Meters()
@@ -123,6 +127,7 @@ def build_trainer_router(
     @router.post("/commit")
     async def commit(request: Request) -> Committed:
         weight_version = await ledger.commit(await parse(request, Commit))
+        meters.worked(TRAINER)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -134,6 +139,11 @@ def build_trainer_router(
             meters.worked("checkpoints")
         else:  # once is enough to say so: what was learned since the last one hangs by a process
             meters.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
+        return {}
+
+    @router.post("/failed")
+    async def failed(request: Request) -> dict[str, str]:
+        meters.failed(TRAINER, (await parse(request, Failed)).reason)
         return {}
 
     return router

@@ -43,9 +43,26 @@ def test_no_step_gives_the_batch_back_and_loads_again(bench: Bench) -> None:
     bench.learner.during = lambda between: NoStep("not finite", {"b": DropReason.NON_FINITE})
     assert bench.loop.turn() is None
     assert bench.api.released == [("not finite", {"b": "non_finite"})]
+    assert bench.api.failures == ["not finite"]
     bench.learner.during = lambda between: None
     assert bench.loop.turn() == 1
     assert bench.tip_weights == {"steps": 1, "samples": 3}  # nothing of the failed step is in the weights
+
+
+def test_the_server_is_told_why_no_step_succeeds(bench: Bench) -> None:
+    def full(between: Callable[[], None]) -> None:
+        bench.stop.set()  # after this one
+        raise OSError(28, "No space left on device")
+
+    bench.learner.during = full
+    bench.loop.run()
+    assert bench.api.failures == ["[Errno 28] No space left on device"]
+    assert len(bench.api.waiting) == 4
+    # Nor does it matter that a server does not know the call.
+    bench.stop.clear()
+    bench.api.hooks["failed"] = lambda: httpx.Response(404, json={})
+    bench.loop.run()
+    assert len(bench.api.waiting) == 4
 
 
 def test_a_stop_gives_the_batch_back(bench: Bench) -> None:

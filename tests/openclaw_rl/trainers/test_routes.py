@@ -105,6 +105,19 @@ async def test_a_step_from_tip_to_commit(api):
     assert (await api.call("tip"))["weight_version"] == 1
 
 
+async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(api):
+    await api.sample("one")
+    await api.sample("two")
+    for _ in range(3):
+        assert api.meters.problems() == []
+        assert await api.call("failed", {"trainer": "t", "reason": "No space left on device"}) == {}
+    assert api.meters.problems() == ["trainer: failed 3 times in a row, last: No space left on device"]
+    lease = await api.lease()
+    step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": 0, "manifest": MANIFEST}
+    await api.call("commit", {**step, "report": {"metrics": {}}})
+    assert api.meters.problems() == []
+
+
 async def test_a_checkpoint_that_cannot_be_kept_is_a_problem_until_one_is(api):
     await api.sample("one")
     await api.sample("two")
