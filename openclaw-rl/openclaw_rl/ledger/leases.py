@@ -161,6 +161,11 @@ def expire(db: sqlite3.Connection, *, at: float) -> None:
         end(db, found["fence"], "expired", reason="not renewed in time", at=at)
 
 
+def bound(db: sqlite3.Connection, *, until: float) -> None:
+    """The live lease ends by then: it may have been granted under a wall clock that was set back since."""
+    db.execute("UPDATE lease SET expires_at = min(expires_at, ?) WHERE state = 'live'", (until,))
+
+
 def live(db: sqlite3.Connection, lease_id: str, fence: int) -> sqlite3.Row:
     """The lease's row. Raises CommitRefused when it is over, or the fence is another lease's."""
     found: sqlite3.Row | None = db.execute("SELECT * FROM lease WHERE lease_id = ?", (lease_id,)).fetchone()

@@ -61,7 +61,7 @@ class Ledger(TurnsFace, TrainingFace, VersionsFace, DeletionFace):
         if lock is None:
             lock = await asyncio.to_thread(_lock, path)
         try:
-            await asyncio.to_thread(open.prepare, path, identity, now=clock())
+            await asyncio.to_thread(open.prepare, path, identity, now=clock(), lease_s=training.lease_s)
         except BaseException:
             lock.release()
             raise

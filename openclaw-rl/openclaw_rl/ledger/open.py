@@ -38,9 +38,9 @@ def connect(path: Path, *, read_only: bool = False, cache_mb: float = 8.0) -> sq
     return db
 
 
-def prepare(path: Path, identity: Identity, *, now: float) -> None:
+def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> None:
     """Make or migrate the file, check whose it is, and put in order what the last process left. The lock is held
-    already."""
+    already. lease_s: no lease lives longer from now, whatever the last process took for the time."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)  # SQLite gives its -wal and -shm files the same mode
@@ -54,6 +54,7 @@ def prepare(path: Path, identity: Identity, *, now: float) -> None:
             _claim(db, identity, now=now)
             serving.abandon_interrupted(db)
             leases.expire(db, at=now)
+            leases.bound(db, until=now + lease_s)
             db.execute("COMMIT")
         finally:
             db.close()

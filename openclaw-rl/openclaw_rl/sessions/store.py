@@ -116,6 +116,7 @@ class Sessions:
 
     async def expire_forever(self) -> None:
         """Owned by the app: end turns that nobody continued in time."""
+        sweep_s = min(_SWEEP_S, self._settings.pair_ttl_s / 10)
         while True:
             older_than = self._clock() - self._settings.pair_ttl_s
             try:
@@ -125,9 +126,9 @@ class Sessions:
                 expired = []
             # Turns that ended as they finished are open in memory alone; the ledger ends later what it could not now.
             self._forget(self._pairing.remove(expired))
-            self._forget(self._pairing.expire(older_than - _SWEEP_S))
+            self._forget(self._pairing.expire(older_than - sweep_s))
             await self._end_late()
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(sweep_s)
 
     def _end_later(self, request_id: str, reason: DropReason, detail: str) -> None:
         """It would run for ever in the ledger: counted as running, and its session never to be forgotten."""

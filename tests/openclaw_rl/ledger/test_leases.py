@@ -199,6 +199,24 @@ async def test_a_lease_outlives_a_restart_only_within_its_deadline(
     await ledger.aclose()
 
 
+@pytest.mark.parametrize("jump", [-3600, -86400, 3600])
+async def test_no_lease_outlives_a_restart_by_more_than_its_time_whatever_the_clock_says_then(
+    ledger, driver, make_driver, ledger_path, identity, training, clock, jump
+):
+    """The wall clock is read anew at a start: one that was set back must not keep a batch for an hour more."""
+    turn = await driver.sampled()
+    await ledger.lease(trainer="a", now=True)
+    await ledger.aclose()
+    clock.advance(jump)
+    ledger = await Ledger.open(ledger_path, identity=identity, training=training, clock=clock)
+    assert await make_driver(ledger).state(turn) == ("leased" if jump < 0 else "sampled")
+    clock.advance(training.lease_s + 1)
+    again = await ledger.lease(trainer="b", now=True)
+    assert again is not None
+    assert [sample.sample_id for sample in again.samples] == [turn]
+    await ledger.aclose()
+
+
 async def test_the_lease_of_a_dead_trainer_is_revoked_by_name(ledger, driver):
     await driver.sampled()
     lease = await ledger.lease(trainer="a", now=True)
