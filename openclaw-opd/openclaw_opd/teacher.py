@@ -70,8 +70,12 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools) -> 
     except _Failed as error:
         tools.meters.failed("teacher", str(error))
         return Hindsight(Absent.TEACHER_FAILED, str(error))
-    tools.meters.worked("teacher")
-    return _best(judged, found, [hint for hint, _ in fitting], pair, tools)
+    term = _best(judged, found, [hint for hint, _ in fitting], pair, tools)
+    if term.absent is Absent.NON_FINITE:
+        tools.meters.failed("teacher", "its log-probs are not finite")
+    else:
+        tools.meters.worked("teacher")
+    return term
 
 
 def gain(teacher: LogProbs, student: LogProbs, mask: Sequence[bool], *, clip: float, verdict: int) -> float:

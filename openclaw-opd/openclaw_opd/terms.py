@@ -27,13 +27,13 @@ class Absent(StrEnum):
     TEACHER_FAILED = "teacher_failed"
     """The engine gave no log-probs. May work later."""
     NON_FINITE = "non_finite"
-    """A log-prob is NaN or infinite."""
+    """A log-prob is NaN or infinite. May work later."""
 
     @property
     def may_work_later(self) -> bool:
         """The cause is an outage. A turn of which nothing else can be made should be tried again: raise
         TeacherError."""
-        return self in (Absent.JUDGE_FAILED, Absent.TEACHER_FAILED)
+        return self in (Absent.JUDGE_FAILED, Absent.TEACHER_FAILED, Absent.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
