@@ -1,12 +1,15 @@
-"""What the commands share: options, the settings they name, and how a command fails."""
+"""What the commands share: options, the settings they name, the server they talk to, and how a command fails."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import httpx
 import typer
 
 from openclaw_rl import settings as settings_module
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import SettingsError
 
 ConfigOption = Annotated[
@@ -40,6 +43,43 @@ def settings_of(config: Path | None, overrides: dict[str, Any]) -> settings_modu
 def target(config: Path | None, data_dir: Path | None) -> settings_module.Settings:
     """The settings of the server that a command talks to."""
     return settings_of(config, {} if data_dir is None else {"data_dir": str(data_dir)})
+
+
+def call(
+    method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
+) -> Any:
+    """One request to the running server of this data directory, with its admin key unless another is given (none, when
+    that is empty)."""
+    settings = target(config, data_dir)
+    where = url_of(settings)
+    if key is None:
+        key = DataDir.of(settings.data_dir).secret("admin.key", settings.server.admin_key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        # trust_env=False: the admin key goes to our own server, through no proxy that the environment names.
+        with httpx.Client(timeout=150.0, trust_env=False) as client:
+            reply = client.request(method, where + path, headers=headers, **kwargs)
+    except httpx.HTTPError as error:
+        fail(f"the server at {where} does not answer: {error}")
+    if reply.is_error:
+        try:
+            message = reply.json()["error"]["message"]
+        except (ValueError, KeyError):
+            message = reply.text
+        fail(f"{reply.status_code}: {message}")
+    return reply.json()
+
+
+def url_of(settings: settings_module.Settings) -> str:
+    """Where the running server of these settings listens."""
+    root = DataDir.of(settings.data_dir)
+    try:
+        return str(json.loads(root.server_file.read_text())["url"])
+    except OSError:
+        fail(
+            f"no server is ready in {root.root} (`openclaw-rl serve` starts one, and logs `ready` when it serves;"
+            " --data-dir names another folder)"
+        )
 
 
 def fail(message: str) -> NoReturn:
