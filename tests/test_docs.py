@@ -1,0 +1,118 @@
+"""What the documents say, held against what is there: links, paths, settings, commands and their flags."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from openclaw_rl.cli import app
+from openclaw_rl.settings import Branch, Settings
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("benchmarks", "instructions", "openclaw-combine", "openclaw-opd", "openclaw-rl", "scripts", "slime", "tests")
+DOCS = sorted(
+    [ROOT / "README.md", *(file for folder in FOLDERS for file in (ROOT / folder).glob("**/*.md"))],
+    key=lambda file: str(file),
+)
+COMMAND = typer.main.get_command(app)
+
+
+def names(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.fixture(params=DOCS, ids=names)
+def doc(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def prose(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def code(text: str) -> Iterator[str]:
+    """Lines of code blocks, continued ones as one, and what stands in backticks."""
+    for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL):
+        yield from re.sub(r"\\\n\s*", "", block).splitlines()
+    yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text)))
+
+
+def anchors(text: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_its_links_lead_somewhere(doc: Path) -> None:
+    for where in re.findall(r"\]\(([^)\s]+)\)", prose(doc.read_text())):
+        if re.match(r"[a-z]+:", where):
+            continue
+        path, _, anchor = where.partition("#")
+        file = (doc.parent / path).resolve() if path else doc
+        assert file.exists(), where
+        assert not anchor or anchor in anchors(file.read_text()), where
+
+
+def test_the_paths_it_names_are_there(doc: Path) -> None:
+    for word in (word for line in code(doc.read_text()) for word in line.split()):
+        found = re.fullmatch(rf"((?:{'|'.join(FOLDERS)})/[\w./-]+)[,.:;]?", word)
+        if found and "…" not in word:
+            # a package's own folder and the results are named from where they lie, too
+            assert any((place / found[1]).exists() for place in (ROOT, *doc.parents)), word
+
+
+def test_the_settings_it_names_exist(doc: Path) -> None:
+    branches = "|".join(name for name, field in Settings.model_fields.items() if is_branch(field.annotation))
+    for line in code(doc.read_text()):
+        for key in re.findall(rf"(?<![\w./-])((?:{branches})\.\w+)(?![\w/(]|\.\w)", line):
+            branch, name = key.split(".")
+            fields = Settings.model_fields[branch].annotation.model_fields
+            assert name in fields or name in ("py", "jsonl", "log", "json", "key", "token", "sqlite3"), key
+
+
+def is_branch(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Branch)
+
+
+def test_the_commands_it_shows_have_these_flags(doc: Path) -> None:
+    for line in code(doc.read_text()):
+        if found := re.search(r"(?:^|[\s/(])openclaw-rl ([a-z][a-z-]*)(?:\s|$)(.*)", line):
+            command = COMMAND.commands.get(found[1])  # type: ignore[attr-defined]
+            assert command is not None, line
+            words = split(found[2])
+            if isinstance(command, click.Group):
+                assert words[0] in command.commands, line
+                continue
+            known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
+            assert {word.partition("=")[0] for word in words if re.match(r"--?\w", word)} <= known, line
+
+
+def test_the_scripts_it_shows_have_these_flags(doc: Path) -> None:
+    for line in code(doc.read_text()):
+        if found := re.search(r"(?:^|\s)((?:scripts|benchmarks)/[\w/]+\.py)\s(.*)", line):
+            script = ROOT / found[1]
+            text = "".join(file.read_text() for file in (*script.parent.glob("*.py"), *script.parent.glob("*/*.py")))
+            for flag in (word.partition("=")[0] for word in split(found[2]) if word.startswith("--")):
+                assert f'"{flag}"' in text, line
+
+
+def split(words: str) -> list[str]:
+    """Up to a comment, a pipe, or the next command."""
+    try:
+        found = shlex.split(words, comments=True)
+    except ValueError:  # an apostrophe of the sentence around it
+        found = words.split()
+    end = next((n for n, word in enumerate(found) if word in ("|", "&&", ";", "…")), len(found))
+    return found[:end]
+
+
+def test_the_nodes_variables_are_those_of_its_launch_script() -> None:
+    rows = re.findall(r"^\| (`[A-Z][^|]*`) \|", (ROOT / "instructions" / "node.md").read_text(), re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
+    script = (ROOT / "slime" / "launch.sh").read_text()
+    used = set(re.findall(r"\$\{([A-Z_]+):[-+]", script)) - {"PYTHONPATH"}
+    assert told == used | {"HF_CKPT"}
