@@ -4,10 +4,14 @@
     others   b_i = (S + Σ_{j≠i} r_j) / (W + n − 1): the batch's other rewards, each of weight 1, and the earlier ones,
              whose weight fades by `decay` a turn; S is their sum and W their weight, at most 1 / (1 − decay) turns
 
-Promises: no reward is in its own baseline, so the expected gradient stays what it was without one; the order of a batch
-changes nothing; |b| is at most `baseline_limit` ≤ 1, so that praise never turns into blame. With `others` nothing is
-credited while every reward so far is the same: there is nothing yet to tell one reply from another by, and the steps
-that raw rewards would make there are noise (E[∇ log π] = 0). Nothing is divided by a spread.
+Promises: no reward is in its own baseline, so b lessens nothing that a reward says; the order of a batch changes
+nothing; |b| is at most `baseline_limit` ≤ 1, so that praise never turns into blame. With `others` nothing is credited
+while every reward so far is the same: there is nothing yet to tell one reply from another by. Nothing is divided by a
+spread.
+
+What raw rewards would do there is noise, and one thing beside it. Of a sum over a reply's T tokens E[∇ log π] is 0; a
+step takes their mean, and E[1/T ∇ log π] = ∇E[1/T]. So −1 for everything lengthens replies, +1 shortens them, and a b
+that is the rewards' mean takes that out.
 
 `state` is kept with the checkpoint: `baseline_<kind>`, Σ weight · reward of all turns, the weights of an endless past
 adding up to 1; for `others` also `baseline_<kind>_mass`, what they add up to so far.

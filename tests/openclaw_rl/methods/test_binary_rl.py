@@ -178,7 +178,7 @@ def test_a_run_may_go_over_to_the_mean_of_the_others() -> None:
 
 
 def test_no_reward_is_in_its_own_baseline() -> None:
-    """So the expected gradient is that of raw rewards: whatever the reward had been, its baseline is the same."""
+    """Whatever the reward had been, its baseline is the same: it cannot lessen what the reward says."""
     settings = MethodSettings(baseline="others")
     taken_off = []
     for reward in (1.0, -1.0):
@@ -211,6 +211,35 @@ def test_order_changes_nothing_and_advantages_are_bounded(
         assert len(values) == len(one.response_ids)
         assert all(1 - limit - 1e-9 <= abs(value) <= 1 + limit + 1e-9 for value in values)
         assert all(value * one.reward >= -1e-9 for value in values)  # never blame for praise
+
+
+@pytest.mark.parametrize(("baseline", "moves"), [("none", True), ("others", False)])
+def test_complaints_alone_ask_for_longer_replies_unless_they_are_taken_off(baseline: str, moves: bool) -> None:
+    """A policy that ends a reply at each of 6 tokens with probability p, and a user who likes none. The expected step
+    over all replies, by the mean over a reply's tokens that every step takes: A ∇E[1/T], so -1 alone lengthens them."""
+    settings, trainer = MethodSettings(baseline=baseline), TrainerSettings()  # type: ignore[arg-type]
+    logit = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+    go, end = torch.nn.functional.logsigmoid(-logit), torch.nn.functional.logsigmoid(logit)
+    replies = [torch.stack([go] * n + [end]) for n in range(6)] + [torch.stack([go] * 6)]
+    assert sum(log_probs.sum().exp().item() for log_probs in replies) == pytest.approx(1.0)
+    samples = [sample(-1.0, n=len(log_probs)) for log_probs in replies]
+    credit = METHOD.advantages(samples, settings, {})
+    expected = torch.zeros((), dtype=torch.float64)
+    for one, log_probs, advantages in zip(samples, replies, credit, strict=True):
+        terms = TokenTerms(
+            log_probs=log_probs,
+            old_log_probs=log_probs.detach(),
+            rollout_log_probs=log_probs.detach(),
+            ref_log_probs=None,
+            advantages=torch.tensor(advantages, dtype=torch.float64),
+            loss_mask=torch.ones(len(advantages), dtype=torch.bool),
+        )
+        loss = METHOD.loss(one, terms, trainer, settings)
+        expected = expected + log_probs.sum().exp().detach() * loss.loss_sum / loss.token_count
+    expected.backward()
+    assert logit.grad is not None
+    assert (float(logit.grad) > 1e-3) == moves  # downhill the policy ends less often
+    assert moves or float(logit.grad) == 0.0
 
 
 def test_a_sample_without_reward_is_a_bug_not_a_zero() -> None:
