@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from sglang_check import Host
 
 ROUNDS = {1: 40, 16: 10, 64: 5}
+TINY_ROUNDS = {1: 3, 4: 2}
+"""Streams → requests of each client."""
 PROMPT_WORDS, TOKENS, LONG = 400, 32, 256
 WORDS = ("time", "people", "water", "light", "house", "story", "world", "point", "hand", "night", "money", "paper")
 
@@ -33,22 +36,22 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
     flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
     flags += set_flags(settings)
     with RunningServer(data_dir, flags, start_s=120) as server:
-        return asyncio.run(_measure(server.url, host.engine_url))
+        return asyncio.run(_measure(server.url, host.engine_url, TINY_ROUNDS if host.is_tiny else ROUNDS))
 
 
-async def _measure(proxy: str, engine: str) -> dict[str, Any]:
-    await asyncio.gather(*(_ask(url, _body(n, 8)) for url in (proxy, engine) for n in range(64)))
-    figures: dict[str, Any] = {f"{n} streams": await _first_texts(proxy, engine, n) for n in ROUNDS}
-    figures["throughput"] = [await _throughput(proxy, engine, n) for n in (1, 16, 64)]
+async def _measure(proxy: str, engine: str, rounds: Mapping[int, int]) -> dict[str, Any]:
+    await asyncio.gather(*(_ask(url, _body(n, 8)) for url in (proxy, engine) for n in range(max(rounds))))
+    figures: dict[str, Any] = {f"{n} streams": await _first_texts(proxy, engine, n, rounds[n]) for n in rounds}
+    figures["throughput"] = [await _throughput(proxy, engine, n) for n in rounds]
     return figures
 
 
-async def _first_texts(proxy: str, engine: str, streams: int) -> dict[str, Any]:
+async def _first_texts(proxy: str, engine: str, streams: int, rounds: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"SGLang": [], "proxied": []}
 
     async def client(number: int) -> None:
         await asyncio.sleep(random.Random(number).random() * 0.2)
-        for at in range(ROUNDS[streams]):
+        for at in range(rounds):
             seed = 1000 * number + at + 100_000 * streams
             order = [("SGLang", engine), ("proxied", proxy)]
             for name, url in order if at % 2 else order[::-1]:
