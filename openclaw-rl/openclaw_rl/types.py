@@ -163,7 +163,7 @@ class VersionRun:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A main-line request as the proxy understood it; committed before generation starts."""
+    """A main-line request as the proxy understood it; committed before anything of its reply goes out."""
 
     request_id: str
     scope: Scope

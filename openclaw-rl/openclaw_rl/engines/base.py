@@ -24,10 +24,6 @@ class Score:
 
 
 class Engine(Protocol):
-    async def warm(self) -> None:
-        """A `stream` is about to come: open its connection. Never fails."""
-        ...
-
     def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         """Events as they come. Closing the iterator aborts the request on the engine."""
         ...

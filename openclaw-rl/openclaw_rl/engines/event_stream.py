@@ -2,8 +2,8 @@
 
 Why not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each, this a
 fraction of it. Everything else goes through httpx. One connection per stream: closing it is what tells the engine that
-nobody listens any more. Connections are opened before they are needed (`Connections.refill`, `warm`), since the first
-token waits for them.
+nobody listens any more. Connections are opened before they are needed (`Connections.refill`), since the first token
+waits for them.
 
 Promises: an event is handed out as it arrives; a silence longer than `silence_s` ends in `EngineGone`; so does every
 broken connection. A reader that falls behind stops the connection, not the memory.
@@ -51,15 +51,11 @@ class Connections:
         self._drop_dead()
         return len(self._spare)
 
-    async def warm(self) -> None:
-        """A stream is about to come: have one. Says nothing of failures: the stream will."""
-        if not self.spare:
-            await self._add()
-
     async def refill(self) -> None:
-        """A stream took one and is answered: open one for the next."""
+        """A stream took one and is answered: open one for the next. Says nothing of failures: that one will."""
         if self.spare < _MAX_SPARE:
-            await self._add()
+            with contextlib.suppress(EngineGone):
+                self._spare.append(await self._open())
 
     async def take(self) -> "tuple[asyncio.Transport, _Answer]":
         """Raises EngineGone."""
@@ -68,10 +64,6 @@ class Connections:
     def close(self) -> None:
         while self._spare:
             self._spare.popleft()[0].abort()
-
-    async def _add(self) -> None:
-        with contextlib.suppress(EngineGone):
-            self._spare.append(await self._open())
 
     async def _open(self) -> "tuple[asyncio.Transport, _Answer]":
         tls = ssl.create_default_context() if self._tls else None

@@ -71,9 +71,6 @@ class HttpEngine:
         self._generate.close()
         await self._client.aclose()
 
-    async def warm(self) -> None:
-        await self._generate.warm()
-
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         body = _json(request if request.stream else request.model_copy(update={"stream": True}))
         finished = refused = started = was_queued = False

@@ -1,6 +1,6 @@
 """What the chat's path writes: requests, replies, their pairing with what came next.
 
-`begin` is on disk before a token is generated, `finish` before the client sees the end of the reply.
+`begin` is committed before the client sees a token, `finish` on disk before it sees the end of the reply.
 """
 
 import sqlite3

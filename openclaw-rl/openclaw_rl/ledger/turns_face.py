@@ -29,8 +29,8 @@ class TurnsFace(Face):
     # Serving
 
     async def begin(self, request: Request) -> None:
-        """Committed before generation starts, without an fsync: the first token waits for it, and a power cut that
-        takes it takes the unfinished reply as well. (`kill -9` takes nothing.)"""
+        """Committed, without an fsync: the first token waits for it, and a power cut that takes it takes the unfinished
+        reply as well. (`kill -9` takes nothing.)"""
         await self._writer.write(
             lambda db: serving.begin(db, self._masks.request(request), prompt_tokens=len(request.prompt_ids)),
             timeout_s=CHAT_TIMEOUT_S,

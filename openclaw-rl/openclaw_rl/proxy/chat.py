@@ -1,8 +1,14 @@
 """One chat, from the checked request to the recorded turn; HTTP and SSE are the routes' business.
 
-The order is the promise: rendered and classified → the request row is committed and the former turn paired → tokens →
-the turn is committed → only then the finish. A ledger that cannot write makes the turn untrained, with a log line,
-and nothing else. Background requests are served and counted, never recorded.
+The order is the promise: rendered and classified → the engine is asked, and beside it the request row is committed and
+the former turn paired → only then the first token goes out → the turn is committed → only then the finish. A ledger
+that cannot write makes the turn untrained, with a log line, and nothing else. Background requests are served and
+counted, never recorded.
+
+The engine does not wait for the row, since nobody can tell: until it is committed, nothing of the reply leaves this
+class, and a reply is abandoned or kept only after it. So whatever a client got a byte of is in the ledger, as are all
+requests whose process lives. A process that dies in between, a millisecond, leaves a request that never was to both
+sides: no client heard of it, and what the engine sampled is nobody's.
 """
 
 import asyncio
@@ -97,7 +103,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
 
 class Reply:
     """A reply on its way. `async with`, iterate `steps()` once, then `commit()` before telling the client that it is
-    complete.
+    complete. Before the first step, and before `has_arrived`, the client is told nothing.
 
     Leaving the block without a commit records what there is as cancelled, or abandons the request.
     """
@@ -121,6 +127,7 @@ class Reply:
         )
         self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
         self._is_main = prepared.classified.type is TurnType.MAIN
+        self._arrival: asyncio.Task[None] | None = None
         self._is_begun = self._is_committed = self._is_lost = False
         self._status = 200
 
@@ -139,11 +146,8 @@ class Reply:
         return "tool_calls" if finish == "stop" and self._parser.has_calls else finish
 
     async def __aenter__(self) -> Self:
-        try:
-            await unbroken(self._arrive())
-        except BaseException as error:
-            await self.__aexit__(type(error), error, None)
-            raise
+        # It runs once `steps` has asked the engine, and waits for the answer.
+        self._arrival = asyncio.create_task(self._arrive())
         return self
 
     async def __aexit__(
@@ -162,6 +166,8 @@ class Reply:
         events = self._generation.events()
         try:
             async for new in events:
+                if not self.has_arrived:
+                    await self._arrived()
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])
@@ -177,6 +183,7 @@ class Reply:
                     break
         finally:
             await events.aclose()  # after a stop string: aborts the engine's request
+        await self._arrived()  # of a reply without a token, too
         last = self._parser.finish(is_complete=self.finish_reason != "length")
         rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < len(sampled.ids) else None
         if last is not None or rest is not None:
@@ -201,13 +208,23 @@ class Reply:
         of a stream is out before the end is known.)"""
         return not self._is_main or (self._is_begun and not self._is_lost)
 
+    @property
+    def has_arrived(self) -> bool:
+        """The ledger has the request and the pairing of the turn before, or the log says why not."""
+        return self._arrival is not None and self._arrival.done()
+
+    async def _arrived(self) -> None:
+        """It goes on to its end even when the caller is cancelled meanwhile."""
+        assert self._arrival is not None
+        await asyncio.shield(self._arrival)
+
     async def _arrive(self) -> None:
-        request, warm = self._prepared.request, self._deps.engine.warm
+        request = self._prepared.request
         if self._is_main:
             # Both writes are queued before either waits, so one commit of the ledger takes them together.
-            await asyncio.gather(self._begin(), self._deps.sessions.observe(request), warm())
+            await asyncio.gather(self._begin(), self._deps.sessions.observe(request))
         else:
-            await asyncio.gather(self._deps.sessions.observe_side(request.scope, request.messages), warm())
+            await self._deps.sessions.observe_side(request.scope, request.messages)
 
     async def _begin(self) -> None:
         try:
@@ -255,6 +272,12 @@ class Reply:
     async def _give_up(self, error: BaseException | None) -> None:
         """The reply will not be completed: the client left, or the engine failed."""
         self._is_committed = True
+        try:
+            await self._arrived()  # what it began has to end
+        finally:
+            await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
         is_failure = isinstance(error, Exception)
         self._status = _status(error)
         if self._is_main and (is_failure or not self._generation.sampled.ids):

@@ -145,7 +145,7 @@ class _ChatRoute:
             send,
             headers=lambda: {"cache-control": "no-cache", "x-accel-buffering": "no", **self._headers(reply, prepared)},
             opening=chunks.role(),
-            is_held=lambda: reply.weight_version is None,
+            is_held=lambda: reply.weight_version is None or not reply.has_arrived,
             open_after_s=_OPEN_AFTER_S,
             keepalive_s=self._deps.server.keepalive_s,
         )

@@ -70,7 +70,7 @@ class Sessions:
         """Requests that are over, and still run in the ledger."""
 
     async def observe(self, request: Request) -> str | None:
-        """A main request came, and is in the ledger: pair the turn it answers. Returns that turn's id."""
+        """A main request came, and goes into the ledger: pair the turn it answers. Returns that turn's id."""
         paired = self._pairing.observe(request.scope, request.messages)
         return await self._record(paired, by_request_id=request.request_id)
 

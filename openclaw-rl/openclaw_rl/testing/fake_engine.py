@@ -109,9 +109,6 @@ class FakeEngine:
 
     # the engine
 
-    async def warm(self) -> None:
-        return
-
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
         self._check_up()
         self.calls.append(request)

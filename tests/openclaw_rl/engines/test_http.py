@@ -362,15 +362,11 @@ async def test_a_stream_takes_the_connection_that_was_opened_for_it_and_never_a_
         engine = HttpEngine(f"http://127.0.0.1:{front.sockets[0].getsockname()[1]}", settings=SETTINGS)
         try:
             await until(lambda: server.started)
-            await engine.warm()
-            await engine.warm()
-            await until(lambda: opened == 1)  # one is enough
             assert [event.output_ids for event in await collect(engine, request([1], n=1))] != []
-            await until(lambda: opened == 2)  # the stream took it, and left one for the next
+            await until(lambda: opened == 2)  # the stream opened its own, and one for the next
             assert engine._generate.spare == 1
-            await engine.warm()
             await collect(engine, request([1], n=1))
-            await until(lambda: opened == 3)
+            await until(lambda: opened == 3)  # the stream took that one, and left another
             relays[-1].transport.abort()
             await until(lambda: not engine._generate.spare)
             await collect(engine, request([1], n=1))
@@ -384,12 +380,12 @@ async def test_a_stream_takes_the_connection_that_was_opened_for_it_and_never_a_
             server.should_exit = True
 
 
-async def test_warming_up_for_an_engine_that_is_gone_says_nothing() -> None:
+async def test_opening_ahead_to_an_engine_that_is_gone_says_nothing() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     engine = HttpEngine(url, settings=SETTINGS)
-    await engine.warm()
+    await engine._generate.refill()
     with pytest.raises(EngineGone):
         await collect(engine, request([1]))
     await engine.aclose()

@@ -1,0 +1,79 @@
+"""The engine is asked beside the ledger, not after it: what a slow ledger may hold up, and what it may not."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from chats import HI, ids_of
+
+from openclaw_rl.settings import ServerSettings
+from openclaw_rl.testing import Scripted
+from openclaw_rl.types import DropReason
+
+
+@pytest.fixture
+def slow_ledger(proxy_over):
+    """`async with slow_ledger(frontend) as (proxy, go)`: no request is in the ledger before `go` is set."""
+
+    @asynccontextmanager
+    async def start(frontend, **settings):
+        async with proxy_over(frontend, **settings) as proxy:
+            go, begin = asyncio.Event(), proxy.book.begin
+
+            async def slow(request) -> None:
+                await go.wait()
+                await begin(request)
+
+            proxy.book.begin = slow
+            yield proxy, go
+
+    return start
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_of_a_reply_goes_out_before_its_request_is_recorded(qwen, slow_ledger, stream: bool) -> None:
+    async with slow_ledger(qwen) as (proxy, go):
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello")))
+        request = proxy.client.build_request("POST", "/v1/chat/completions", json={**HI, "stream": stream})
+        head = asyncio.create_task(proxy.client.send(request, stream=True))
+        await proxy.until(lambda: proxy.fake.calls)
+        await asyncio.wait((head,), timeout=0.3)  # longer than a stream's head waits for an engine
+        assert not head.done()
+        assert proxy.book.requests == []
+        go.set()
+        reply = await head
+        assert "x-openclaw-recorded" not in reply.headers
+        assert "H" in (await reply.aread()).decode()
+        assert proxy.book.log[-1] == "served"
+
+
+async def test_a_request_that_ends_before_it_is_recorded_is_recorded_first(qwen, slow_ledger) -> None:
+    """The engine refuses it at once; the client of the next one leaves."""
+    async with slow_ledger(qwen) as (proxy, go):
+        proxy.fake.script(Scripted(ids=(), refuse=(422, "no")), Scripted(ids=ids_of(qwen, "Hello"), hold_after=0))
+        refused = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: len(proxy.fake.calls) == 1)
+        leaving = asyncio.create_task(proxy.post(HI))
+        await proxy.until(lambda: proxy.fake.holding)
+        leaving.cancel()
+        await proxy.until(lambda: proxy.fake.aborted)
+        assert proxy.book.log.count("abandon") == 0
+        go.set()
+        assert (await refused).status_code == 422
+        await proxy.until(lambda: len(proxy.book.abandoned) == 2)
+        begun = [request.request_id for request in proxy.book.requests]
+        assert {reason: begun.index(request_id) for request_id, reason, _ in proxy.book.abandoned} == {
+            DropReason.REFUSED: 0,
+            DropReason.CANCELLED: 1,
+        }
+
+
+async def test_a_client_of_a_slow_ledger_hears_that_we_are_there(qwen, slow_ledger) -> None:
+    async with slow_ledger(qwen, server=ServerSettings(keepalive_s=0.05)) as (proxy, go):
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello")))
+        async with proxy.client.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                assert "H" not in line
+                if line.startswith(":"):
+                    break
+            go.set()
