@@ -1,19 +1,151 @@
-"""A trainer that hangs holds its batch no longer than a lease: the server ends it, and starts it again.
+"""Trainer killed, ending at each start, hanging, or failing at each step: chats never notice, its batch waits again and
+is trained on once, the server says what is wrong, and it is over with the next step that is committed.
 
-(A trainer that is killed, at every point of a step: `tests/integration/test_kill.py`, and `kill_real.py` on the real
-one. A step that hangs in a process that still runs: `tests/openclaw_rl/trainers/test_loop.py`.)
+(Killed at every point of a step: `tests/integration/test_kill.py`, and `kill_real.py` on the real one. A step that
+hangs in a process that still runs: `tests/openclaw_rl/trainers/test_loop.py`.)
 """
 
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from stub_trainer import HELD, shim
 
 from openclaw_rl.hung_trainer import end_when_hung
 from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import Child
+
+THANKS = "Thanks, that is perfect!"
+
+
+class Training:
+    """A server with a local trainer of its own that fails on command."""
+
+    def __init__(self, here: Any) -> None:
+        self.here, self._data = here, here.server.data_dir
+        self.turns: list[str] = []
+
+    def fails(self, how: str) -> None:
+        (self._data / "trainer.how").write_text(how)
+
+    async def batch(self) -> None:
+        for _ in range(2):
+            self.turns.append(await self.here.turn(THANKS, f"s{len(self.turns)}"))
+
+    async def held(self) -> int:
+        """Once a step is going on; its process."""
+        await self.here.until(self._holds)
+        (trainer,) = (await self.here.admin("/v1/admin/status"))["children"]
+        return int(trainer["pid"])
+
+    async def _holds(self) -> bool:
+        return (self._data / HELD).exists()
+
+    def kill(self, pid: int) -> None:
+        (self._data / HELD).unlink()
+        os.kill(pid, signal.SIGKILL)
+
+    async def said(self, problem: str) -> None:
+        """`/healthz` and the metrics say so, and chats go on."""
+
+        async def is_so() -> bool:
+            return any(found.startswith(problem) for found in await self.here.problems())
+
+        await self.here.until(is_so)
+        assert (await self.here.chat(session="meanwhile")).status_code == 200
+
+    async def until_version(self, number: int) -> None:
+        """It serves, and each batch so far was trained on in one version, in order."""
+
+        async def serves() -> bool:
+            return bool((await self.here.admin("/v1/admin/status"))["serving"] == number)
+
+        await self.here.until(serves)
+        trained = [(await self.here.admin(f"/v1/turns/{turn}"))["trained_in"] for turn in self.turns]
+        assert trained == [1 + n // 2 for n in range(len(self.turns))]
+        await self.here.until_well()
+
+    async def metric(self, line: str) -> bool:
+        return line in (await self.here.admin("/metrics")).splitlines()
+
+
+@asynccontextmanager
+async def training(place: Any, folder: Path) -> AsyncIterator[Training]:
+    folder.mkdir()
+    settings = {
+        "trainer__kind": "local",
+        "trainer__python": str(shim(folder / "python")),
+        "training__batch_size": 2,
+        "training__lease_s": 3.0,
+        "judge__votes": 1,
+        "judge__quorum": 1,
+    }
+    async with place(folder, **settings) as here:
+        yield Training(here)
+
+
+async def killed_and_hung(place: Any, folder: Path) -> None:
+    async with training(place, folder) as trainer:
+        here = trainer.here
+        trainer.fails("hold")
+        await trainer.batch()
+        pid = await trainer.held()
+        trainer.kill(pid)
+        await trainer.said("trainer: not running, last exit -9")
+        trainer.fails("")
+        await trainer.until_version(1)
+        assert (here.lines["child_exited"], here.lines["trainer_hangs"]) == (1, 0)
+        assert await trainer.metric('openclaw_rl_restarts_total{part="trainer"} 1')
+
+        trainer.fails("hold")
+        await trainer.batch()
+        os.kill(await trainer.held(), signal.SIGSTOP)
+        await trainer.said("trainer: failed once: it let its lease run out, was ended and started again")
+        assert await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
+        trainer.fails("")
+        await trainer.until_version(2)
+        assert (here.lines["trainer_hangs"], here.lines["part_fails"], here.lines["part_works_again"]) == (1, 1, 1)
+        assert not await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
+
+
+async def failing_steps_and_starts(place: Any, folder: Path) -> None:
+    async with training(place, folder) as trainer:
+        here = trainer.here
+        for number, (how, why) in enumerate(
+            (("full", "[Errno 28] No space left on device"), ("no step", "the gradient is not finite")), start=1
+        ):
+            trainer.fails(how)
+            await trainer.batch()
+            await trainer.said("trainer: failed 3 times in a row")
+            assert (await here.problems())[0].endswith(f"last: {why}")
+            assert await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
+            trainer.fails("")
+            await trainer.until_version(number)
+            assert (here.lines["part_fails"], here.lines["part_works_again"]) == (number, number)
+        assert here.lines["child_exited"] == 0
+
+        trainer.fails("hold")
+        await trainer.batch()
+        pid = await trainer.held()
+        trainer.fails("exit 3")
+        trainer.kill(pid)
+        await trainer.said("trainer: ended 3 times soon after its start, exit 3")
+        assert await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
+        trainer.fails("")
+        await trainer.until_version(3)
+        assert (here.lines["child_exited"], here.lines["child_works_again"]) == (3, 1)
+
+
+async def test_a_trainer_that_fails_costs_no_chat_and_no_turn_and_is_said(place: Any, tmp_path: Path) -> None:
+    await asyncio.gather(
+        killed_and_hung(place, tmp_path / "killed"), failing_steps_and_starts(place, tmp_path / "failing")
+    )
+
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sleep(600)\n"
 
@@ -34,7 +166,7 @@ class OverdueLedger:
         return True
 
 
-async def test_a_stopped_trainer_is_ended_and_started_again_and_its_batch_freed(
+async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a_trainer.py").write_text(SLEEPER)

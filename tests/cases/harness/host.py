@@ -2,13 +2,16 @@
 
     python -m harness.host FOLDER    (reads one JSON object of settings a line, answers with the pid of the new server)
 
-The host only forks; each server is ended by whoever asked for it. It ends with its standard input.
+The host only forks; each server is ended by whoever asked for it. It ends with its standard input. A server's wall
+clock is the machine's and as many seconds on as its file `wall` says: all of Python's `time.time`, while it runs.
 """
 
 import asyncio
 import json
+import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -53,6 +56,11 @@ class Server:
     @property
     def log(self) -> str:
         return self.log_file.read_text()
+
+    def set_wall_clock(self, ahead_s: float) -> None:
+        """Of this server, and of those started in this folder later; negative: set back."""
+        with _wall_file(self.log_file.parent).open("r+b") as file:
+            file.write(struct.pack("d", ahead_s))
 
     def admin(self, path: str) -> Any:
         key = (self.data_dir / "keys" / "admin.key").read_text().strip()
@@ -101,11 +109,18 @@ class Host:
         assert self._process.stdout is not None
         data_dir, log_file = folder / "data", folder / "server.log"
         folder.mkdir(exist_ok=True)
+        if not _wall_file(folder).exists():
+            _wall_file(folder).write_bytes(struct.pack("d", 0.0))
         tree = {"data_dir": str(data_dir), "server.port": 0, **settings}
-        self._process.stdin.write(json.dumps({"log": str(log_file), "settings": tree, "umask": umask}) + "\n")
+        order = {"log": str(log_file), "wall": str(_wall_file(folder)), "settings": tree, "umask": umask}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         return pid, Server("", data_dir, log_file, pid)
+
+
+def _wall_file(folder: Path) -> Path:
+    return folder / "wall"
 
 
 def _wait_for(server: Server, pid: int) -> Server:
@@ -140,7 +155,20 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+class _WallClock:
+    def __init__(self) -> None:
+        self._true, self._ahead = time.time, struct.pack("d", 0.0)
+
+    def follow(self, file: Path) -> None:
+        with file.open("rb") as opened:
+            self._ahead = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
+
+    def __call__(self) -> float:
+        return self._true() + float(struct.unpack_from("d", self._ahead)[0])
+
+
 def _serve() -> None:
+    wall = time.time = _WallClock()  # type: ignore[assignment]  # before anybody takes it for a default
     from openclaw_rl import app
     from openclaw_rl.proxy.frontend import FrontEnd
     from openclaw_rl.settings import ModelSettings, load
@@ -153,6 +181,7 @@ def _serve() -> None:
             print(pid, flush=True)  # noqa: T201
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        wall.follow(Path(order["wall"]))
         if order["umask"] is not None:
             os.umask(order["umask"])
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,0 +1,94 @@
+"""Teacher down, slow, or answering garbage: chats never notice; with OPD what needs it waits and is scored when it is
+back, with Combined the verdict is trained on without the hint's term, which is absent and counted, never made up."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+CORRECTION = "No, that is wrong: say it in fewer words please."
+FAULTS = ("down", "silent", "bad_json", "scores_nan", "scores_of_others")
+ABSENT = {"scores_nan": "non_finite"}
+"""What a turn says of its missing term, where that is not `teacher_failed`."""
+
+
+@asynccontextmanager
+async def broken(place: Any, folder: Path, method: str, how: str) -> Any:
+    """A server whose teacher has failed three turns."""
+    settings = {"method__name": method, "method__score_timeout_s": 0.3, "judge__votes": 1, "judge__quorum": 1}
+    async with place(folder, has_teacher=True, **settings) as here:
+        await breaks(here, how)
+        turns = [await here.turn(CORRECTION, f"s{n}") for n in range(3)]
+
+        async def is_out() -> bool:
+            return any(problem.startswith("teacher: failed 3 times") for problem in await here.problems())
+
+        await here.until(is_out)
+        assert await here.health() == "degraded"
+        metrics = await here.admin("/metrics")
+        assert 'openclaw_rl_out_of_order{part="teacher"} 1' in metrics
+        assert f'openclaw_rl_scoring{{what="hindsight_{ABSENT.get(how, "teacher_failed")}"}} 3' in metrics
+        assert (await here.chat()).status_code == 200
+        yield here, turns
+
+
+async def breaks(here: Any, how: str) -> None:
+    if how == "down":
+        await here.teacher_port.down()
+    here.teacher.breaks(how)
+
+
+async def mends(here: Any, how: str) -> None:
+    here.teacher.breaks("")
+    if how == "down":
+        await here.teacher_port.up()
+
+
+async def record(here: Any, turn: str) -> Any:
+    return await here.admin(f"/v1/turns/{turn}")
+
+
+def said_once(lines: Counter[str], *events: str) -> None:
+    assert {event: lines[event] for event in events} == dict.fromkeys(events, 1), lines
+    assert not lines["not an event"]
+
+
+async def test_combined_trains_on_the_verdict_alone(place: Any, tmp_path: Path) -> None:
+    async def one(how: str) -> None:
+        async with broken(place, tmp_path / how, "combine", how) as (here, turns):
+            for turn in turns:
+                told = await record(here, turn)
+                assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0), how
+                assert told["sample"]["teacher_log_probs"] is told["sample"]["student_log_probs"] is None
+                assert f'"absent": "{ABSENT.get(how, "teacher_failed")}"' in told["sample"]["extra_json"]
+            await mends(here, how)
+            turn = await here.turn(CORRECTION, "later")
+            await here.until_well()
+            told = await record(here, turn)
+            assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0)
+            assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
+            said_once(here.lines, "part_fails", "part_works_again")
+            assert 'part="teacher"} 1' not in (await here.admin("/metrics")).partition("failures_total")[0]
+
+    await asyncio.gather(*map(one, FAULTS))
+
+
+async def test_opd_waits_for_its_teacher_and_loses_no_turn(place: Any, tmp_path: Path) -> None:
+    async def one(how: str) -> None:
+        async with broken(place, tmp_path / how, "opd", how) as (here, turns):
+            assert {await here.state(turn) for turn in turns} == {("judged", None)}
+            await mends(here, how)
+
+            async def are_scored() -> bool:
+                return {await here.state(turn) for turn in turns} == {("sampled", None)}
+
+            await here.until(are_scored)
+            await here.until_well()
+            for turn in turns:
+                told = await record(here, turn)
+                assert told["sample"]["reward"] is None
+                assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
+            said_once(here.lines, "part_fails", "part_works_again", "score.out", "score.works_again")
+
+    await asyncio.gather(*map(one, ("down", "scores_nan")))
