@@ -16,6 +16,7 @@ engine       SGLang on the second GPU, which the parts start by themselves; `sto
 `NAME+` runs beside the stages that follow.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -212,12 +213,16 @@ STAGES: dict[str, Callable[[Host], Figures]] = {
 }
 
 
-def main() -> int:
+def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, LIMITS)
     own.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
     own.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
     own.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
-    options = own.parse_args()
+    return own
+
+
+def main() -> int:
+    options = arguments().parse_args()
     host = Host(
         work=options.work,
         out=options.out,

@@ -20,6 +20,7 @@ child        our server that starts the engine itself: as `attached`, and the en
 jit          pack the kernel caches into OUT/jit.tgz
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -271,14 +272,18 @@ STAGES: dict[str, Callable[[Host], Figures]] = {
 }
 
 
-def main() -> int:
+def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, LIMITS)
     own.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
     own.add_argument("--gguf", type=Path)
     own.add_argument("--load-s", type=float, default=45.0, help="how long chats are streamed")
     own.add_argument("--swaps", type=int, default=10, help="adapter swaps to wait for")
     own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps to make beside the first two")
-    options = own.parse_args()
+    return own
+
+
+def main() -> int:
+    options = arguments().parse_args()
     host = Host(
         options.work, options.out, options.engine, options.gguf, options.tiny,
         options.streams, options.load_s, options.swaps, options.full_swaps,

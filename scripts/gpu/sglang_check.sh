@@ -9,6 +9,12 @@
 # What is unpacked stays in WORK, and so does a started engine: later calls need only their own stages. The stages are
 # those of sglang_check.py; each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not
 # stop the others. A rehearsal without a GPU: rehearse.sh.
+#
+# One GPU, about 6 minutes, in one call or several: the engine alone and full weights under load, then the 0.6B shape
+#   sglang_check.sh random=60 engine=100 conformance=150 logprobs=100 stop=20
+#   sglang_check.sh --streams 64 --full-swaps 7 random=60 engine=100 overhead=90 full=110 stop=20
+#   sglang_check.sh --streams 64 --load-s 35 --swaps 10 qwen3_06b=60 engine=120 latency=80 attached=140 jit=20 stop=20
+#   sglang_check.sh --streams 32 random=60 child=330
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-check}

@@ -1,8 +1,14 @@
-"""The stage runner of the checks on a GPU host: what it is told, what is good, and that no stage stops the others."""
+"""The checks on a GPU host: their stages, what they are told, what is good, and that no stage stops the others."""
 
 import argparse
+import importlib
 import json
+import re
+import shlex
+import sys
 import time
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +19,15 @@ GPU_SCRIPTS = Path(__file__).parents[2] / "scripts" / "gpu"
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(GPU_SCRIPTS))
-    import stages
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A module of `scripts/gpu`, by name."""
+    monkeypatch.setattr(sys, "path", [str(GPU_SCRIPTS), *sys.path])
+    return importlib.import_module
 
-    return stages
+
+@pytest.fixture
+def stages(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("stages")
 
 
 def test_a_stage_has_a_limit_and_may_run_beside(stages: ModuleType) -> None:
@@ -71,3 +81,92 @@ def test_a_stage_that_fails_or_runs_out_of_its_time_is_told_of_and_does_not_rais
     assert stages.told({"fails": False, "tp": True, "opd": "no time"}) == 1
     assert stages.told({"tp": True}) == 0
     assert "== hangs: " in capsys.readouterr().out
+
+
+CHECKS = ["sglang_check", "node_check"]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_stage_of_a_check_has_a_limit_and_a_line_in_its_head(
+    script: Callable[[str], ModuleType], name: str
+) -> None:
+    check = script(name)
+    assert check.STAGES.keys() == check.LIMITS.keys()
+    told = set(re.findall(r"^([a-z0-9_]+)  +\S", check.__doc__ or "", re.MULTILINE)) | {"stop"}
+    assert told == check.STAGES.keys()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_calls_in_a_checks_head_are_understood(
+    script: Callable[[str], ModuleType], stages: ModuleType, name: str
+) -> None:
+    check = script(name)
+    head = (GPU_SCRIPTS / f"{name}.sh").read_text().partition("set -u")[0]
+    for words in re.findall(rf"^# *(?:{name}\.sh) (.*)$", head, re.MULTILINE):
+        given = check.arguments().parse_args(["--work", "w", "--out", "o", *shlex.split(words)])
+        assert all(asked.limit_s >= 10 for asked in given.stages)
+
+
+@pytest.fixture
+def node(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, list[str]]]:
+    """Runs the node's check with stages that only say that they ran; `bad` ones find something."""
+
+    def run(*words: str, bad: str = "") -> tuple[int, list[str]]:
+        check, ran = script("node_check"), []
+
+        def stage(name: str) -> Callable[[Any], dict[str, Any]]:
+            return lambda host: ran.append(name) or {"findings": ["a"] * (name == bad)}
+
+        monkeypatch.setattr(check, "STAGES", {name: stage(name) for name in check.LIMITS})
+        monkeypatch.setattr(sys, "argv", ["node_check.py", "--work", str(tmp_path), "--out", str(tmp_path), *words])
+        return check.main(), ran
+
+    return run
+
+
+def test_the_other_methods_are_left_out_when_the_first_failed(
+    node: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node("binary", "combine", "recorded", "ledger") == (0, ["binary", "combine", "recorded", "ledger"])
+    assert node("binary", "combine", "recorded", bad="binary") == (1, ["binary", "recorded"])
+    assert "'combine': 'skipped: binary failed'" in capsys.readouterr().out
+    assert node("--go-on", "binary", "combine", bad="binary") == (1, ["binary", "combine"])
+
+
+def test_what_there_is_no_time_for_is_said(
+    node: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node("--budget-s", "60", "recorded", "binary", "ledger") == (1, ["recorded", "ledger"])
+    assert "== all: {'recorded': True, 'binary': 'no time', 'ledger': True}" in capsys.readouterr().out
+
+
+def test_a_stage_beside_counts_when_it_ends(
+    node: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a process of its own: there it is the real one, which finds nothing to stop."""
+    assert node("stop=30+", "ledger") == (0, ["ledger"])
+    assert json.loads((tmp_path / "stop.json").read_text())["stopped"] is True
+    assert "== all: {'ledger': True, 'stop': True}" in capsys.readouterr().out
+
+
+def test_the_stand_in_understands_the_command_line_of_sglang(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from openclaw_rl.engines.sglang import launch
+    from openclaw_rl.settings import EngineSettings
+
+    installed = launch.Installed("0.5.15.post1", frozenset({"incremental_streaming_output"}), False, False)
+    adapters = launch.Adapters(16, ("q_proj", "k_proj"), 5)
+    words = launch.argv(
+        installed, EngineSettings(kind="sglang", args=("--cuda-graph-max-bs-decode", "64")), folder=tmp_path,
+        name="check", port=5, context_length=4096, adapters=adapters,
+    )  # fmt: skip
+    spec = spec_from_file_location("stand_in", GPU_SCRIPTS / "stand_ins" / "sglang" / "launch_server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(stand_in := module_from_spec(spec))
+    monkeypatch.setattr(sys, "argv", ["launch_server.py", *words])
+    given = stand_in._options()
+    assert (given.model_path, given.port, given.context_length) == (tmp_path, 5, 4096)

@@ -11,20 +11,18 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import torch
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from openclaw_rl import log
-from openclaw_rl.engines.embedded import process
 from openclaw_rl.engines.embedded.config import EngineConfig
-from openclaw_rl.engines.embedded.server import Service, build_app
 from openclaw_rl.settings import EngineSettings, ModelSettings
+
+if TYPE_CHECKING:
+    from openclaw_rl.engines.embedded.server import Service
 
 CHAT_FIELDS = {"max_tokens": "max_new_tokens", "temperature": "temperature", "ignore_eos": "ignore_eos"}
 
@@ -38,7 +36,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_known_args()[0]  # memory, kernels and adapters are the card's
 
 
-def _with_more(service: Service, options: argparse.Namespace) -> FastAPI:
+def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
+    from transformers import AutoTokenizer
+
+    from openclaw_rl.engines.embedded.server import build_app
+
     app = build_app(service)
     tokenizer = AutoTokenizer.from_pretrained(options.model_path)
 
@@ -70,6 +72,9 @@ def _with_more(service: Service, options: argparse.Namespace) -> FastAPI:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
+    import torch
+    from safetensors.torch import load_file
+
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
@@ -79,6 +84,8 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     options = _options()
+    from openclaw_rl.engines.embedded import process  # torch and its friends: seconds
+
     config = EngineConfig(
         model=ModelSettings(path=str(options.model_path), context_length=options.context_length),
         engine=EngineSettings(threads=1),
