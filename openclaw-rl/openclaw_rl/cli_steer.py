@@ -135,10 +135,15 @@ def train(
     )
 
 
-@app.command(short_help="Delete a session from the ledger.")
+@app.command(short_help="Delete a session, a conversation or a user from the ledger.")
 def forget(
-    session: Annotated[str, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")],
-    user: Annotated[str | None, typer.Option(help="Whose, when several users have one of that name.")] = None,
+    session: Annotated[str | None, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")] = None,
+    turn: Annotated[
+        str | None,
+        typer.Option(help="In place of it, the id of any reply: its session, or the conversation when it has none."),
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Whose, when several users have a session of that name.")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="All that --user ever said.")] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Go back behind the versions trained on it, and learn again without it.")
     ] = False,
@@ -147,18 +152,29 @@ def forget(
 ) -> None:
     """Delete a session from the ledger: its turns, samples, feedback, and every message nobody else refers to.
 
+    A chat whose client sends no session id is named by any of its replies (--turn). The ledger knows such a
+    conversation by its first question and answer: all of that user's that begin alike are one.
+
     A batch that holds one of its samples is taken from the trainer. Weights that were trained on the session cannot be
     changed: they are named. With --rebuild the policy goes back to the newest version before them, their folders are
     deleted, and the samples of other sessions that still fit train again; `openclaw-rl replay` trains an adapter anew
     from all that is left. Backups and exports are yours to delete.
     """
-    said = {"session_id": session, "user": user, "rebuild": rebuild}
-    body = call("POST", "/v1/admin/forget", config, data_dir, json=said)
-    print(f"{body['turns']} turns of session {session} are gone, and {body['pieces']} contents that were only theirs")
+    if (session is not None) + (turn is not None) + everything != 1:
+        fail("one of SESSION, --turn ID and --everything")
+    if everything and user is None:
+        fail("--everything needs --user")
+    said = {"session_id": session, "turn_id": turn, "user": user, "everything": everything, "rebuild": rebuild}
+    asked = {name: what for name, what in said.items() if what is not None}
+    body = call("POST", "/v1/admin/forget", config, data_dir, json=asked)
+    whose = f"session {body['session_id']}" if body["session_id"] else f"user {user}" if everything else "it"
+    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that were only theirs")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
     if rebuilt := body["rebuilt"]:
         print(f"version {rebuilt['serving']} serves again, {rebuilt['waiting']} samples wait to be learned")
+    if body["not_rebuilt"]:
+        print(f"not rebuilt: {body['not_rebuilt']}")
     if not body["is_scrubbed"]:
         print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
 

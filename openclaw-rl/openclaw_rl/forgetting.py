@@ -1,8 +1,9 @@
-"""Forgetting a session everywhere: in the ledger, in the folders of versions, and, when asked, in the weights.
+"""Forgetting everywhere: in the ledger, in the folders of versions, and, when asked, in the weights.
 
-The ledger's part is `Ledger.forget`. A version's folder holds the commit that published it, and in it prompts and
-replies of its batch: they are taken out. With `rebuild` the policy goes back to the newest version from before the
-session; what was learned behind it is abandoned, the samples of others wait to be learned again, and the folders of the
+What is meant is a session, the conversation of a turn, or a user. The ledger's part is `Ledger.forget*`. A version's
+folder holds the commit that published it, and in it prompts and replies of its batch: they are taken out. A checkpoint
+that can never be committed is deleted. With `rebuild` the policy goes back to the newest version from before all that;
+what was learned behind it is abandoned, the samples of others wait to be learned again, and the folders of the
 abandoned versions are deleted. Backups and exports are their owner's to delete.
 """
 
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import structlog
 
+from openclaw_rl import version_folders
 from openclaw_rl.data_dir import write_private
+from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Forgotten, Ledger
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.trainers import checkpoint
@@ -38,26 +41,38 @@ class Forgetting:
     root: Path
     """The data directory."""
 
-    async def forget(self, session_id: str, user: str | None) -> Forgotten:
-        """Raises LedgerError."""
-        forgotten = await self.ledger.forget(session_id, user)
+    async def session(self, session_id: str, user: str | None) -> Forgotten:
+        """Raises LedgerError, as the others do."""
+        return await self._everywhere(await self.ledger.forget(session_id, user))
+
+    async def conversation(self, turn_id: str) -> Forgotten:
+        return await self._everywhere(await self.ledger.forget_turn(turn_id))
+
+    async def user(self, name: str) -> Forgotten:
+        return await self._everywhere(await self.ledger.forget_user(name))
+
+    async def _everywhere(self, forgotten: Forgotten) -> Forgotten:
         for number in forgotten.trained_in:
             folder = (await self.ledger.version(number)).folder
             if folder is not None:
                 await asyncio.to_thread(without_probes, self.root / folder)
+        await version_folders.remove_ended(self.ledger, self.root / "versions")
         log.info("session_forgotten", turns=forgotten.turns, trained_in=forgotten.trained_in)
         return forgotten
 
     async def rebuild(self, forgotten: Forgotten) -> Rebuilt | None:
-        """None: nothing that is alive was trained on it."""
+        """None: nothing that is alive was trained on it. Raises LedgerError when there is no version to go back to."""
         to = await self.ledger.rollback_from(forgotten.trained_in)
-        if to is not None:
-            await self.publisher.follow()
         folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
         for folder in folders:
             await asyncio.to_thread(checkpoint.discard, self.root / folder)
         if to is None:
             return None
+        try:
+            await self.publisher.follow()
+        except (EngineError, TimeoutError) as error:  # it follows once the engine can
+            log.debug("rebuild_delayed", error=repr(error))
+            self.publisher.wake()
         return Rebuilt(to, (await self.ledger.counts())["sampled"], len(folders))
 
 

@@ -114,6 +114,7 @@ class Gate:
             return f"self-test: {error}"
 
     async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
+        probes = [probe for probe in probes if probe.response_ids]  # a forgotten session's have figures alone
         if not probes:
             for prompt_ids, response_ids in await self._ledger.recent_replies(sampled_by=None, limit=1):
                 await self._tested(number, prompt_ids, response_ids[: self._settings.gate_tokens])

@@ -33,6 +33,16 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
         await ledger.optimizer_pruned(weight_version)
 
 
+async def remove_ended(ledger: Ledger, versions: Path) -> None:
+    """Also while trainers run: delete the whole checkpoints that were never committed and cannot be any more. What is
+    being written (`.tmp-…`) is its trainer's to remove, or the next start's."""
+    there = await asyncio.to_thread(lambda: {folder.name for folder in versions.glob("[!.]*")})
+    named, live = (await ledger.version_folders()).values(), await ledger.live_lease()  # asked after, so none is new
+    removed = await asyncio.to_thread(remove_unnamed, versions, named, live, among=there)
+    if removed:
+        log.info("version_folders_removed", folders=removed, why="whole, and never to be committed")
+
+
 async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[int]) -> list[int]:
     """Delete the folders of versions that are neither needed (`ledger.needed_versions`) nor in use; their numbers."""
     kept = await ledger.needed_versions(newest)
@@ -50,12 +60,15 @@ async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[i
     return gone
 
 
-def remove_unnamed(versions: Path, named: Iterable[str], live_lease: str | None) -> list[str]:
+def remove_unnamed(
+    versions: Path, named: Iterable[str], live_lease: str | None, *, among: Collection[str] | None = None
+) -> list[str]:
     """`named`: folders relative to the data directory, the parent of `versions`. Returns the names that are gone."""
     kept = {parts[1] for parts in (PurePosixPath(folder).parts for folder in named) if parts[:1] == (versions.name,)}
     removed = []
     for folder in sorted(versions.iterdir()):
         is_known = folder.name in kept or (live_lease is not None and live_lease in folder.name)
+        is_known = is_known or (among is not None and folder.name not in among)
         if is_known or folder.is_symlink() or not folder.is_dir():
             continue
         checkpoint.discard(folder)

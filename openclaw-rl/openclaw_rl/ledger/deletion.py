@@ -64,7 +64,7 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
     """Returns how many turns were among them. The counters follow what is inserted and changed; what is deleted is
     taken from them here."""
     turns = 0
-    with _zeroed(db):
+    with zeroed(db):
         for some in _cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
             marks = ",".join("?" * len(some))
             _uncount(db, marks, some)
@@ -80,7 +80,7 @@ def delete_pieces(db: sqlite3.Connection, planned: Sequence[int]) -> int:
     """Those of the plan that nobody came to refer to since."""
     assert isinstance(db, Connection)
     deleted = 0
-    with _zeroed(db):
+    with zeroed(db):
         for some in _cut([piece for piece in planned if piece not in (db.touched or ())]):
             marks = ",".join("?" * len(some))
             deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", some).rowcount
@@ -109,7 +109,7 @@ def scrub(db: sqlite3.Connection) -> bool:
     return is_small and not busy
 
 
-class _zeroed:
+class zeroed:
     """Freed pages and cells are overwritten inside the block."""
 
     def __init__(self, db: sqlite3.Connection) -> None:

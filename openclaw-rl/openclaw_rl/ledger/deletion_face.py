@@ -1,17 +1,18 @@
-"""What the ledger lets go of: a session that is to be forgotten, and what is too old or too much."""
+"""What the ledger lets go of: a session, a conversation or a user to be forgotten, and what is too old or too much."""
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import chain, deletion, forget, retention
+from openclaw_rl.ledger import chain, deletion, forget, retention, selection
 from openclaw_rl.ledger.face import Clock, Face
 from openclaw_rl.ledger.masks import Masks
 from openclaw_rl.ledger.reader import Reader
 from openclaw_rl.ledger.records import Forgotten, Retained
+from openclaw_rl.ledger.selection import Selection
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 
@@ -31,15 +32,25 @@ class DeletionFace(Face):
     async def forget(self, session_id: str, user: str | None = None) -> Forgotten:
         """Delete a session and all that it alone refers to. Raises LedgerError when there is none, when several users
         have one of that name and none is named, or while it is being answered."""
-        whose = await self._reader.read(lambda db: forget.owner(db, session_id, user))
+        return await self._forget(lambda db: selection.of_session(db, session_id, user))
+
+    async def forget_turn(self, turn_id: str) -> Forgotten:
+        """The same for the session that the turn is part of; without a session id, for its conversation."""
+        return await self._forget(lambda db: selection.of_turn(db, turn_id))
+
+    async def forget_user(self, user: str) -> Forgotten:
+        """The same for all that the user ever said."""
+        return await self._forget(lambda db: selection.of_user(db, user))
+
+    async def _forget(self, select: Callable[[sqlite3.Connection], Selection]) -> Forgotten:
         async with self._deleting():
             for _ in range(_PLANS):
-                plan = await self._reader.read(lambda db: forget.plan(db, whose, session_id))
+                plan = await self._reader.read(lambda db: forget.plan(db, select))
                 done = await self._writer.write(lambda db, plan=plan: forget.carry_out(db, plan, at=self._clock()))  # type: ignore[misc]
                 if done is not None:
                     break
             else:
-                raise LedgerError(f"session {session_id!r} goes on all the time: try again")
+                raise LedgerError(f"{plan.selection} goes on all the time: try again")
         return replace(done, is_scrubbed=await self._writer.alone(deletion.scrub))
 
     async def rollback_from(self, trained: Collection[int]) -> int | None:

@@ -83,10 +83,10 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a forgotten session took with it."""
+    """What a forgotten session took with it, a conversation without an id, or a user."""
 
     user: str
-    session_id: str
+    session_id: str | None
     turns: int
     pieces: int
     """Messages, stretches of prompts and the like that nobody else referred to."""

@@ -8,7 +8,7 @@ snapshots, deletions are small transactions between those of chats.
 import sqlite3
 from collections.abc import Sequence
 
-from openclaw_rl.ledger import deletion, forget
+from openclaw_rl.ledger import deletion
 from openclaw_rl.ledger.pieces import touch
 
 _OVER = (
@@ -55,5 +55,4 @@ def remove(db: sqlite3.Connection, rows: Sequence[int]) -> int:
         )
     }
     touch(db, deletion.pieces_of(db, set(rows) - over))
-    forget.clear_probes(db)
     return deletion.delete_rows(db, over)

@@ -10,6 +10,7 @@ from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
 from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, serving
 from openclaw_rl.ledger.backup import backup, compact
 from openclaw_rl.messages import Message
+from openclaw_rl.trainers.api import Report
 from openclaw_rl.types import (
     DropReason,
     Feedback,
@@ -99,7 +100,8 @@ async def test_versions_that_trained_on_it_are_named_and_a_lease_that_holds_it_i
     with pytest.raises(CommitRefused, match="is revoked: a session was forgotten"):
         await driver.commit(lease)
     assert [await driver.state(turn) for turn in (other, waiting)] == ["trained", "sampled"]
-    assert '"probes":[]' in (await ledger.version(version)).report_json
+    probes = Report.model_validate_json((await ledger.version(version)).report_json).probes
+    assert not any(probe.prompt_ids or probe.response_ids for probe in probes)
     assert [sample.sample_id for sample in (await ledger.lease(trainer="a", now=True)).samples] == [waiting]
 
 
@@ -166,14 +168,78 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
     assert (await ledger.counts())["requests"] == 0
 
 
-async def test_versions_that_are_not_served_yet_lose_their_probes_when_they_are(ledger, driver):
+async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_and_loses_the_tokens(
+    ledger, driver, ledger_path
+):
+    """Of a large file too, where nothing is written anew."""
     version, _ = await driver.step()
+    (before,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
+    assert before.prompt_ids
+    assert before.response_ids
     await ledger.forget("s")
-    assert '"probes":[{' in (await ledger.version(version)).report_json  # its gate needs them
-    await driver.serve(version)
-    await driver.served(session="other")
-    await ledger.forget("other")
-    assert '"probes":[]' in (await ledger.version(version)).report_json
+    (probe,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
+    assert probe == before.model_copy(update={"prompt_ids": [], "response_ids": []})
+    assert probe.log_probs
+
+
+async def test_a_conversation_without_an_id_is_named_by_any_of_its_replies(ledger, driver):
+    """Its first question and answer tell it: not what another said in the same words, nor what was answered otherwise,
+    nor what has an id. A retry that nobody went on from goes too."""
+    system, hi = Message(role="system", content="be kind"), Message(role="user", content="hi")
+    yes, no = Message(role="assistant", content="yes"), Message(role="assistant", content="no")
+    more, bye = Message(role="user", content="more"), Message(role="user", content="bye")
+
+    async def say(*told, reply, user="ann", session=None):
+        driver.count += 1
+        name = f"turn-{driver.count}"
+        await ledger.begin(make_request(f"request-{name}", *told, user=user, session=session, prompt=(driver.count,)))
+        await ledger.finish(make_turn(name, request=f"request-{name}", reply=reply), driver.key)
+        return name
+
+    first = await say(system, hi, reply=yes)
+    second = await say(Message(role="system", content="it is later"), hi, yes, more, reply=no)
+    await ledger.pair(first, NextState((more,)), by_request_id=f"request-{second}")
+    branch = await say(hi, yes, bye, reply=yes)  # of the same reply, and paired with nothing
+    retry = await say(system, hi, reply=no)
+    other = await say(system, hi, reply=no)
+    gone_on = await say(system, hi, no, more, reply=yes)
+    await ledger.pair(other, NextState((more,)), by_request_id=f"request-{gone_on}")
+    bobs = await say(system, hi, yes, more, reply=no, user="bob")
+    named = await say(system, hi, yes, more, reply=no, session="s")
+    middle = await say(bye, hi, yes, reply=no)
+    kept = {other, gone_on, bobs, named, middle}
+    rated = Feedback("f", other, 1.0, demonstration="well")
+    await ledger.record_feedback(rated, user="ann", demonstration=(1, 2))  # its request has the same messages
+    shown = {row.turn_id for row in await ledger.turns()}
+    (demonstration,) = shown - kept - {first, second, branch, retry}
+    forgotten = await ledger.forget_turn(second)
+    assert (forgotten.user, forgotten.session_id, forgotten.turns) == ("ann", None, 4)
+    assert {row.turn_id for row in await ledger.turns()} == {*kept, demonstration}
+    with pytest.raises(LedgerError, match=f"no turn '{first}'"):
+        await ledger.forget_turn(first)
+    assert (await ledger.forget_turn(demonstration)).turns == 3
+    assert (await ledger.forget_turn(named)).session_id == "s"
+    assert {row.turn_id for row in await ledger.turns()} == {bobs, middle}
+
+
+async def test_a_conversation_of_one_question_takes_no_other_along(ledger, driver):
+    alone = await driver.served(session=None)
+    other = await driver.served(session=None)
+    assert (await ledger.forget_turn(alone)).turns == 1
+    assert [row.turn_id for row in await ledger.turns()] == [other]
+
+
+async def test_a_user_is_forgotten_with_all_sessions(ledger, driver):
+    await driver.sampled(user="ann", session="a")
+    await driver.served(user="ann", session=None)
+    theirs = await driver.served(user="bob", session="a")
+    await ledger.count_side(SideCount("ann", "a", "title", 1, 1, 200, 1.0))
+    forgotten = await ledger.forget_user("ann")
+    assert (forgotten.turns, forgotten.session_id) == (2, None)
+    assert [row.turn_id for row in await ledger.turns()] == [theirs]
+    assert (await ledger.counts())["side"] == 0
+    with pytest.raises(LedgerError, match="no user 'ann'"):
+        await ledger.forget_user("ann")
 
 
 async def test_the_policy_goes_back_behind_what_was_trained_on_it(ledger, driver):
