@@ -8,11 +8,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openclaw_rl import metrics, openapi
 from openclaw_rl.engines.serving import ServingVersions
@@ -63,11 +63,27 @@ class Pin(_Body):
 
 
 class Forget(_Body):
-    session_id: str = Field(min_length=1)
-    user: str | None = None
-    """Needed only when several users have a session of that name."""
+    """One of `session_id`, `turn_id` and `everything` (with `user`)."""
+
+    session_id: str | None = Field(default=None, min_length=1)
+    turn_id: str | None = Field(default=None, min_length=1)
+    """The session that this reply is part of; where it has none, the conversation."""
+    user: str | None = Field(default=None, min_length=1)
+    """Needed with a session only when several users have one of that name."""
+    everything: bool = False
+    """All that `user` ever said."""
     rebuild: bool = False
     """Go back behind the versions that were trained on it, and learn again from what is left."""
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.session_id is not None) + (self.turn_id is not None) + self.everything != 1:
+            raise ValueError("one of session_id, turn_id and everything is needed")
+        if self.everything and self.user is None:
+            raise ValueError("everything needs the user")
+        if self.turn_id is not None and self.user is not None:
+            raise ValueError("a turn has its user")
+        return self
 
 
 class Learning(_Body):
@@ -201,15 +217,27 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     @guarded.post("/v1/admin/forget")
     async def forget(body: Forget) -> JSONResponse:
-        """Delete a session; its turns are gone from every list, and no batch will hold them."""
+        """Delete a session, a conversation or a user; the turns are gone from every list, and no batch will hold them.
+        What was forgotten stays forgotten when there is nothing to rebuild from: `not_rebuilt` says why."""
+        forgetting = deps.forgetting
         try:
-            forgotten = await deps.forgetting.forget(body.session_id, body.user)
-            rebuilt = await deps.forgetting.rebuild(forgotten) if body.rebuild else None
+            if body.session_id is not None:
+                forgotten = await forgetting.session(body.session_id, body.user)
+            elif body.turn_id is not None:
+                forgotten = await forgetting.conversation(body.turn_id)
+            else:
+                forgotten = await forgetting.user(body.user or "")
         except LedgerUnavailable:
             raise
         except LedgerError as error:
             raise RequestError(str(error), status=409, code="not_forgotten") from error
-        return JSONResponse(_plain(forgotten) | {"rebuilt": _plain(rebuilt)})
+        rebuilt, not_rebuilt = None, None
+        if body.rebuild:
+            try:
+                rebuilt = await forgetting.rebuild(forgotten)
+            except LedgerError as error:
+                not_rebuilt = str(error)
+        return JSONResponse(_plain(forgotten) | {"rebuilt": _plain(rebuilt), "not_rebuilt": not_rebuilt})
 
     @guarded.get("/openapi.json", include_in_schema=False)
     async def openapi_document(request: Request) -> JSONResponse:
