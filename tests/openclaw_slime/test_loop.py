@@ -14,7 +14,7 @@ from openclaw_rl.trainers.api import Commit, LeaseBody, Tip
 from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
-from openclaw_slime.driver import Driver, StartAgain
+from openclaw_slime.loop import NodeLoop, StartAgain
 from openclaw_slime.node import TRAINER, NodeConfig
 from openclaw_slime.outcome import RankShare, merged
 
@@ -31,11 +31,11 @@ class Run:
         """The clock by which a checkpoint that failed is tried again."""
         self.hung = threading.Event()
 
-    def start(self) -> tuple[Driver, ToyMegatron]:
+    def start(self) -> tuple[NodeLoop, ToyMegatron]:
         self.starts += 1
         started = self.client.start(TRAINER)
         megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
-        driver = Driver(
+        driver = NodeLoop(
             self.client,
             megatron.node(),
             self.config,
@@ -50,7 +50,7 @@ class Run:
         driver._meet_engine()
         return driver, megatron
 
-    def finish(self, driver: Driver | None = None) -> None:
+    def finish(self, driver: NodeLoop | None = None) -> None:
         """Turns until nothing waits; a driver that wants to start again is."""
         driver = driver or self.start()[0]
         while True:
@@ -97,7 +97,7 @@ def test_updates_are_pushed_at_once_and_checkpointed_now_and_then(run: Run) -> N
     assert run.starts == 1
 
 
-def turns(driver: Driver, n: int) -> None:
+def turns(driver: NodeLoop, n: int) -> None:
     for _ in range(n):
         driver.turn()
 
@@ -250,7 +250,7 @@ def test_a_server_that_is_away_when_a_step_is_to_be_committed_is_waited_for(
         return real(body)
 
     monkeypatch.setattr(run.client, "commit", commit)
-    monkeypatch.setattr("openclaw_slime.driver.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("openclaw_slime.loop.FIRST_PAUSE_S", 0.01)
     assert driver.turn() == 1
     run.finish()
     run.check(samples)
