@@ -5,6 +5,9 @@ import json
 from typing import Any
 
 import pytest
+from harness.trainer import ToyTrainer
+
+from openclaw_rl.testing.fake_engine import Scripted
 
 MENDED = ("5xx", "half", "bad_json", "silent", "slow", "negative_id", "enormous_id")
 UNTRAINED = {
@@ -73,6 +76,8 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
         else:
             assert streamed.headers["retry-after"]
         assert await here.health() == "degraded"
+        assert [problem.partition(":")[0] for problem in await here.problems()][:1] == ["engine"]
+        assert 'openclaw_rl_out_of_order{part="engine"} 1' in await here.admin("/metrics")
         held = asyncio.create_task(here.chat(session="held"))
         await asyncio.sleep(0.2)
         assert not held.done(), "a chat that comes meanwhile waits"
@@ -81,6 +86,34 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
         await here.until_well()
         assert here.lines["engine_down"] <= 1
         assert here.lines["part_fails"] <= 1
+        assert here.lines["engine_down"] + here.lines["part_fails"], "the keeper sees it, or the chats do"
+        assert 'openclaw_rl_out_of_order{part="engine"}' not in await here.admin("/metrics")
+
+
+async def test_an_engine_that_comes_back_empty_gets_its_version_again_and_no_chat_is_refused(place: Any) -> None:
+    """Faster than anyone looked: it answers, and knows no adapter."""
+    batch = {"training__batch_size": 1, "training__min_batch": 1, "judge__votes": 1, "judge__quorum": 1}
+    async with place(engine__hold_s=20.0, **batch) as here:
+        await here.turn("Thanks, that is perfect!", "s")
+        trainer = ToyTrainer(here.server.url, here.server.data_dir, here.engine.fake.policy)
+        lease = await asyncio.to_thread(trainer.lease)
+        assert lease is not None
+        await asyncio.to_thread(lambda: trainer.client.commit(trainer.checkpoint(lease)))
+
+        async def serves() -> bool:
+            return bool((await here.admin("/v1/admin/status"))["serving"] == 1)
+
+        await here.until(serves)
+        for n in range(2):
+            here.engine.fake.go_down()
+            here.engine.fake.come_up()
+            replies = await asyncio.gather(*(here.chat(session=f"t{n}-{k}") for k in range(3)))
+            assert {(reply.status_code, reply.headers["x-weight-version"]) for reply in replies} == {(200, "1")}
+            assert list(here.engine.fake.adapters) == ["policy-v1"]
+        await here.until_well()
+        assert here.lines["engine_ready"] == 2
+        assert here.lines["engine_lost_its_version"] <= 2
+        assert not here.lines["part_fails"]
 
 
 async def test_numbers_that_cannot_be_used_reply_after_reply_are_a_problem_of_their_own(place: Any) -> None:
@@ -94,3 +127,22 @@ async def test_numbers_that_cannot_be_used_reply_after_reply_are_a_problem_of_th
         here.engine.breaks("")
         await here.chat()
         await here.until_well()
+
+
+async def test_what_the_engine_refuses_is_told_counted_and_no_turn(place: Any) -> None:
+    """The request is in the ledger before the engine sees it: what becomes of it is written there as well. What the
+    proxy refuses itself leaves nothing. Neither is a failure of the engine."""
+    async with place() as here:
+        for stream in (False, True):
+            here.engine.fake.script(Scripted(ids=(), refuse=(400, "no grammars here")))
+            reply = await here.chat(session="s", stream=stream)
+            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "no grammars here")
+        assert (await here.chat(temperature="hot")).status_code == 400
+        counts = (await here.admin("/v1/admin/status"))["counts"]
+        assert (counts["requests"], counts["running"], counts["abandoned.refused"]) == (2, 0, 2)
+        assert (await here.admin("/v1/turns"))["turns"] == []
+        assert await here.health() == "ok"
+        forgotten = await here.admin_post("/v1/admin/forget", {"session_id": "s"})
+        assert (forgotten["turns"], forgotten["is_scrubbed"]) == (0, True)
+        counts = (await here.admin("/v1/admin/status"))["counts"]
+        assert (counts["requests"], counts["abandoned"]) == (0, 0)
