@@ -245,10 +245,13 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:
+        """Without the ledger's counts while it cannot be read: that it is out of order is said all the same."""
+        try:
+            counts = await deps.ledger.counts()
+        except LedgerUnavailable:
+            counts = {}
         return PlainTextResponse(
-            metrics.render(
-                await deps.ledger.counts(), deps.serving.current, deps.meters, problems(deps), deps.children()
-            ),
+            metrics.render(counts, deps.serving.current, deps.meters, problems(deps), deps.children()),
             media_type=metrics.CONTENT_TYPE,
         )
 

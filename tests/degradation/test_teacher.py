@@ -9,6 +9,7 @@ from typing import Any
 
 CORRECTION = "No, that is wrong: say it in fewer words please."
 FAULTS = ("down", "silent", "bad_json", "scores_nan", "scores_of_others")
+OUT_OF_ORDER = 'openclaw_rl_out_of_order{part="teacher"} 1'
 ABSENT = {"scores_nan": "non_finite"}
 """What a turn says of its missing term, where that is not `teacher_failed`."""
 
@@ -27,7 +28,7 @@ async def broken(place: Any, folder: Path, method: str, how: str) -> Any:
         await here.until(is_out)
         assert await here.health() == "degraded"
         metrics = await here.admin("/metrics")
-        assert 'openclaw_rl_out_of_order{part="teacher"} 1' in metrics
+        assert OUT_OF_ORDER in metrics
         assert f'openclaw_rl_scoring{{what="hindsight_{ABSENT.get(how, "teacher_failed")}"}} 3' in metrics
         assert (await here.chat()).status_code == 200
         yield here, turns
@@ -54,41 +55,48 @@ def said_once(lines: Counter[str], *events: str) -> None:
     assert not lines["not an event"]
 
 
-async def test_combined_trains_on_the_verdict_alone(place: Any, tmp_path: Path) -> None:
-    async def one(how: str) -> None:
-        async with broken(place, tmp_path / how, "combine", how) as (here, turns):
-            for turn in turns:
-                told = await record(here, turn)
-                assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0), how
-                assert told["sample"]["teacher_log_probs"] is told["sample"]["student_log_probs"] is None
-                assert f'"absent": "{ABSENT.get(how, "teacher_failed")}"' in told["sample"]["extra_json"]
-            await mends(here, how)
-            turn = await here.turn(CORRECTION, "later")
-            await here.until_well()
+async def combined(place: Any, folder: Path, how: str) -> None:
+    """It trains on the verdict alone, and hints come back with the teacher."""
+    async with broken(place, folder, "combine", how) as (here, turns):
+        for turn in turns:
             told = await record(here, turn)
-            assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0)
+            assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0), how
+            assert told["sample"]["teacher_log_probs"] is told["sample"]["student_log_probs"] is None
+            assert f'"absent": "{ABSENT.get(how, "teacher_failed")}"' in told["sample"]["extra_json"]
+        await mends(here, how)
+        turn = await here.turn(CORRECTION, "later")
+        await here.until_well()
+        told = await record(here, turn)
+        assert (told["state"], told["sample"]["reward"]) == ("sampled", -1.0)
+        assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
+        said_once(here.lines, "part_fails", "part_works_again")
+        assert OUT_OF_ORDER not in await here.admin("/metrics")
+
+
+async def opd(place: Any, folder: Path, how: str) -> None:
+    """Its turns wait, and none is lost."""
+    async with broken(place, folder, "opd", how) as (here, turns):
+        assert {await here.state(turn) for turn in turns} == {("judged", None)}
+        await mends(here, how)
+
+        async def are_scored() -> bool:
+            return {await here.state(turn) for turn in turns} == {("sampled", None)}
+
+        await here.until(are_scored)
+        await here.until_well()
+        for turn in turns:
+            told = await record(here, turn)
+            assert told["sample"]["reward"] is None
             assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
-            said_once(here.lines, "part_fails", "part_works_again")
-            assert 'part="teacher"} 1' not in (await here.admin("/metrics")).partition("failures_total")[0]
-
-    await asyncio.gather(*map(one, FAULTS))
+        said_once(here.lines, "part_fails", "part_works_again", "score.out", "score.works_again")
+        assert OUT_OF_ORDER not in await here.admin("/metrics")
 
 
-async def test_opd_waits_for_its_teacher_and_loses_no_turn(place: Any, tmp_path: Path) -> None:
-    async def one(how: str) -> None:
-        async with broken(place, tmp_path / how, "opd", how) as (here, turns):
-            assert {await here.state(turn) for turn in turns} == {("judged", None)}
-            await mends(here, how)
-
-            async def are_scored() -> bool:
-                return {await here.state(turn) for turn in turns} == {("sampled", None)}
-
-            await here.until(are_scored)
-            await here.until_well()
-            for turn in turns:
-                told = await record(here, turn)
-                assert told["sample"]["reward"] is None
-                assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
-            said_once(here.lines, "part_fails", "part_works_again", "score.out", "score.works_again")
-
-    await asyncio.gather(*map(one, ("down", "scores_nan")))
+async def test_a_teacher_that_fails_costs_a_term_or_time_and_nothing_else(place: Any, tmp_path: Path) -> None:
+    """All at once, each on a server of its own: they mostly wait."""
+    for method in ("combine", "opd"):
+        (tmp_path / method).mkdir()
+    await asyncio.gather(
+        *(combined(place, tmp_path / "combine" / how, how) for how in FAULTS),
+        *(opd(place, tmp_path / "opd" / how, how) for how in ("down", "scores_nan")),
+    )
