@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -149,3 +150,16 @@ def test_a_broken_promise_would_have_been_found(
         tamper(db, next(trained[reply.turn_id] for reply in seen if reply.turn_id in trained), tmp_path / "data")
     findings = [*audit(ledger, seen), *replay(ledger, ToyPolicy()).findings]
     assert any(said in finding for finding in findings), findings
+
+
+def test_a_reply_that_began_without_its_request_would_have_been_found(
+    campaign: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from kill.pairing import unrecorded
+
+    ledger = campaign.folder / "data" / "ledger.sqlite3"
+    replies = json.loads((campaign.folder / "seen.json").read_text())
+    heard = Counter((reply["session_id"], reply["asked"]) for reply in replies)
+    assert unrecorded(ledger, heard) == []
+    assert len(unrecorded(ledger, heard | {(None, "asked of nobody"): 1})) == 1

@@ -22,7 +22,7 @@ from kill import points
 from kill.audit import DEAD, audit, open_read_only
 from kill.chats import Chats
 from kill.fork_server import ForkServer, Process
-from kill.pairing import mispaired
+from kill.pairing import mispaired, unrecorded
 from kill.points import Fate
 from kill.replay import replay
 from kill.roles import ADMIN_KEY, Place
@@ -227,12 +227,14 @@ class Campaign:
         (self._place.data_dir.parent / SEEN_FILE).write_text(json.dumps([asdict(reply) for reply in seen]))
         find += audit(ledger, seen, is_deep=True)
         find += mispaired(ledger, seen)
+        find += unrecorded(ledger, self._chats.heard)
         replayed = replay(ledger, self._policy)
         find += replayed.findings
         with closing(open_read_only(ledger)) as db:
             find += self._at_rest(db)
             self.outcome.facts |= {
                 "acknowledged": len(seen),
+                "began": self._chats.heard.total(),
                 "cut": dict(self._chats.cut),
                 "replayed_versions": replayed.versions,
                 "fresh_moments": replayed.fresh,

@@ -59,6 +59,8 @@ class Chats:
     seed: int
     people: int = 4
     seen: list[Seen] = field(default_factory=list)
+    heard: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    """Requests of whose reply anything came, by session and message: the ledger owes those too, cut or not."""
     sides: int = 0
     """Background requests that were answered."""
     cut: Counter[str] = field(default_factory=Counter)
@@ -134,9 +136,13 @@ class Chats:
             if reply.status_code != 200:
                 _refuse(reply.status_code, await reply.aread())
             try:
+                is_heard = False
                 async for line in reply.aiter_lines():
                     if not line.startswith("data: {"):
                         continue
+                    if not is_heard:
+                        is_heard = True
+                        self.heard[session_id, messages[-1]["content"]] += 1
                     event = json.loads(line[6:])
                     if "error" in event:
                         raise Cut(f"error event {event['error'].get('code')}")
@@ -155,6 +161,7 @@ class Chats:
         reply = await client.post("/v1/chat/completions", json=_body(messages), headers=_headers(session_id))
         if reply.status_code != 200:
             _refuse(reply.status_code, reply.content)
+        self.heard[session_id, messages[-1]["content"]] += 1
         answer = reply.json()
         return _seen(reply, answer["id"], answer["choices"][0]["message"]["content"] or "", messages, session_id)
 

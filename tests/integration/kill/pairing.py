@@ -1,4 +1,5 @@
-"""Whether each reply that people saw ended as it must: served by the version its header named, answered by what its
+"""Whether each reply of which people saw anything has its request, and whether each that they saw end ended as it must:
+served by the version its header named, answered by what its
 user said next, and judged as that says.
 
 The stub engine says the same to the same prompt, so a request that was sent again after a kill may have left a twin of
@@ -6,7 +7,8 @@ the reply the client saw, and either of them may be the one that is paired.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +35,21 @@ _NEVER_OPEN = (DropReason.MISALIGNED, DropReason.NON_FINITE)
 def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
     with closing(open_read_only(ledger)) as db:
         return list(_check(db, seen))
+
+
+def unrecorded(ledger: Path, heard: Mapping[tuple[str | None, str], int]) -> list[str]:
+    """A client got something of a reply whose request is not in the ledger. (`heard`: how many, by session and message;
+    the same may have been asked often.)"""
+    with closing(open_read_only(ledger)) as db:
+        asked = Counter(
+            (session_id, _last(db, messages))
+            for session_id, messages in db.execute("SELECT session_id, messages FROM request")
+        )
+    return [
+        f"{said!r} in {session_id}: {n} replies began, the ledger has {asked[session_id, said]} requests"
+        for (session_id, said), n in heard.items()
+        if n > asked[session_id, said]
+    ]
 
 
 def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
