@@ -78,11 +78,24 @@ class EngineProcess:
             )
         engine = cls(port, process.pid)
         (work / "engine.json").write_text(json.dumps({"port": port, "pid": process.pid, "url": engine.url}))
-        while not engine.is_healthy():
-            if process.poll() is not None:
-                raise RuntimeError(f"the engine died with {process.returncode}")
-            time.sleep(HEALTH_POLL_S)
+        engine.wait()
         return cls(port, process.pid, round(time.monotonic() - started, 1))
+
+    def wait(self) -> None:
+        """Until it is healthy. Raises RuntimeError when it dies."""
+        while not self.is_healthy():
+            if not self.is_alive():
+                raise RuntimeError(f"the engine of pid {self.pid} died")
+            time.sleep(HEALTH_POLL_S)
+
+    def is_alive(self) -> bool:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)  # ours, when it was started in this call
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def is_healthy(self) -> bool:
         try:
@@ -100,11 +113,7 @@ class EngineProcess:
             os.killpg(self.pid, signal.SIGTERM)
         end = time.monotonic() + grace_s
         while time.monotonic() < end:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, os.WNOHANG)  # ours, when it was started in this call
-            try:
-                os.kill(self.pid, 0)
-            except ProcessLookupError:
+            if not self.is_alive():
                 return True
             time.sleep(0.1)
         self.kill()

@@ -160,7 +160,8 @@ async def _load(host: "Host", server: RunningServer, watch: Watch, *, kill: bool
         "swaps": len(swaps),
         "seconds between swaps": [round(b - a, 1) for a, b in itertools.pairwise(sorted(watch.served.values()))],
         "refused or cut": dict(errors),
-        "findings": [f"{sum(errors.values())} requests were refused or cut"] if errors else [],
+        "findings": [f"{sum(errors.values())} requests were refused or cut"] * bool(errors)
+        + [f"only {len(swaps)} swaps"] * (len(swaps) < host.swaps),
     }
 
 

@@ -1,4 +1,4 @@
-"""Stages of the check of the node on two GPUs; node_check.sh makes the environments and runs this.
+"""Stages of the check of the node on one, two or four GPUs; node_check.sh makes the environments and runs this.
 
 python node_check.py --work DIR --out DIR STAGE[=SECONDS][+] …       (+: beside the stages that follow)
 
@@ -11,7 +11,8 @@ opd          the same with on-policy distillation; then the trainer is stopped
 recorded     recorded log-probs against plain passes under what Megatron exported
 weights      what the engine held after the pushes against what Megatron exported, tensor by tensor
 ledger       the audit of the ledger
-engine       SGLang on the second GPU, which the parts start by themselves; `stop` ends it
+engine       the policy's SGLang, which the parts start by themselves; `stop` ends it
+prm          the judge's SGLang, where there are four GPUs; the parts start it too, `stop` ends it
 
 `NAME+` runs beside the stages that follow.
 """
@@ -32,7 +33,16 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "benchmarks"), str(ROOT /
 
 from stages import Figures, parser, run_stage, said, told  # noqa: E402
 
-LIMITS = {"host": 60, "tp": 150, "checkpoint": 60, "engine": 200, "binary": 240, "opd": 200, "combine": 200}
+from openclaw_slime.layout import Layout  # noqa: E402
+
+LIMITS = {"host": 60, "tp": 150, "checkpoint": 60, "engine": 200, "prm": 200, "binary": 240, "opd": 200, "combine": 200}
+LAYOUTS = {
+    1: Layout(1, 1, 1, 0, actor_tp=1, engine_tp=1, is_shared=True),
+    2: Layout(2, 1, 1, 0, actor_tp=1, engine_tp=1),
+    4: Layout(4, 2, 1, 1, actor_tp=2, engine_tp=1, prm_tp=1),
+}
+"""By the number of GPUs."""
+GPUS = "1: one card for both, weights by disk; 4: tensor parallelism 2, and a judge with a card of its own"
 WORTH = {"binary": 70, "combine": 70, "opd": 70}
 """Seconds without which a stage shows nothing."""
 LIMITS |= {"recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
@@ -53,6 +63,10 @@ class Host:
     @property
     def device(self) -> str:
         return "cpu" if self.is_tiny else "cuda"
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.gpus]
 
     @property
     def engine_share(self) -> float:
@@ -149,12 +163,23 @@ def engine(host: Host) -> Figures:
 
 
 def stop(host: Host) -> Figures:
+    import node_prm
     from engine_process import EngineProcess
 
     running = EngineProcess.known(host.work)
     if running is not None:
         running.kill()
+    node_prm.stop(host.work)
     return {"stopped": True}
+
+
+def prm(host: Host) -> Figures:
+    import node_run
+
+    running = node_run.start_prm(host)
+    if running is None:
+        raise ValueError(f"--gpus {host.gpus} has no card for a judge")
+    return {"url": running.url, "start_s": running.start_s}
 
 
 def binary(host: Host) -> Figures:
@@ -209,13 +234,13 @@ def logged(host: Host, command: list[str], log: Path) -> int:
 
 STAGES: dict[str, Callable[[Host], Figures]] = {
     stage.__name__: stage
-    for stage in (host, tp, checkpoint, engine, binary, opd, combine, recorded, weights, ledger, stop)
+    for stage in (host, tp, checkpoint, engine, prm, binary, opd, combine, recorded, weights, ledger, stop)
 }
 
 
 def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, LIMITS)
-    own.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="1: one card for both, weights by disk")
+    own.add_argument("--gpus", type=int, choices=tuple(LAYOUTS), default=2, help=GPUS)
     own.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
     own.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
     return own
@@ -257,7 +282,8 @@ def _run(host: Host, name: str, limit_s: int) -> bool:
 
 def _beside(host: Host, name: str, limit_s: int) -> "subprocess.Popen[bytes]":
     words = [sys.executable, __file__, "--work", str(host.work), "--out", str(host.out), f"{name}={limit_s}"]
-    return subprocess.Popen(words + ["--tiny"] * host.is_tiny, start_new_session=True)
+    words += ["--gpus", str(host.gpus), *["--tiny"] * host.is_tiny]
+    return subprocess.Popen(words, start_new_session=True)
 
 
 if __name__ == "__main__":

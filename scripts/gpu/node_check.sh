@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the node on two GPUs: our plugin in the real slime, Megatron, SGLang and Ray, on a host without internet.
+# Checks the node on one, two or four GPUs: our plugin in the real slime, Megatron, SGLang and Ray, on a host without internet.
 #
 #   BUNDLE=folder[:folder] [WORK=folder] [OUT=$WORK/out] scripts/gpu/node_check.sh STAGE …
 #
@@ -12,7 +12,9 @@
 # Two GPUs, about 6 minutes, in one call or two (each may bring a part of the packages):
 #   node_check.sh checkpoint=60
 #   node_check.sh --budget-s 355 tp=120+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10 opd=140 ledger=10
-# One GPU: the same with --gpus 1 and without tp. A rehearsal without GPUs: rehearse.sh.
+# One GPU: the same with --gpus 1 and without tp. Four (tensor parallelism 2, and a judge with a card of its own):
+#   node_check.sh --gpus 4 --budget-s 355 --streams 32 prm=150+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10
+# A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.
 set -uo pipefail

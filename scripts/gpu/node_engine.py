@@ -1,4 +1,4 @@
-"""SGLang on the last GPU, with the flags that our server would start it with. It outlives the call."""
+"""The policy's SGLang, with the flags that our server would start it with. It outlives the call."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,4 +58,4 @@ def _command(host: "Host", port: int) -> list[str]:
 
 
 def _environ(host: "Host") -> dict[str, str]:
-    return host.environ | launch.ENVIRON | {"CUDA_VISIBLE_DEVICES": str(host.gpus - 1)}
+    return host.environ | launch.ENVIRON | {"CUDA_VISIBLE_DEVICES": host.layout.gpus("rollout")}

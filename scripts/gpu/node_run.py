@@ -1,4 +1,4 @@
-"""Chats through the whole node: SGLang on one GPU, Megatron through slime on another, our server in front.
+"""Chats through the whole node: SGLang on one GPU, Megatron through slime on others, our server in front.
 
 One SGLang stays up over the methods; server and driver are started anew for each, on the same ledger. The parts end as
 they would in bad luck: a Megatron worker is killed in the middle of a step, Ray's head, the engine.
@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import node_prm
+from engine_process import EngineProcess
 from node_driver import Driver, driver_figures
 from node_engine import Engine
 from node_load import Load
@@ -24,7 +26,6 @@ from running import events
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_slime.arguments import NodeOptions
 from openclaw_slime.launch import Plan, Pythons, ServerOptions, Training, make_plan
-from openclaw_slime.layout import Layout
 from openclaw_slime.processes import Command
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ QUICK_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "PYTHONWARNINGS": "
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def plan_of(host: "Host", method: str, *, port: int = PORT) -> Plan:
-    layout = Layout(host.gpus, 1, 1, 0, actor_tp=1, engine_tp=1, is_shared=host.gpus == 1)
+def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
+    """judge_url: of a model that judges; without one, rules do."""
     options = NodeOptions(
         hf_checkpoint=str(host.checkpoint),
         method=method,
-        layout=layout,
+        layout=host.layout,
         batch_size=8,
         learning_rate=1e-6,
         weight_decay=0.0,
@@ -55,14 +56,17 @@ def plan_of(host: "Host", method: str, *, port: int = PORT) -> Plan:
         temperature=0.8,
         optimizer_on_cpu=False,
         has_transformer_engine=False,
-        push="nccl" if host.gpus > 1 else "disk",  # NCCL takes no two ranks on one card
+        push="disk" if host.layout.is_shared else "nccl",  # NCCL takes no two ranks on one card
     )
     extra = ('log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200")
     extra += ("publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280")
+    if judge_url is not None:  # a hint of chance would teach nothing
+        extra += ("method.hint_source=verbatim", "judge.workers=16")
     server = ServerOptions(
-        port=port,
+        port=PORT,
         data_dir=str(host.data_dir),
-        judge="rules",
+        judge="rules" if judge_url is None else "llm",
+        judge_url=judge_url,
         reasoning_parser="",
         tool_call_parser="",
         mem_fraction_static=host.engine_share,
@@ -117,8 +121,24 @@ class Part:
     updates: int = 5
 
 
+def start_prm(host: "Host") -> EngineProcess | None:
+    """The judge's engine, where the layout has a card for it."""
+    command = plan_of(host, "binary_rl", "http://judge/v1").prm
+    return None if command is None else node_prm.start(host, command)
+
+
 def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
-    plan = plan_of(host, part.method)
+    prm = start_prm(host)
+    if prm is None:
+        return _run_part(host, engine, part, plan_of(host, part.method))
+    with node_prm.voting(prm.url) as votes:
+        figures = _run_part(host, engine, part, plan_of(host, part.method, votes.url))
+    heard = {"the judge said": dict(votes.answers)}
+    findings = figures["findings"] + ["the judge did not vote"] * (not any("boxed" in said for said in votes.answers))
+    return figures | heard | {"findings": findings}
+
+
+def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str, Any]:
     driver_log, server_log = host.out / "driver.log", host.data_dir / "server.log"
     figures: dict[str, Any] = {"method": part.method}
     driver_log.touch()

