@@ -1,8 +1,8 @@
 """For the whole suite: no example is failed for being slow (a busy machine is not a bug, and time is for benchmarks),
-and a model that several packages are tested on.
+and models that several packages are tested on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from harness.host import Host
     from transformers import LlamaForCausalLM
 
 settings.register_profile("untimed", parent=settings(), deadline=None)
@@ -25,6 +26,25 @@ def bundled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("bundled-cache")
     tokenizer_folder(ModelSettings(), cache)
     return cache
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model of words that cases are told in, and servers over a stub engine speak."""
+    from harness.model import make_folder
+
+    folder = tmp_path_factory.mktemp("word-model")
+    make_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def host(model_folder: Path) -> "Iterator[Host]":
+    """Server processes of that model, forked from one that has everything imported."""
+    from harness.host import Host
+
+    with Host(model_folder) as host:
+        yield host
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import httpx
 import pytest
 from breaking import BrokenEngine, BrokenJudge, Port, Webhook, words_of
 from harness.host import Host, Server
-from harness.model import Vocabulary, make_folder
+from harness.model import Vocabulary
 
 from openclaw_rl.testing import ToyPolicy
 
@@ -94,19 +94,6 @@ class Place:
             else:
                 events["not an event"] += 1
         return events
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("degradation-model")
-    make_folder(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def host(model_folder: Path) -> Iterator[Host]:
-    with Host(model_folder) as host:
-        yield host
 
 
 @pytest.fixture

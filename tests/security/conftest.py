@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from harness.host import Host, Server
-from harness.model import Vocabulary, make_folder
+from harness.model import Vocabulary
 from harness.stubs import Stubs
 
 ANN, BOB = "sk-ann-5up3r", "sk-bob-5up3r"
@@ -43,19 +43,6 @@ class Doors:
         headers = body.pop("headers", {})
         sent = {"messages": messages or HELLO, **body}
         return self.ask("POST", "/v1/chat/completions", key, json=sent, headers=headers)
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("security-model")
-    make_folder(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def host(model_folder: Path) -> Iterator[Host]:
-    with Host(model_folder) as host:
-        yield host
 
 
 @pytest.fixture(scope="session")
