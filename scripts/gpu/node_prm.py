@@ -8,7 +8,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,8 +96,9 @@ def _handler(client: httpx.Client) -> type[BaseHTTPRequestHandler]:
             self.send_response(reply.status_code)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(reply.content)))
-            self.end_headers()
-            self.wfile.write(reply.content)
+            with suppress(ConnectionError):  # who has a majority does not wait for the last vote
+                self.end_headers()
+                self.wfile.write(reply.content)
 
         def log_message(self, *_: object) -> None:
             pass

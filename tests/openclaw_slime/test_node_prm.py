@@ -1,0 +1,90 @@
+"""The judge of a check on four GPUs: our own judge hears the votes of a model that was told what form they have."""
+
+import importlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw_rl.judge.ask import AskUrl
+from openclaw_rl.judge.verdict import parse_vote
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import JudgeSettings
+from openclaw_slime.processes import Command
+
+GPU_SCRIPTS = Path(__file__).parents[2] / "scripts" / "gpu"
+
+
+@pytest.fixture
+def node_prm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(GPU_SCRIPTS), *sys.path])
+    return importlib.import_module("node_prm")
+
+
+class Engine(ThreadingHTTPServer):
+    """A frozen SGLang of random weights: it says what `regex` allows, or nonsense."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Engine
+
+    def do_GET(self) -> None:
+        self._say({"data": [{"id": "frozen"}], "model_path": "/models/judge"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(body)
+        text = r"\boxed{-1}" if re.fullmatch(body.get("regex", ""), r"\boxed{-1}") else "grün 7"
+        self._say({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]})
+
+    def _say(self, what: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(what).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine() as engine:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        yield engine
+        engine.shutdown()
+
+
+async def test_our_judge_hears_its_votes(node_prm: ModuleType, engine: Engine) -> None:
+    with node_prm.voting(f"http://127.0.0.1:{engine.server_port}") as votes:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            ask = AskUrl(client, JudgeSettings(kind="llm", url=votes.url))
+            answer = await ask([Message(role="user", content="Was it good?")], max_new_tokens=4096)
+    assert parse_vote(answer.text, is_cut=answer.is_cut) == -1
+    assert votes.answers == {r"\boxed{-1}": 1}
+    assert (engine.asked[0]["model"], engine.asked[0]["max_tokens"]) == ("frozen", 32)
+
+
+def test_another_model_at_its_port_is_refused(node_prm: ModuleType, engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "prm").mkdir()
+    found = {"port": engine.server_port, "pid": os.getpid()}
+    (tmp_path / "prm" / "engine.json").write_text(json.dumps(found))
+
+    class Host:
+        work = tmp_path
+
+    command = Command("prm", "python", "sglang.launch_server", (), port=engine.server_port, model="/models/other")
+    with pytest.raises(RuntimeError, match="serves '/models/judge', not the judge's model"):
+        node_prm.start(Host(), command)
