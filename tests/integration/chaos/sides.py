@@ -92,7 +92,7 @@ class StubSide:
         async with asyncio.TaskGroup() as group:
             for role, number in times.items():
                 # The server's last life is long: memory is to be seen growing, if it does.
-                span = duration_s * (0.6 if role == "server" else 1.0)
+                span = duration_s * (0.4 if role == "server" else 1.0)
                 group.create_task(on_schedule(partial(self._kill, role), number, span, self.chance))
 
     async def keep_learning(self) -> None:

@@ -6,6 +6,7 @@ from its tokens and from the hash of the version that sampled them, so they prov
 """
 
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -73,8 +74,13 @@ def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Ite
     # What an engine garbled is recorded as it came, and never trained on.
     rows_of = db.execute("SELECT id FROM turn WHERE reason IS NOT 'misaligned' ORDER BY id")
     for (row,) in rows_of.fetchall():
-        done.replies += 1
         request, turn = rows.read_request(db, row), rows.read_turn(db, row)
+        if any(map(math.isnan, turn.rollout_log_probs)):  # garbled, and given up for another reason
+            (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+            if state != "dropped":
+                yield f"{turn.turn_id}: {state}, and has tokens without log-probs"
+            continue
+        done.replies += 1
         ids, position = (*request.prompt_ids, *turn.response_ids), len(request.prompt_ids)
         start = position
         for run in turn.versions:
