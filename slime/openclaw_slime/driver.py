@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     _stop_on_signals(stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would say every poll, for days
     try:
         data = DataDir.of(ours.data_dir)
         url, token = _server(data)
