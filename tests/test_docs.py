@@ -74,7 +74,7 @@ def test_the_settings_it_names_exist(doc: Path) -> None:
             branch, name = key.split(".")
             fields = Settings.model_fields[branch].annotation.model_fields
             # or a file or module of that name, or an event of the log
-            assert name in fields or name in ENDINGS or f'{key}"' in PACKAGE, key
+            assert name in fields or name in ENDINGS or f'.{name}"' in PACKAGE, key
 
 
 def is_branch(annotation: object) -> bool:
