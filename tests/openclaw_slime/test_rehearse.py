@@ -1,4 +1,4 @@
-"""`scripts/gpu/rehearse.sh`: which commands of a check go to a stand-in, and which to the interpreter that was there."""
+"""`scripts/gpu/rehearse.sh`: which commands of a check go to a stand-in, and which to the interpreter there was."""
 
 import os
 import subprocess
