@@ -77,6 +77,24 @@ def test_the_settings_it_names_exist(doc: Path) -> None:
             assert name in fields or name in ENDINGS or f'.{name}"' in PACKAGE, key
 
 
+def test_the_defaults_in_its_tables_are_those_of_the_settings(doc: Path) -> None:
+    for table in re.findall(r"^\| setting \| default \|.*\n\|[ |-]+\n((?:\|.*\n)+)", doc.read_text(), re.MULTILINE):
+        for row in table.splitlines():
+            named, told = (cell.strip() for cell in row.split("|")[1:3])
+            keys = re.findall(r"`([\w.]+)`", named)
+            if not told or told.startswith("as "):
+                continue
+            branch = getattr(Settings(), keys[0].split(".")[0])
+            found = [getattr(branch, key.split(".")[-1]) for key in keys]
+            assert [value(word.strip(" `")) for word in told.split(",")] == found, row
+
+
+def value(word: str) -> object:
+    if word == "–":
+        return None
+    return float(word) if re.fullmatch(r"[\d.e-]+", word) else word
+
+
 def is_branch(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Branch)
 
