@@ -45,7 +45,7 @@ class _Inline:
 def in_bulk(path: Path, clock: Clock) -> Iterator[tuple[Ledger, sqlite3.Connection]]:
     lock = InstanceLock.beside(path)
     try:
-        open.prepare(path, IDENTITY, now=clock())
+        open.prepare(path, IDENTITY, now=clock(), lease_s=TRAINING.lease_s)
         db = open.connect(path)
         try:
             db.execute("PRAGMA synchronous = OFF")

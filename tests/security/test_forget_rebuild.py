@@ -6,8 +6,10 @@ learner's: the gate lets everything pass here.
 """
 
 import json
+import os
 import secrets
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -114,7 +116,8 @@ class Learning:
 
 @pytest.fixture(scope="module")
 def learning(host, tmp_path_factory, engine_settings, model_folder) -> Iterator[Learning]:
-    with host.running(tmp_path_factory.mktemp("forget"), engine_settings | SETTINGS) as server:
+    before = os.umask(0)  # of the trainer, which runs here
+    with host.running(tmp_path_factory.mktemp("forget"), engine_settings | SETTINGS, umask=0) as server:
         settings = TrainerSettings(rank=2, tis_mask=1e6)
         torch.manual_seed(0)
         config = LlamaConfig(
@@ -134,6 +137,7 @@ def learning(host, tmp_path_factory, engine_settings, model_folder) -> Iterator[
         with httpx.Client(timeout=60, trust_env=False) as http:
             yield Learning(server, http, loop, Vocabulary.of(model_folder))
         client.close()
+    os.umask(before)
 
 
 def word() -> str:
@@ -182,6 +186,14 @@ def test_what_was_trained_on_is_forgotten_by_the_route_and_by_the_command(learni
     learning.step()
     rows = learning.server.admin("/v1/turns?limit=100")["turns"]
     assert [row["session_id"] for row in rows] == ["theirs", "theirs"]
+
+
+def test_what_was_written_since_is_private_too(learning: Learning) -> None:
+    """Checkpoints, the trainer's notes, what was written anew: under an open umask."""
+    root = learning.server.data_dir
+    assert {file.name for file in root.rglob("*")} >= {checkpoint.COMMIT_FILE, "adapter_model.safetensors"}
+    modes = {path.relative_to(root).as_posix(): path.stat().st_mode for path in (root, *root.rglob("*"))}
+    assert {name: oct(mode) for name, mode in modes.items() if mode & (stat.S_IRWXG | stat.S_IRWXO)} == {}
 
 
 def test_a_checkpoint_that_will_never_be_committed_goes_too(learning: Learning) -> None:

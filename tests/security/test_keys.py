@@ -128,6 +128,24 @@ def test_a_session_of_the_same_name_is_another_users_own(keyed):
     assert record["next_state"] is not None
 
 
+def test_a_user_cannot_end_anothers_session(keyed):
+    session = f"open-{uuid.uuid4().hex}"
+    turn = keyed.chat("ann", headers={"X-Session-Id": session}).json()["id"]
+    for ending in ({"session_done": True}, {"headers": {"X-Session-Done": "1"}}):
+        body = {"headers": {"X-Session-Id": session} | ending.pop("headers", {}), **ending}
+        assert keyed.chat("bob", **body).status_code == 200
+        assert keyed.ask("GET", f"/v1/turns/{turn}", "admin").json()["state"] == "served"
+    keyed.chat("ann", headers={"X-Session-Id": session}, session_done=True)
+    assert keyed.ask("GET", f"/v1/turns/{turn}", "admin").json()["reason"] == "no_next_state"
+
+
+def test_no_list_is_for_chat_keys(keyed):
+    """Of what others said, sessions or turns: not by a filter of one's own user either."""
+    for query in ("", "?user=ann", "?session_id=s"):
+        assert keyed.ask("GET", f"/v1/turns{query}", "ann").status_code == 401
+    assert keyed.ask("POST", "/v1/admin/forget", "ann", json={"user": "ann", "everything": True}).status_code == 401
+
+
 def test_secrets_are_compared_in_one_place_and_in_constant_time():
     """No `==` on a secret anywhere: `proxy.auth` alone looks at Authorization headers, and by `hmac.compare_digest`."""
     package = Path(openclaw_rl.__file__).parent
