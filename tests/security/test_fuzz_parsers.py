@@ -1,7 +1,11 @@
-"""Bytes and texts that nobody planned: of an engine, of a judge. Never an exception but ours, never a hang."""
+"""Bytes and texts that nobody planned: of an engine, of a judge. Never an exception but ours, never a hang.
+
+A campaign: FUZZ_FACTOR=100 pytest tests/security/test_fuzz_parsers.py
+"""
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,6 +22,7 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.judge.verdict import answer_proper, parse_vote
 
 LOOP = asyncio.new_event_loop()
+FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
 
 
 class Wire:
@@ -71,7 +76,7 @@ LINES = [
 BODIES = st.lists(st.sampled_from(LINES) | st.binary(max_size=40), max_size=12).map(b"".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 * FACTOR)
 @given(HEADS, BODIES, st.lists(st.integers(0, 1000), max_size=12))
 @example(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"-5\r\n", [])  # was read for ever
 @example(b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", b"data: a\n", [])
@@ -81,7 +86,7 @@ def test_an_answers_bytes_mean_the_same_however_they_are_cut(head, body, cuts):
     assert read(head + body, cuts) == read(head + body, [])
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * FACTOR)
 @given(st.lists(st.binary(min_size=1, max_size=60), max_size=8), st.lists(st.integers(0, 1000), max_size=10))
 def test_events_in_chunks_of_any_size_arrive_whole(payloads, cuts):
     events = [orjson.dumps(payload.hex()) for payload in payloads]
@@ -129,7 +134,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 * FACTOR)
 @given(JSON | st.binary(max_size=60))
 def test_an_event_is_a_reply_or_an_error_of_ours(said):
     data = (
@@ -179,7 +184,7 @@ PARTS = [
 ANSWERS = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=20).map("".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 * FACTOR)
 @given(ANSWERS, st.booleans())
 def test_a_judges_answer_is_a_vote_or_none(answer, is_cut):
     assert parse_vote(answer, is_cut=is_cut) in (1, -1, 0, None)
