@@ -38,6 +38,8 @@ from openclaw_rl.ledger.backup import backup
 from openclaw_rl.types import TurnState
 
 SMALL, CHECKED = 10_000, 500
+REPEATS = 5
+"""Of each read in a round: a p99 of sixty is the worst of sixty, which is chance."""
 Times = dict[str, list[float]]
 HOT = ("begin", "finish", "pair", "verdict", "sample", "lease", "commit", "counts", "status")
 """What the aim of 1.5 is for; the rest is told."""
@@ -104,7 +106,7 @@ async def measure(ledgers: dict[str, Ledger], drives: dict[str, Drive], times: d
         if number < 128:  # until the sessions have something behind them
             continue
         if number % 8 == 0:
-            for name in names:
+            for name in 2 * names:
                 await drives[name].train()
         asked = {}
         for name in names:
@@ -113,7 +115,7 @@ async def measure(ledgers: dict[str, Ledger], drives: dict[str, Drive], times: d
             asked[name] = reads(ledgers[name], sessions[name].name, turn.turn_id)
         if number % 6:
             continue
-        for what in asked[names[0]]:
+        for what in list(asked[names[0]]) * REPEATS:
             for name in names:
                 async with lag() as overdue:
                     await asyncio.sleep(0.005)
@@ -199,7 +201,10 @@ async def run(folder: Path, rounds: int) -> dict[str, object]:
             "file, GB": round(size / 1e9, 2),
             "bytes a turn": round(size / counts["large"]["requests"]),
             "calls, ms p50 / p99": calls,
-            "worst ratio p50 of the hot calls": max(calls[what]["ratio p50 / p99"][0] for what in HOT),  # type: ignore[index]
+            "worst ratio of the hot calls, p50 / p99": [
+                max(calls[what]["ratio p50 / p99"][at] for what in HOT)  # type: ignore[index]
+                for at in (0, 1)
+            ],
             "loop late, ms p50 / p99": {name: spread(values) for name, values in late.items()},
         }
         fresh: Times = defaultdict(list)
