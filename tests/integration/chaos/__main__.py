@@ -21,7 +21,7 @@ from kill.toy import make_frontend, make_policy
 
 import chaos
 from chaos import report
-from chaos.memory import Memory
+from chaos.memory import Memory, held
 from chaos.people import Manners, People
 from chaos.roles import MAX_TOKENS, TEXTS_MB, Place, roles
 from chaos.sides import EmbeddedSide, StubSide
@@ -167,6 +167,9 @@ async def _watch(plan: Plan, started: float, sides: Sequence[StubSide | Embedded
                 await side.look_at_pids()
             for role, pid in side.pids.items():
                 memory.read(f"{name} {role}", pid)
+            if isinstance(side, StubSide):
+                for what, value in held(side.place.held).items():
+                    memory.note(f"stub server: {what}", side.pids.get("server"), value)
         if time.monotonic() - said >= plan.say_every_s:
             said = time.monotonic()
             _say(report.line(started, sides))

@@ -1,6 +1,13 @@
-"""How resident memory grows while a process lives: one slope over all lives, each with a level of its own."""
+"""How memory grows while a process lives: one slope over all lives, each with a level of its own.
 
+Resident memory is what counts in the end, but an allocator keeps pages that are free inside, and grows for long before
+it has enough of them. So the stub side's server also says what it holds: bytes of the C heap in use, objects of
+Python's. Those are level at once when nothing leaks.
+"""
+
+import ctypes
 import math
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,15 +24,50 @@ def anonymous_mb(pid: int) -> float | None:
     return int(found[0]) / 1024 if found else None
 
 
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
+def tell_what_is_held(file: Path, every_s: float) -> None:
+    """Write this process's own figures again and again, for `held`; for a thread. Returns where the C library is not
+    glibc ≥ 2.33, which alone can say."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return
+    mallinfo.restype = _MallInfo
+    fresh = file.with_suffix(".new")
+    while True:
+        heap = mallinfo()
+        fresh.write_text(f"{(heap.uordblks + heap.hblkhd) / 2**20:.3f} {sys.getallocatedblocks() / 1000:.3f}")
+        fresh.replace(file)
+        time.sleep(every_s)
+
+
+def held(file: Path) -> dict[str, float]:
+    """What a process last told; nothing when it has not."""
+    try:
+        heap_mb, objects = map(float, file.read_text().split())
+    except OSError:
+        return {}
+    return {"MB of the C heap in use": heap_mb, "thousand Python objects": objects}
+
+
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """In MB a minute; `error` is its standard error. None where there is too little to say."""
+    """A minute, in the unit of the readings: MB resident, unless a name says another. `error` is its standard error.
+    None where there is too little to say."""
 
-    mb_per_minute: float | None
+    per_minute: float | None
     error: float | None
     lives: int
     minutes: float
-    last_mb: float
+    last: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +92,11 @@ class Memory:
         if pid is not None and mb is not None:
             self._readings[name][pid].append((time.monotonic(), mb))
 
+    def note(self, name: str, pid: int | None, value: float) -> None:
+        """A reading of another kind, in its own unit."""
+        if pid is not None:
+            self._readings[name][pid].append((time.monotonic(), value))
+
     def write(self, file: Path) -> None:
         """Every reading, for whoever wants to look: process, pid, seconds since the first, MB."""
         rows = [
@@ -59,7 +106,7 @@ class Memory:
             for at, mb in life
         ]
         begun = min((at for _, _, at, _ in rows), default=0.0)
-        lines = [f"{name},{pid},{at - begun:.1f},{mb:.3f}" for name, pid, at, mb in rows]
+        lines = [f'"{name}",{pid},{at - begun:.1f},{mb:.3f}' for name, pid, at, mb in rows]
         file.write_text("\n".join(["process,pid,s,mb", *lines]) + "\n")
 
     def growth(self) -> dict[str, Growth]:
@@ -90,10 +137,10 @@ def pooled(lives: list[list[tuple[float, float]]], warm_up_s: float) -> Slope:
         sxy += math.fsum((x - mean_x) * (y - mean_y) for x, y in kept)
         syy += math.fsum((y - mean_y) ** 2 for _, y in kept)
         count, used, minutes = count + len(kept), used + 1, minutes + kept[-1][0] - kept[0][0]
-    last_mb = max(((life[-1][0], life[-1][1]) for life in lives), default=(0.0, math.nan))[1]
+    last = max(((life[-1][0], life[-1][1]) for life in lives), default=(0.0, math.nan))[1]
     free = count - used - 1
     if not sxx or free < 1:
-        return Slope(None, None, used, round(minutes, 2), last_mb)
+        return Slope(None, None, used, round(minutes, 2), last)
     slope = sxy / sxx
     error = math.sqrt(max(0.0, syy - slope * sxy) / free / sxx)
-    return Slope(round(slope, 4), round(error, 4), used, round(minutes, 2), last_mb)
+    return Slope(round(slope, 4), round(error, 4), used, round(minutes, 2), last)

@@ -84,7 +84,7 @@ def summary(stub: StubSide, embedded: EmbeddedSide | None, memory: Memory, facts
         "wrong_pairs": sum(len(side.facts.get("wrong_pairs", ())) for side in sides),
         "not_answered_without_cause": sum(len(side.facts.get("cut_without_cause", ())) for side in sides),
         "findings": [finding[:1500] for finding in findings],
-        "memory_mb_per_minute": {name: asdict(grown) for name, grown in memory.growth().items()},
+        "memory_per_minute": {name: asdict(grown) for name, grown in memory.growth().items()},
         "added_latency": added_latency(stub.place.times, stub.people.timings, stub.disturbances),
         "faults": faults(stub.place.faults),
         "log_lines": log_lines(stub.place.folder / "server.log"),

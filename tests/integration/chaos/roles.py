@@ -22,6 +22,7 @@ from kill.toy import KEEP_OPTIMIZERS, ToyLearner
 from starlette.types import ASGIApp
 
 from chaos.faults import Rates, faulty
+from chaos.memory import tell_what_is_held
 from chaos.stubs import TimedEngine, stub_judge
 from openclaw_rl import app, log
 from openclaw_rl.proxy.frontend import FrontEnd
@@ -60,6 +61,11 @@ class Place:
     @property
     def times(self) -> Path:
         return self.folder / "engine-times"
+
+    @property
+    def held(self) -> Path:
+        """What the server holds of memory, told by itself."""
+        return self.folder / "held"
 
     @property
     def faults(self) -> Path:
@@ -109,6 +115,8 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
         _serve(judge, place.judge_port, args, chance, place.faults)
 
     def serve(_: dict[str, Any]) -> None:
+        place.held.unlink(missing_ok=True)  # its predecessor's
+        threading.Thread(target=tell_what_is_held, args=(place.held, 5.0), daemon=True).start()
         asyncio.run(app.run(settings, frontend=frontend))
 
     def train(_: dict[str, Any]) -> None:
