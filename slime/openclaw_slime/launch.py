@@ -131,7 +131,9 @@ def _driver(
     ours += ["--push", options.push]
     if training.ray_address is not None:
         ours += ["--ray-address", training.ray_address]
-    environ = {"CUDA_VISIBLE_DEVICES": options.layout.gpus("actor"), **DRIVER}
+    # Where other nodes train it takes no card, but Megatron asks what a card is when it reads its arguments.
+    cards = options.layout.gpus("actor") or options.layout.gpus("rollout")
+    environ = {"CUDA_VISIBLE_DEVICES": cards, **DRIVER}
     if training.ray_address is None:
         environ |= LOCAL_RAY
     arguments = [*ours, "--", *slime_arguments(options, config)]

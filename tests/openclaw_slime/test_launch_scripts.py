@@ -53,7 +53,7 @@ def test_other_nodes_train_on_a_cluster_by_its_address():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run", **variables, RAY_ADDRESS="10.0.0.1:6379")
     assert "2 other × 8 GPUs   actor    Megatron, TP 8, CP 1, DP 2" in done.stdout
     driver = done.stdout.partition("\ndriver\n")[2]
-    assert "CUDA_VISIBLE_DEVICES=''" in driver
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in driver  # it uses none, but Megatron's arguments are read where one is
     assert "MASTER_ADDR" not in driver  # the loopback of a cluster that is only here
     for words in ("--ray-address 10.0.0.1:6379", "--actor-num-nodes 2", "--actor-num-gpus-per-node 8"):
         assert words in driver
