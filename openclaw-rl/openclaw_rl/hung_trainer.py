@@ -25,13 +25,17 @@ class LeaseBook(Protocol):
 
 
 async def end_when_hung(trainer: Child, ledger: LeaseBook, meters: Meters, *, lease_s: float) -> None:
-    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever."""
+    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever. One that was
+    started less than a lease ago never had this one: it is the batch of a process that died, and waits again."""
     while True:
         await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
         with contextlib.suppress(LedgerUnavailable):
             name = await ledger.overdue()
-            if name is not None and name.startswith("local@"):
+            if name is None or not name.startswith("local@"):
+                continue
+            hangs = trainer.up_s > lease_s
+            await ledger.revoke(trainer=name, reason="it let its lease run out" if hangs else "its process ended")
+            if hangs:
                 events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
-                await ledger.revoke(trainer=name, reason="it let its lease run out")
                 trainer.kill_hung()
                 meters.failed(TRAINER, "it let its lease run out, was ended and started again", at_once=True)

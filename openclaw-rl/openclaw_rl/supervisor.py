@@ -63,12 +63,18 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
         self._quick_exits = 0
+        self._started_at = 0.0
         self._last_exit: int | None = None
         self._stopping = False
 
     def status(self) -> ChildStatus:
         pid = self._process.pid if self._process and self._process.returncode is None else None
         return ChildStatus(self.name, pid, self._restarts, self._last_exit, self._quick_exits)
+
+    @property
+    def up_s(self) -> float:
+        """How long the process has been running; 0 when there is none."""
+        return 0.0 if self.status().pid is None else time.monotonic() - self._started_at
 
     def worked(self) -> None:
         """It did what it is for: whatever ended it before is over."""
@@ -86,7 +92,7 @@ class Child:
         pause_s = FIRST_PAUSE_S
         try:
             while not self._stopping:
-                started = time.monotonic()
+                self._started_at = time.monotonic()
                 await self._spawn()
                 assert self._process is not None
                 self._last_exit = await self._end_of(self._process)
@@ -95,7 +101,7 @@ class Child:
                     return
                 if self._on_exit:
                     await self._on_exit()
-                is_quick = time.monotonic() - started <= HEALTHY_AFTER_S
+                is_quick = time.monotonic() - self._started_at <= HEALTHY_AFTER_S
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_quick else FIRST_PAUSE_S
                 self._quick_exits += 1
                 say = log.warning if self._quick_exits <= SAID_QUICK_EXITS else log.debug

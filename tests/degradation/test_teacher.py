@@ -96,7 +96,8 @@ async def test_a_teacher_that_fails_costs_a_term_or_time_and_nothing_else(place:
     """All at once, each on a server of its own: they mostly wait."""
     for method in ("combine", "opd"):
         (tmp_path / method).mkdir()
-    await asyncio.gather(
-        *(combined(place, tmp_path / "combine" / how, how) for how in FAULTS),
-        *(opd(place, tmp_path / "opd" / how, how) for how in ("down", "scores_nan")),
-    )
+    async with asyncio.TaskGroup() as all_of_them:
+        for how in FAULTS:
+            all_of_them.create_task(combined(place, tmp_path / "combine" / how, how))
+        for how in ("down", "scores_nan"):
+            all_of_them.create_task(opd(place, tmp_path / "opd" / how, how))

@@ -81,7 +81,7 @@ async def training(place: Any, folder: Path) -> AsyncIterator[Training]:
         "trainer__kind": "local",
         "trainer__python": str(shim(folder / "python")),
         "training__batch_size": 2,
-        "training__lease_s": 3.0,
+        "training__lease_s": 4.0,
         "judge__votes": 1,
         "judge__quorum": 1,
     }
@@ -142,9 +142,9 @@ async def failing_steps_and_starts(place: Any, folder: Path) -> None:
 
 
 async def test_a_trainer_that_fails_costs_no_chat_and_no_turn_and_is_said(place: Any, tmp_path: Path) -> None:
-    await asyncio.gather(
-        killed_and_hung(place, tmp_path / "killed"), failing_steps_and_starts(place, tmp_path / "failing")
-    )
+    async with asyncio.TaskGroup() as both:
+        both.create_task(killed_and_hung(place, tmp_path / "killed"))
+        both.create_task(failing_steps_and_starts(place, tmp_path / "failing"))
 
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sleep(600)\n"
@@ -195,6 +195,19 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
         assert ledger.revoked == ["local@here"]
         assert meters.problems() == ["trainer: failed once: it let its lease run out, was ended and started again"]
         assert child.status().pid not in (None, pid)
+        meters.worked("trainer")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+        # The new one starts, and what the old one leased runs out: that is not the new one's doing.
+        pid, ledger.name = child.status().pid, "local@here"
+        monkeypatch.setattr("openclaw_rl.hung_trainer.LONGEST_WATCH_S", 0.01)
+        watching = tasks.create_task(end_when_hung(child, ledger, meters, lease_s=60.0))
+        async with asyncio.timeout(30):
+            while len(ledger.revoked) < 2:
+                await asyncio.sleep(0.01)
+        assert child.status().pid == pid
+        assert meters.problems() == []
         watching.cancel()
         await child.stop()
         await running
