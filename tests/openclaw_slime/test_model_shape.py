@@ -86,6 +86,7 @@ def test_what_an_architecture_has_of_its_own(name: str, flags: dict[str, list[ob
     assert given.keys() & own == flags.keys() & own
 
 
+@pytest.mark.real_model
 def test_the_bundled_model_has_a_map(bundled_cache: Path) -> None:
     (config,) = bundled_cache.rglob("config.json")
     smollm = table(model_arguments(read_config(config.parent)))
