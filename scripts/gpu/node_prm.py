@@ -61,52 +61,53 @@ class Votes:
     answers: Counter[str] = field(default_factory=Counter)
 
 
-@contextmanager
-def voting(prm: str) -> Iterator[Votes]:
-    """A passthrough to the engine at `prm`, for as long as this is open."""
-    with httpx.Client(base_url=prm, timeout=120) as client:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(client))
-        server.daemon_threads = True
-        server.votes = Votes(f"http://127.0.0.1:{server.server_port}/v1")  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server.votes  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(5)
+class _Passthrough(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, client: httpx.Client) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.client, self.votes = client, Votes(f"http://127.0.0.1:{self.server_port}/v1")
 
 
-def _handler(client: httpx.Client) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Passthrough
 
-        def do_GET(self) -> None:
-            self._answer(client.get(self.path))
+    def do_GET(self) -> None:
+        self._answer(self.server.client.get(self.path))
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            reply = client.post(self.path, json=body | {"regex": VOTE, "max_tokens": 32})
-            votes: Votes = self.server.votes  # type: ignore[attr-defined]
-            votes.answers[_said(reply)] += 1
-            self._answer(reply)
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        reply = self.server.client.post(self.path, json=body | {"regex": VOTE, "max_tokens": 32})
+        self.server.votes.answers[_said(reply)] += 1
+        self._answer(reply)
 
-        def _answer(self, reply: httpx.Response) -> None:
-            self.send_response(reply.status_code)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(reply.content)))
-            with suppress(ConnectionError):  # who has a majority does not wait for the last vote
-                self.end_headers()
-                self.wfile.write(reply.content)
+    def _answer(self, reply: httpx.Response) -> None:
+        self.send_response(reply.status_code)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(reply.content)))
+        with suppress(ConnectionError):  # who has a majority does not wait for the last vote
+            self.end_headers()
+            self.wfile.write(reply.content)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def _said(reply: httpx.Response) -> str:
     if not reply.is_success:
         return f"{reply.status_code}"
     return str(reply.json()["choices"][0]["message"]["content"])[:40]
+
+
+@contextmanager
+def voting(prm: str) -> Iterator[Votes]:
+    """A passthrough to the engine at `prm`, for as long as this is open."""
+    with httpx.Client(base_url=prm, timeout=120) as client, _Passthrough(client) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server.votes
+        finally:
+            server.shutdown()
+            thread.join(5)
