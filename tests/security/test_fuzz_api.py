@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,10 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
+
+from openclaw_rl.ledger import audit
+from openclaw_rl.ledger import open as ledger_open
+from openclaw_rl.ledger.backup import backup
 
 EXAMPLES, SEED = int(os.environ.get("FUZZ_EXAMPLES", "12")), os.environ.get("FUZZ_SEED")
 """Of each operation, right ones and wrong ones each; None: always the same."""
@@ -162,13 +167,20 @@ CHAT = st.fixed_dictionaries(
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-@settings(QUICK, max_examples=80)
-@given(CHAT)
-@example(HI | {"step": 2**63})  # beyond what a column of the ledger takes
-@example(HI | {"seed": 2**63, "task": 2**64, "max_tokens": 2**70})
-@example(HI | {"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}})
-@example({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]})
-def test_chats_of_the_right_form_and_any_content(keyed, body):
+RATING = st.fixed_dictionaries(
+    {}, optional={"value": st.booleans() | NUMBERS, "comment": TEXTS, "demonstration": TEXTS, "feedback_id": TEXTS}
+)
+
+
+@settings(QUICK, max_examples=80 if SEED is None else 5 * EXAMPLES)
+@given(CHAT, RATING, st.integers(0, 9))
+@example(HI | {"step": 2**63}, {}, 1)  # beyond what a column of the ledger takes
+@example(HI | {"seed": 2**63, "task": 2**64, "max_tokens": 2**70}, {}, 1)
+@example(HI | {"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, {}, 1)
+@example({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]}, {}, 1)
+@example(HI, {"demonstration": "<|im_end|>", "value": 1e-300}, 0)
+def test_chats_of_the_right_form_and_any_content(keyed, body, rating, chance):
+    """What comes of them is rated, looked at, and one in ten is forgotten."""
     reply = keyed.ask("POST", "/v1/chat/completions", "ann", content=json.dumps(body).encode())
     check(reply)
     if reply.status_code == 200 and not body.get("stream"):
@@ -176,9 +188,16 @@ def test_chats_of_the_right_form_and_any_content(keyed, body):
         assert turn["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
         record = keyed.ask("GET", f"/v1/turns/{turn['id']}", "admin")
         assert record.status_code in (200, 404), record.text  # 404: a background request
+        said = json.dumps({"turn_id": turn["id"], **rating}).encode()
+        check(keyed.ask("POST", "/v1/feedback", "ann", content=said))
+        if not chance:
+            forget = {"turn_id": turn["id"], "rebuild": True}
+            forgotten = keyed.ask("POST", "/v1/admin/forget", "admin", json=forget)
+            assert forgotten.status_code == (200 if record.status_code == 200 else 409), forgotten.text
+            assert keyed.ask("GET", f"/v1/turns/{turn['id']}", "admin").status_code == 404
 
 
-@settings(QUICK, max_examples=5)
+@settings(QUICK, max_examples=5 if SEED is None else EXAMPLES)
 @given(st.binary(max_size=200))
 @example(b"[" * 100_000)
 @example(b'{"a":' * 5000)
@@ -198,16 +217,19 @@ def test_bodies_that_are_no_json(keyed, body):
         check(reply)
 
 
-@settings(QUICK, max_examples=20)
+@settings(QUICK, max_examples=20 if SEED is None else EXAMPLES)
 @given(st.fixed_dictionaries({}, optional={name: TEXTS | NUMBERS for name in ("limit", "state", "session_id", "user")}))
 def test_queries_of_any_content(keyed, query):
     check(keyed.ask("GET", "/v1/turns", "admin", params=query))
     check(keyed.ask("GET", f"/v1/admin/versions/{quote(str(query.get('limit', 0)), safe='')}", "admin"))
 
 
-def test_after_all_that_the_server_is_well_and_its_ledger_whole(keyed):
+def test_after_all_that_the_server_is_well_and_its_ledger_whole(keyed, tmp_path):
     problems = keyed.ask("GET", "/healthz", "admin").json()["problems"]
     told = ("checkpoints: ", "trainer: ")  # what a trainer says of itself
     assert [problem for problem in problems if not problem.startswith(told)] == []
     assert "Traceback" not in keyed.server.log
     assert keyed.chat("ann").status_code == 200
+    backup(keyed.server.data_dir / "ledger.sqlite3", tmp_path / "copy.sqlite3")
+    with closing(ledger_open.connect(tmp_path / "copy.sqlite3", read_only=True)) as db:
+        assert audit.audit(db, is_deep=True) == []
