@@ -1,22 +1,29 @@
-"""Where does one step of Binary RL lead, by its baseline? From a pool of the base's own turns, without a training run.
+"""Where do steps of Binary RL lead, by what gets credit? From a pool of the base's own chats, without a training run.
 
     python benchmarks/learning_first_step.py --preset gpu      one GPU, a minute
     python benchmarks/learning_first_step.py --preset cpu      two CPU cores, about ten minutes
 
 The base answers training topics; the simulated user thanks or complains, and where it complained the base answers again
-(`learning/simulation.py`). Each turn's gradient is taken once, by the product's own loss. A batch's gradient is
-then a sum of these with the credit that `method.advantages` gives under a baseline, and AdamW's first step is the rate
-times its sign. To first order the table says of such steps, over many batches of 16 drawn from the pool:
+(`learning/simulation.py`). Each turn's gradient is taken once, by the product's own loss. A batch is 8 chats of two
+turns drawn from the pool; its gradient is a sum of the turns' with the credit that they get:
+
+    none, others          by `method.baseline`; `ema` starts as `none`
+    by turn               `others` among first turns and among second ones
+    praise only           1 for what was thanked for
+    whatever was said     1 for every reply, the control: what the mean over a reply's tokens does by itself
+    demonstrations        1 for each reply thanked for after a complaint, put behind the question itself, as a user may
+                          do by `/v1/feedback`; nothing for the turns
+
+To first order the table says of AdamW's first step, and of 8 steps on 8 batches at the trainer's own moments:
 
     gain    change of the log-prob per token of replies that meet the preference (the base's, when it reads the wish, to
             held-out topics), after the plain prompt: where distillation would lead. ± standard deviation over batches
-    KL      per token, on the base's own replies to held-out topics
-    ratio   gain / √KL: what a step leads to for what it costs; its ± is the noise that the baseline is to lessen
+    KL      per token, on the base's own replies to held-out topics; to first order it does not saturate
+    ratio   gain / √KL: what the steps lead to for what they cost
 """
 
 import argparse
 import asyncio
-import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -36,16 +43,23 @@ from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Ids, Sample, VersionRun
 
 BATCH = 16
-BASELINES = ("none", "others")
-"""`ema` starts as `none`. `thanked`: only what was thanked for gets credit."""
+STEPS = 8
+CREDITS = ("none", "others", "by turn", "praise only", "whatever was said", "demonstrations")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    first: Sample
+    """The reply to a question; the reward is the user's."""
+    second: Sample
+    """The reply to a complaint of it, or to another question where there was none."""
+    demonstration: Sample | None
+    """The second reply behind the first question, where it was thanked for after a complaint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    first: list[Sample]
-    """Replies to a question; the reward is the user's."""
-    second: list[Sample]
-    """Replies to a complaint."""
+    chats: list[Chat]
     wished: list[Sample]
     """Replies that meet the preference, behind the plain prompt."""
     own: list[Sample]
@@ -54,18 +68,19 @@ class Pool:
 
 def make_pool(subject: Subject, preference: Preference, rounds: int, held_out: int, tokens: int) -> Pool:
     plan = Plan(turns=2 * BATCH, reply_tokens=tokens)
-    variant = Variant.parse("pool:reads_request=1,follows_up=1")
-    first: list[Sample] = []
-    second: list[Sample] = []
+    variant = Variant.parse("pool:reads_request=1,follows_up=1,demonstrates=1")
+    found: list[Chat] = []
     fleet: Fleet | None = None
     for seed in range(rounds):
         run = Trained(Run("binary_rl", preference.name, seed, variant), subject, plan)
         fleet = Fleet([run.policy], subject.end_id)
         asked, replies, said = chats(fleet, [run], plan, 1, follows_up=True)
         batch = asyncio.run(run.user.round(asked[0], replies[0], said[0], 0, run.sampling))
-        is_first = {f"v0-{n}": len(one.messages) == 1 for n, one in enumerate(asked[0])}
-        for sample in batch.samples:
-            (first if is_first[sample.sample_id] else second).append(sample)
+        by_id = {sample.sample_id: sample for sample in batch.samples}
+        for n in range(BATCH):
+            pair = by_id.get(f"v0-{n}"), by_id.get(f"v0-{n + BATCH}")
+            if pair[0] is not None and pair[1] is not None:
+                found.append(Chat(pair[0], pair[1], by_id.get(f"v0-{n + BATCH}-demo")))
     assert fleet is not None
     asked_of = topics("held_out")[:held_out]
     plain = [subject.prompt(preference.question(topic)) for topic in asked_of]
@@ -81,8 +96,7 @@ def make_pool(subject: Subject, preference: Preference, rounds: int, held_out: i
     policy = subject.new_policy(TrainerSettings(device=subject.device))
     values = forced_log_probs(policy, met, plan.temperature)
     return Pool(
-        first,
-        second,
+        found,
         [_sample(*pair, tuple(own), plan.temperature) for pair, own in zip(met, values, strict=True)],
         [_sample(p, reply.ids, reply.log_probs, plan.temperature) for p, reply in zip(plain, own, strict=True)],
     )
@@ -115,54 +129,85 @@ def gradients(subject: Subject, samples: Sequence[Sample]) -> Tensor:
     return torch.stack(rows)
 
 
-def credit_of(batch: Sequence[Sample], baseline: str) -> list[float]:
-    if baseline == "thanked":
-        return [max(0.0, sample.reward or 0.0) for sample in batch]
+def credit_of(batch: Sequence[Chat], name: str) -> tuple[list[float], list[float], list[float]]:
+    """Of each chat's first turn, its second and its demonstration."""
+    first, second = [chat.first for chat in batch], [chat.second for chat in batch]
+    nothing = [0.0] * len(batch)
+    if name == "demonstrations":
+        return nothing, nothing, [float(chat.demonstration is not None) for chat in batch]
+    if name == "whatever was said":
+        return [1.0] * len(batch), [1.0] * len(batch), nothing
+    if name == "praise only":
+        return *([max(0.0, sample.reward or 0.0) for sample in turns] for turns in (first, second)), nothing
+    if name == "by turn":
+        return _less_baseline(first, "others"), _less_baseline(second, "others"), nothing
+    both = _less_baseline([*first, *second], name)
+    return both[: len(first)], both[len(first) :], nothing
+
+
+def _less_baseline(samples: Sequence[Sample], baseline: str) -> list[float]:
     settings = MethodSettings(baseline=baseline)  # type: ignore[arg-type]
-    return [row[0] for row in METHOD.advantages(batch, settings, {})]
+    return [row[0] for row in METHOD.advantages(samples, settings, {})]
 
 
 def first_order(
-    credit: Tensor, of_pool: Tensor, wished: Tensor, own: Tensor, lengths: Sequence[int], rate: float
+    credit: Tensor,
+    of_pool: Tensor,
+    wished: Tensor,
+    own: Tensor,
+    lengths: Sequence[int],
+    trainer: TrainerSettings,
 ) -> tuple[Tensor, Tensor]:
-    """[R]: the gain and the KL of R first steps. Credit [R, samples] of a mean over the batch; the others are gradients
-    of mean log-probs, `lengths` the tokens of `own`."""
+    """[R]: the gain and the KL of R runs of S steps each. Credit [R, S, samples] of a mean over each batch; the others
+    are gradients of mean log-probs, `lengths` the tokens of `own`."""
     credit = credit.to(of_pool.device)
     gain = torch.zeros(len(credit), device=of_pool.device)
     shift = torch.zeros(len(credit), len(own), device=of_pool.device)
     for part, target, base in zip(*(m.split(100_000, dim=1) for m in (of_pool, wished, own)), strict=True):
-        step = rate * (credit @ part.float()).sign()  # AdamW's first
-        gain += step @ target.float().mean(0)
-        shift += step @ base.float().T
+        moved = adam((credit @ part.float()).transpose(0, 1), trainer)
+        gain += moved @ target.float().mean(0)
+        shift += moved @ base.float().T
     # Fisher: the mean over replies of (Σ_t ∇ log π · step)² / 2, a token's share of it.
     return gain, 0.5 * (shift.square() * torch.tensor(lengths, device=shift.device)).mean(1)
 
 
-def table(subject: Subject, pool: Pool, draws: int, rate: float) -> list[str]:
-    dice, samples = random.Random(0), [*pool.first, *pool.second]
-    places, n = range(len(samples)), len(pool.first)
-    users = {"first turns": (BATCH, 0), "half first, half second turns": (BATCH // 2, BATCH // 2)}
-    names, rows = [], []
-    for user, (firsts, seconds) in users.items():
-        for _ in range(draws):
-            drawn = dice.sample(places[:n], firsts) + dice.sample(places[n:], seconds)
-            for baseline in (*BASELINES, "thanked"):
-                weights = torch.zeros(len(samples))
-                weights[drawn] = torch.tensor(credit_of([samples[k] for k in drawn], baseline)) / BATCH
-                names.append((user, baseline))
-                rows.append(weights)
+def adam(gradients: Tensor, trainer: TrainerSettings) -> Tensor:
+    """Where AdamW's steps on these [S, …] ways up lead together; nowhere where nothing was credited yet."""
+    mean, square, moved = (torch.zeros_like(gradients[0]) for _ in range(3))
+    for k, gradient in enumerate(gradients, 1):
+        mean = trainer.beta1 * mean + (1 - trainer.beta1) * gradient
+        square = trainer.beta2 * square + (1 - trainer.beta2) * gradient.square()
+        root = (square / (1 - trainer.beta2**k)).sqrt()
+        moved += trainer.learning_rate * mean / (1 - trainer.beta1**k) / root.clamp(min=1e-30)
+    return moved
+
+
+def table(subject: Subject, pool: Pool, runs: int, trainer: TrainerSettings) -> list[str]:
+    n = len(pool.chats)
+    demonstrations = [chat.demonstration for chat in pool.chats if chat.demonstration is not None]
+    place = iter(range(2 * n, 2 * n + len(demonstrations)))
+    of_chat = [next(place) if chat.demonstration is not None else None for chat in pool.chats]
+    samples = [*(chat.first for chat in pool.chats), *(chat.second for chat in pool.chats), *demonstrations]
     of_pool, wished, own = (gradients(subject, some) for some in (samples, pool.wished, pool.own))
-    gain, kl = first_order(torch.stack(rows), of_pool, wished, own, [len(one.response_ids) for one in pool.own], rate)
-    lines = ["| user | baseline | batches that step | gain | KL | ratio |", "| --- | --- | --- | --- | --- | --- |"]
-    for key in dict.fromkeys(names):
-        own_rows = [k for k, name in enumerate(names) if name == key and rows[k].any()]
-        gains, costs = gain[own_rows].tolist(), kl[own_rows].tolist()
-        cells = [*key, f"{len(own_rows)} of {draws}"]
-        if own_rows:
-            ratios = [g / math.sqrt(c) for g, c in zip(gains, costs, strict=True)]
-            cells += [_spread(gains, 4), f"{statistics.fmean(costs):.4f}", _spread(ratios, 2)]
-        else:
-            cells += ["–"] * 3
+    lengths = [len(one.response_ids) for one in pool.own]
+    lines = [
+        "| credit | batches that step | first step: ratio | 8 steps: gain | KL | ratio |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in CREDITS:
+        dice, weights = random.Random(0), torch.zeros(runs, STEPS, len(samples))
+        for batch in weights.view(-1, len(samples)):
+            drawn = dice.sample(range(n), BATCH // 2)
+            for k, *credit in zip(drawn, *credit_of([pool.chats[k] for k in drawn], name), strict=True):
+                for where, value in zip((k, n + k, of_chat[k]), credit, strict=True):
+                    if where is not None:
+                        batch[where] = value / BATCH
+        each = weights.view(-1, 1, len(samples))
+        each = each[each.flatten(1).any(1)]
+        gain, kl = first_order(each, of_pool, wished, own, lengths, trainer)
+        gains, costs = first_order(weights, of_pool, wished, own, lengths, trainer)
+        cells = [name, f"{len(each)} of {runs * STEPS}", _spread((gain / kl.sqrt()).tolist(), 2)]
+        cells += [_spread(gains.tolist(), 3), f"{float(costs.mean()):.3f}", _spread((gains / costs.sqrt()).tolist(), 2)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -180,19 +225,21 @@ def main() -> int:
     parser.add_argument("--name", default=None, help="of the results; the preset when unset")
     args = parser.parse_args()
     device = "cuda" if args.preset == "gpu" else "cpu"
-    rounds, held_out, tokens, draws = {"gpu": (8, 48, 96, 64), "cpu": (4, 16, 96, 24), "smoke": (1, 4, 48, 2)}[
+    rounds, held_out, tokens, runs = {"gpu": (8, 48, 96, 32), "cpu": (3, 32, 96, 12), "smoke": (1, 4, 48, 2)}[
         args.preset
     ]
     subject = Subject(ModelSettings(path="bundled"), args.cache, device)
-    lines = ["# One step of Binary RL from the base, to first order", "", f"- preset: {args.preset}, {device}"]
+    trainer = TrainerSettings(device=device)
+    lines = ["# Steps of Binary RL from the base, to first order", ""]
+    lines += [f"- preset: {args.preset}, {device}; rate {trainer.learning_rate:g}"]
     for name in args.preferences:
         pool = make_pool(subject, PREFERENCES[name], rounds, held_out, tokens)
         lines += ["", f"## {name}", ""]
-        for what, some in (("first", pool.first), ("second", pool.second)):
-            thanked = sum((sample.reward or 0) > 0 for sample in some)
-            lines.append(f"- {what} turns in the pool: {len(some)}, thanked for: {thanked}")
+        for what, some in (("first", [c.first for c in pool.chats]), ("second", [c.second for c in pool.chats])):
+            thanked = [sample for sample in some if (sample.reward or 0) > 0]
+            lines.append(f"- {what} turns in the pool: {len(some)}, thanked for: {len(thanked)}")
         lines += [f"- replies that meet the preference: {len(pool.wished)}", ""]
-        lines += table(subject, pool, draws, TrainerSettings().learning_rate)
+        lines += table(subject, pool, runs, trainer)
     text = "\n".join(lines) + "\n"
     (args.out / f"learning_first_step-{args.name or args.preset}.md").write_text(text)
     print(text)

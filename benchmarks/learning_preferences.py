@@ -15,15 +15,19 @@ the base that reads the hint, and beside it KL, fluency and relevance to the que
 forward that stands in for the engine (`learning/engine.py`), with `--pairs engine` from the real embedded engine.
 
 `--preset binary` is to decide what Binary RL needs on *short*: four seeds of each candidate of `BINARY`, and of
-Combined, which shares the baseline: 36 runs, one measurement each, unattended, reckoned at 200 to 240 s on one H100 or
-H200 (42 runs with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (27 runs). A
-candidate is to become the default where its score is above `shipped` by more than the half ranges of both, on *short*
-or *no lists*, at no less relevance than the base that reads the wish, and Combined loses nothing by it.
+Combined, which shares the baseline: 32 runs, one measurement each, unattended, reckoned at 180 to 220 s on one H100 or
+H200 (42 runs with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (24 runs). It
+answers in this order: (1) do verdicts alone do it, if nothing is credited while all are the same, at three times the
+rate (`follows others lr=1e-3` against `follows lr=1e-3` and `follows`)? (2) if not, do the user's own demonstrations
+(`follows demonstrates` against `follows`)? (3) what does `others` cost Combined? What is to become the default has a
+score above `shipped` and `follows` by more than the half ranges of both, on *short* or *no lists*, at no less relevance
+than the base that reads the wish, and Combined loses nothing by it.
 
 `--variant NAME:key=value,…` changes settings of `trainer` or `method`, or the user: `reads_request=1` also complains
 of what is not about the question, `follows_up=1` stays in the chat after a complaint and says what the next reply is
-worth. `hint_source=judge` stands for a judge that writes the wish in one canonical sentence; the default, `verbatim`,
-takes the complaint as it was said.
+worth, `demonstrates=1` hands in the reply that it thanked for then as the one to the question itself.
+`hint_source=judge` stands for a judge that writes the wish in one canonical sentence; the default, `verbatim`, takes
+the complaint as it was said.
 """
 
 import argparse
@@ -96,12 +100,11 @@ USERS: dict[str, tuple[str, ...]] = {
 BINARY: dict[str, tuple[str, ...]] = {
     "binary_rl": (
         "shipped:reads_request=1",
-        "others:reads_request=1,baseline=others",
-        "others lr=1e-3:reads_request=1,baseline=others,learning_rate=1e-3",
         "follows:reads_request=1,follows_up=1",
         "follows lr=1e-3:reads_request=1,follows_up=1,learning_rate=1e-3",
         "follows others:reads_request=1,follows_up=1,baseline=others",
         "follows others lr=1e-3:reads_request=1,follows_up=1,baseline=others,learning_rate=1e-3",
+        "follows demonstrates:reads_request=1,follows_up=1,demonstrates=1",
     ),
     "opd": (),
     "combine": ("shipped:reads_request=1", "others:reads_request=1,baseline=others"),

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from learning.subject import forced_log_probs
-from learning_first_step import credit_of, first_order, gradients
+from learning_first_step import Chat, adam, credit_of, first_order, gradients
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.methods.binary_rl import METHOD
@@ -59,26 +59,43 @@ def mean_log_prob(policy: LoraPolicy, samples: list[Sample]) -> float:
     return sum(sum(row) / len(row) for row in values) / len(values)
 
 
-@pytest.mark.parametrize("baseline", ["none", "others"])
-def test_the_gain_is_that_of_a_real_step(baseline: str) -> None:
+@pytest.mark.parametrize("name", ["none", "others"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_gain_is_that_of_real_steps(name: str, steps: int) -> None:
     subject = Small()
-    batch = samples_of(subject, [((8, 9, 3), 1.0), ((10, 11, 12, 13, 14), -1.0), ((20, 3), -1.0)])
+    replies: list[tuple[Ids, float]] = [((8, 9, 3), 1.0), ((10, 11, 12, 13, 14), -1.0), ((20, 3), -1.0), ((9, 3), 1.0)]
+    samples = samples_of(subject, replies)
+    batches = [samples[:3], samples[1:], [samples[0], samples[2]]][:steps]
     wished = samples_of(subject, [((9, 9, 3), 1.0), ((8, 3), 1.0)])
-    credit = credit_of(batch, baseline)
-    rows = [gradients(subject, some) for some in (batch, wished, batch)]  # type: ignore[arg-type]
-    gain, kl = first_order(torch.tensor([credit]) / len(batch), *rows, [3, 5, 2], RATE)
-    settings = TrainerSettings(learning_rate=RATE)
+    settings, method = TrainerSettings(learning_rate=RATE), MethodSettings(baseline=name)  # type: ignore[arg-type]
     policy = subject.new_policy(settings)
-    before = mean_log_prob(policy, wished)
-    method = MethodSettings(baseline=baseline)  # type: ignore[arg-type]
-    given = METHOD.advantages(batch, method, {})
-    train_step(policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, given, settings, method)
+    optimizer, before = PolicyOptimizer(policy.parameters, settings), mean_log_prob(policy, wished)
+    credit = torch.zeros(1, steps, len(samples))
+    for k, batch in enumerate(batches):
+        given = METHOD.advantages(batch, method, {})
+        for one, row in zip(batch, given, strict=True):
+            credit[0, k, int(one.sample_id)] = row[0] / len(batch)
+        train_step(policy, optimizer, METHOD, batch, given, settings, method)
+    rows = [gradients(subject, some) for some in (samples, wished, samples)]  # type: ignore[arg-type]
+    gain, kl = first_order(credit, *rows, [len(ids) for ids, _ in replies], settings)
     assert float(gain) == pytest.approx(mean_log_prob(policy, wished) - before, rel=0.05)
-    assert 0 < float(kl) < 1e-3
+    assert 0 < float(kl) < 1e-2
 
 
-def test_credit_of_what_was_thanked_for() -> None:
-    batch = samples_of(Small(), [((8, 3), 1.0), ((9, 3), -1.0), ((10, 3), -1.0)])
-    assert credit_of(batch, "thanked") == [1.0, 0.0, 0.0]
-    assert credit_of(batch, "none") == [1.0, -1.0, -1.0]
-    assert credit_of(batch, "others") == pytest.approx([2.0, -1.0, -1.0])
+def test_what_gets_credit() -> None:
+    thanked, complained, other, demonstrated = samples_of(
+        Small(), [((8, 3), 1.0), ((9, 3), -1.0), ((10, 3), -1.0), ((8, 3), 1.0)]
+    )
+    batch = [Chat(complained, thanked, demonstrated), Chat(other, other, None)]
+    assert credit_of(batch, "none") == ([-1.0, -1.0], [1.0, -1.0], [0.0, 0.0])
+    first, second, _ = credit_of(batch, "others")
+    assert first == pytest.approx([-2 / 3, -2 / 3])
+    assert second == pytest.approx([2.0, -2 / 3])
+    assert credit_of(batch, "by turn") == ([0.0, 0.0], [2.0, -2.0], [0.0, 0.0])
+    assert credit_of(batch, "praise only") == ([0.0, 0.0], [1.0, 0.0], [0.0, 0.0])
+    assert credit_of(batch, "whatever was said") == ([1.0, 1.0], [1.0, 1.0], [0.0, 0.0])
+    assert credit_of(batch, "demonstrations") == ([0.0, 0.0], [0.0, 0.0], [1.0, 0.0])
+
+
+def test_without_any_credit_nothing_moves() -> None:
+    assert not adam(torch.zeros(3, 1, 4), TrainerSettings()).any()
