@@ -1,11 +1,13 @@
 """What a start would stumble over, found before anything heavy begins: paths, interpreters, models, GPUs, names.
 
-Each problem is one line that names the setting and its value. Looks at files and device nodes alone; nothing is loaded,
-fetched or started. (The port is tried by `app`, which then listens on it.)
+Each problem is one line that names the setting and its value. Looks at files and device nodes, and asks the driver's
+own tool where no node tells; nothing is loaded, fetched or started. (The port is tried by `app`, which then listens on
+it.)
 """
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ from openclaw_rl.errors import SettingsError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import ModelSettings, Settings
 
+_SMI_S = 20.0
 _GPU_FLAGS = {
     "--tp": 1,
     "--tp-size": 1,
@@ -27,7 +30,7 @@ _GPU_FLAGS = {
 
 
 def problems(settings: Settings) -> list[str]:
-    found = [*_model(settings.model), *_programs(settings), *_gpus(settings, gpus_here())]
+    found = [*_model(settings.model), *_programs(settings), *_gpus(settings)]
     try:
         load_method(settings.method.name)
     except SettingsError as error:
@@ -39,9 +42,18 @@ def problems(settings: Settings) -> list[str]:
     return found
 
 
-def gpus_here() -> int:
-    """NVIDIA cards, by their device nodes."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
+def gpus_here(dev: Path = Path("/dev")) -> int | None:
+    """NVIDIA cards, by their device nodes or by `nvidia-smi`; None where there is a GPU that neither counts (Windows'
+    Linux has /dev/dxg, an AMD card /dev/kfd)."""
+    if nodes := sum(path.name.removeprefix("nvidia").isdigit() for path in dev.glob("nvidia*")):
+        return nodes
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        listed = 0
+    else:
+        listed = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return listed or (None if any((dev / name).exists() for name in ("dxg", "kfd", "nvidiactl")) else 0)
 
 
 def _model(model: ModelSettings) -> Iterator[str]:
@@ -59,15 +71,18 @@ def _programs(settings: Settings) -> Iterator[str]:
             yield f"{key} {python!r}: no such program"
 
 
-def _gpus(settings: Settings, here: int) -> Iterator[str]:
+def _gpus(settings: Settings) -> Iterator[str]:
     asked = {"engine": settings.engine.device} if settings.engine.kind == "embedded" else {}
     if settings.training.enabled and settings.trainer.kind == "local":
         asked["trainer"] = settings.trainer.device
-    for part, device in asked.items():
-        kind, _, number = device.partition(":")
-        if kind == "cuda" and here <= int(number or 0):
+    cards = {part: device for part, device in asked.items() if device.partition(":")[0] == "cuda"}
+    wanted = _sglang_gpus(settings.engine.args) if settings.engine.kind == "sglang" else 0
+    if not (cards or wanted) or (here := gpus_here()) is None:
+        return
+    for part, device in cards.items():
+        if here <= int(device.partition(":")[2] or 0):
             yield f"{part}.device {device!r}: {here} GPUs are here"
-    if settings.engine.kind == "sglang" and (wanted := _sglang_gpus(settings.engine.args)) > here:
+    if wanted > here:
         yield f"engine.args {' '.join(settings.engine.args)!r}: SGLang wants {wanted} GPUs, {here} are here"
 
 

@@ -107,3 +107,34 @@ def test_a_second_server_is_refused_before_it_writes_what_the_first_ones_engine_
     assert "\n" not in ended.stderr.strip()
     assert (data.run / "engine.json").read_text() == "the first one's"
     assert not list(data.logs.iterdir())  # nothing was started
+
+
+@pytest.mark.parametrize(
+    ("nodes", "smi", "here"),
+    [
+        (["nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"], None, 2),
+        (["nvidiactl"], "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)\n", 2),
+        (["dxg"], "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\n", 1),
+        (["dxg"], None, None),
+        (["kfd"], None, None),
+        (["nvidiactl"], None, None),
+        ([], None, 0),
+    ],
+)
+def test_cards_are_counted_where_they_can_be_and_never_denied_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], smi: str | None, here: int | None
+) -> None:
+    for node in nodes:
+        (tmp_path / node).touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if smi is not None:
+        (tmp_path / "bin").mkdir()
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{smi}'\n")
+        tool.chmod(0o755)
+    assert preflight.gpus_here(tmp_path) == here
+
+
+def test_a_start_that_wants_cards_nobody_can_count_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "gpus_here", lambda: None)
+    assert said(data_dir=str(tmp_path), trainer__device="cuda:1") == []
