@@ -7,6 +7,7 @@ export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELI
 VERSION=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OURS=("$ROOT/openclaw-rl" "$ROOT/openclaw-opd" "$ROOT/openclaw-combine" "$ROOT/slime")
 BUNDLE=${BUNDLE:-}
+PATH=$WORK/bin:$PATH # a rehearsal's own nvidia-smi
 mkdir -p "$WORK" "$OUT"
 
 unpack() { # NAME FOLDER: from whichever bundle has it
