@@ -143,8 +143,9 @@ def user_verdicts(db: sqlite3.Connection, limit: int) -> list[tuple[int, int]]:
     """(version that sampled it, verdict) of the newest turns that a user answered, oldest first; none of versions that
     are dead."""
     marks = ",".join("?" * len(DEAD))
-    rows = db.execute(
-        "SELECT oldest_version, value FROM verdict JOIN turn USING (id) JOIN version ON weight_version = oldest_version"
+    rows = db.execute(  # CROSS: in this order, whatever the planner thinks; any other reads and sorts every turn
+        "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
+        " CROSS JOIN version ON weight_version = oldest_version"
         f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
         (*map(str, DEAD), limit),
     ).fetchall()

@@ -13,7 +13,7 @@ from typing import Protocol
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import pieces
+from openclaw_rl.ledger import deletion, pieces
 from openclaw_rl.ledger.codec import unpack_ids
 from openclaw_rl.types import Ids
 
@@ -90,7 +90,8 @@ class Conversation:
         asked: list[int] = []
         goes_on: dict[str, int] = {}
         query = "SELECT id, request_id, messages FROM request WHERE user = ? AND session_id IS NULL AND id > ?"
-        for row, request_id, messages in db.execute(query, (self.user, after)):
+        for number, (row, request_id, messages) in enumerate(db.execute(query, (self.user, after)), start=1):
+            deletion.breathe(number)
             said = _from(db, self.question[0], unpack_ids(messages))
             if said[: len(self.question)] != self.question:
                 continue
