@@ -9,7 +9,7 @@ smaller one is written twice, by the fast way and by a ledger with its own threa
 
 Then both are open in one process, and the same sessions go on in both, call by call in turns: what disturbs one
 disturbs the other, and the ratio is of one run. Beside each read stands how late the event loop was. At last the large
-one is copied while turns are being written to it; the copy is opened and audited, deeply.
+one is copied while turns are being written to it; the copy is opened and audited, deeply; and a session is forgotten.
 
 `--folder` keeps the ledgers, and a second run measures them again as they are then.
 """
@@ -157,13 +157,35 @@ async def copy_while_writing(path: Path, ledger: Ledger, drive: Drive, times: Ti
         "requests before / in the copy / after": [before, counts["requests"], after],
         "deep audit of the copy": findings or "clean",
         "the audit took, s": round(time.perf_counter() - start, 1),
-        "append meanwhile p50 / p99, ms": spread([b + f for b, f in zip(times["begin"], times["finish"], strict=True)]),
+        "append meanwhile p50 / p99, ms": spread(appended(times)),
         "loop late meanwhile p50 / p99, ms": spread(late),
     }
 
 
-def spread(values: list[float]) -> list[float]:
-    return [round(1e3 * quantile(values, q), 2) for q in (0.5, 0.99)] if values else []
+async def forget_while_writing(ledger: Ledger, drive: Drive, times: Times) -> dict[str, object]:
+    """A session that was trained on is taken out while turns are written. (A file of this size is not written anew.)"""
+    (found,) = await ledger.turns(limit=1, state=TurnState.TRAINED)
+    assert found.session_id is not None
+    start = time.perf_counter()
+    forgetting = asyncio.create_task(ledger.forget(found.session_id))
+    async with lag() as late:
+        while not forgetting.done():
+            await drive.step()
+            await asyncio.sleep(0.02)
+    return {
+        "turns": forgetting.result().turns,
+        "s": round(time.perf_counter() - start, 1),
+        "append meanwhile p50 / p99 / longest, ms": spread(appended(times), 0.5, 0.99, 1),
+        "loop late meanwhile p50 / p99 / longest, ms": spread(late, 0.5, 0.99, 1),
+    }
+
+
+def appended(times: Times) -> list[float]:
+    return [begin + finish for begin, finish in zip(times["begin"], times["finish"], strict=True)]
+
+
+def spread(values: list[float], *quantiles: float) -> list[float]:
+    return [round(1e3 * quantile(values, q), 2) for q in quantiles or (0.5, 0.99)] if values else []
 
 
 async def run(folder: Path, rounds: int) -> dict[str, object]:
@@ -184,9 +206,7 @@ async def run(folder: Path, rounds: int) -> dict[str, object]:
         counts = {name: await ledger.counts() for name, ledger in ledgers.items()}
         late = await measure(ledgers, drives, times, rounds)
         for by_name in times.values():
-            by_name["append (begin + finish)"] = [
-                begin + finish for begin, finish in zip(by_name["begin"], by_name["finish"], strict=True)
-            ]
+            by_name["append (begin + finish)"] = appended(by_name)
         calls = {
             what: {name: spread(times[name][what]) for name in paths}
             | {"ratio p50 / p99": [round(quantile(times["large"][what], q) / quantile(times["small"][what], q), 2)
@@ -210,9 +230,10 @@ async def run(folder: Path, rounds: int) -> dict[str, object]:
         fresh: Times = defaultdict(list)
         times["large"] = fresh
         say(json.dumps(figures, indent=2))
-        figures["copy while writing"] = await copy_while_writing(
-            paths["large"], ledgers["large"], drives["large"], fresh
-        )
+        ledger, drive = ledgers["large"], drives["large"]
+        figures["copy while writing"] = await copy_while_writing(paths["large"], ledger, drive, fresh)
+        fresh.clear()
+        figures["forget while writing"] = await forget_while_writing(ledger, drive, fresh)
         return figures
     finally:
         for ledger in ledgers.values():
