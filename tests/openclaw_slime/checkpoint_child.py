@@ -10,6 +10,8 @@ are answered with the CPU. --plain: on torch's Adam, as Megatron would.
 import json
 import sys
 from argparse import Namespace
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,8 @@ def cuda_name(name: str) -> str:
 
 def without_cuda() -> None:
     OnCpu().__enter__()
+    if find_spec("six") is None:  # a tokenizer that nobody asks for imports it
+        sys.modules["six"] = ModuleType("six")
     named = Tensor.type
     Tensor.type = lambda self, *a, **k: named(self, *a, **k) if a or k else cuda_name(named(self))
     Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]

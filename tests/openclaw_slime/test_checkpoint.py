@@ -21,8 +21,6 @@ def path() -> str:
         pytest.skip("no Megatron-LM: set MEGATRON_ROOT")
     if find_spec("transformer_engine") is not None:
         pytest.skip("Transformer Engine has an Adam of its own")
-    if find_spec("six") is None:
-        pytest.skip("megatron.training needs the package six")
     return os.pathsep.join((str(checkout), str(ROOT / "slime"), str(ROOT / "openclaw-rl")))
 
 
