@@ -116,7 +116,8 @@ class Gate:
     async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
         probes = [probe for probe in probes if probe.response_ids]  # a forgotten session's have figures alone
         if not probes:
-            for prompt_ids, response_ids in await self._ledger.recent_replies(sampled_by=None, limit=1):
+            replies = await self._ledger.recent_replies(sampled_by=None, limit=self._settings.gate_replies)
+            for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[:1]:
                 await self._tested(number, prompt_ids, response_ids[: self._settings.gate_tokens])
         for probe in probes:
             ids = tuple(probe.response_ids)

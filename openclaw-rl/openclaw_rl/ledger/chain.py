@@ -184,6 +184,12 @@ def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:
         )
     if bad := [name for name, value in step.report.metrics.items() if not math.isfinite(value)]:
         raise CommitRefused(f"report.metrics not finite: {', '.join(sorted(bad))}")
+    for probe in step.report.probes:
+        figures = (*probe.log_probs, *probe.parent_log_probs)
+        if not all(map(math.isfinite, figures)):  # the ledger would keep null, and nobody could read the report
+            raise CommitRefused("report.probes not finite")
+        if not probe.prompt_ids or {len(probe.log_probs), len(probe.parent_log_probs)} != {len(probe.response_ids)}:
+            raise CommitRefused("report.probes: a prompt, and two log-probs for each token of the response, are needed")
 
 
 def check_folder(folder: str) -> None:

@@ -88,10 +88,11 @@ class Driver:
         drop: dict[str, str] | None = None,
         base_hash: str = "base-1",
         folder: str | None = None,
+        probe: Probe | None = None,
     ) -> int:
         folder = folder or f"versions/{lease.lease_id}"
         manifest = Manifest(folder=folder, kind=WeightKind.LORA, base_hash=base_hash, sha256=f"sha-{lease.fence}")
-        probe = Probe(prompt_ids=[1], response_ids=[2], log_probs=[-1.0], parent_log_probs=[-1.5])
+        probe = probe or Probe(prompt_ids=[1], response_ids=[2], log_probs=[-1.0], parent_log_probs=[-1.5])
         return await self.ledger.commit(
             Commit(
                 lease_id=lease.lease_id,

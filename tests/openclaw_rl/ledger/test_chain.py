@@ -1,11 +1,12 @@
 """Commits, and what becomes of the samples when the chain of versions is cut."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from openclaw_rl.errors import CommitRefused, LedgerError
-from openclaw_rl.trainers.api import Report
+from openclaw_rl.trainers.api import Probe, Report
 from openclaw_rl.types import DropReason, VersionRun, VersionState, WeightKind
 
 
@@ -51,6 +52,26 @@ async def test_commits_that_do_not_fit_are_refused_and_change_nothing(ledger, dr
         await driver.commit(lease, folder="versions/../../x")
     with pytest.raises(CommitRefused, match="the step builds on version 5"):
         await driver.commit(replace(lease, parent=5))
+    assert await driver.state(turn) == "leased"
+    assert await driver.commit(lease) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"log_probs": [math.nan]}, "probes not finite"),
+        ({"parent_log_probs": [-math.inf]}, "probes not finite"),
+        ({"log_probs": [-1.0, -1.0]}, "two log-probs for each token"),
+        ({"parent_log_probs": []}, "two log-probs for each token"),
+        ({"prompt_ids": []}, "a prompt"),
+    ],
+)
+async def test_probes_that_nobody_could_read_again_are_refused(ledger, driver, change, words):
+    turn = await driver.sampled()
+    lease = await ledger.lease(trainer="a", now=True)
+    probe = Probe(**{"prompt_ids": [1], "response_ids": [2], "log_probs": [-1.0], "parent_log_probs": [-1.5]} | change)
+    with pytest.raises(CommitRefused, match=words):
+        await driver.commit(lease, probe=probe)
     assert await driver.state(turn) == "leased"
     assert await driver.commit(lease) == 1
 
