@@ -53,6 +53,12 @@ class Place:
     async def admin(self, path: str) -> Any:
         return await asyncio.to_thread(self.server.admin, path)
 
+    async def served_by(self) -> str:
+        """The version that answers a new chat."""
+        reply = await self.chat(session="who")
+        assert reply.status_code == 200
+        return str(reply.headers["x-weight-version"])
+
     async def admin_post(self, path: str, body: dict[str, Any]) -> Any:
         key = (self.server.data_dir / "keys" / "admin.key").read_text().strip()
         reply = await self.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})

@@ -24,12 +24,12 @@ SETTINGS = {
     "training__batch_size": 2,
     "training__min_batch": 1,
     "training__lease_s": 40.0,
-    "sessions__pair_ttl_s": 50.0,  # looked at every 5 s
+    "sessions__pair_ttl_s": 30.0,  # looked at every 3 s
     "retention__max_age_days": 0.25,
     "retention__every_s": 0.2,
     "watch__check_every_s": 0.1,
     "watch__min_turns": 5,
-    "engine__hold_s": 6.0,
+    "engine__hold_s": 3.0,
 }
 
 
@@ -91,7 +91,7 @@ async def test_a_wall_clock_that_is_set_loses_nothing_and_hurries_nobody(place: 
         assert await leased(here, "another", wait_s=0.0) is None, "the first one's lease is not over"
         assert await committed(here, lease) == 1
         await serves(here, 1)
-        await asyncio.sleep(5.5)  # every round of everybody's has come
+        await asyncio.sleep(3.2)  # every round of everybody's has come
         assert {await here.state(turn) for turn in first} == {("trained", None)}
         assert await here.state(opened) == ("served", None)
         await waiting.thank(here)

@@ -56,7 +56,7 @@ async def test_weights_that_are_no_numbers_never_serve_whatever_the_step_measure
             assert all(map(math.isfinite, commit.report.metrics.values()))
             return turn, await asyncio.to_thread(trainer.client.commit, commit)
 
-        for n in range(3):
+        for n in range(3 if kind is WeightKind.LORA else 1):
             turn, number = await step(spoilt, f"s{n}")
             row = await until_state(here, number, "rejected")
             assert row["reason"] == "adapter_model.safetensors: layer.weight holds what is not a finite number"
@@ -65,10 +65,11 @@ async def test_weights_that_are_no_numbers_never_serve_whatever_the_step_measure
             assert (reply.status_code, reply.headers["x-weight-version"]) == (200, "0")
         assert here.engine.fake.folders == {}
         assert here.engine.fake.weight_version == 0, "the engine never saw them"
-        assert here.lines["version_rejected"] == 3
-        await here.until(lambda: _heard(here, "learning_paused"))
-        assert (await here.admin("/v1/admin/status"))["learning"] is False
-        await here.admin_post("/v1/admin/learning", {"on": True})
+        assert here.lines["version_rejected"] == number
+        if number == 3:
+            await here.until(lambda: _heard(here, "learning_paused"))
+            assert (await here.admin("/v1/admin/status"))["learning"] is False
+            await here.admin_post("/v1/admin/learning", {"on": True})
         _, number = await step(good, "again")
         await until_state(here, number, "serving")
         assert (await here.chat(session="u")).headers["x-weight-version"] == str(number)
@@ -84,8 +85,8 @@ async def _heard(here: Any, event: str) -> bool:
 class Users:
     """People who like one reply and say so."""
 
-    def __init__(self, here: Any, folder: Path, vocabulary: Vocabulary, policy: Taste) -> None:
-        self.here, self.policy = here, policy
+    def __init__(self, here: Any, policy: Taste) -> None:
+        self.here = here
         self.trainer = TasteTrainer(here.server, policy)
         self.said = 0
 
@@ -112,62 +113,55 @@ FAR = {"publisher__max_step_kl": 100.0, "publisher__max_base_kl": 100.0}
 """The gate's two bounds are out of the way of what is to be seen."""
 
 
-@pytest.mark.parametrize("lie", ["inverts", "praises"])
-@pytest.mark.parametrize("has_canary", [True, False], ids=["canary", "no canary"])
+async def lied_to(place: Any, folder: Path, vocabulary: Vocabulary, lie: str, *, has_canary: bool) -> None:
+    """Three steps of what such a judge makes of a policy: each is beyond what a canary lets pass."""
+    folder.mkdir()
+    canaries = folder / "canaries.jsonl"
+    canaries.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "And which in winter?"}], "reply": LIKED}) + "\n"
+    )
+    policy = Taste.of(vocabulary, theta=0.5)
+    follow = by_rewards(policy, 0.4) if lie == "inverts" else lambda theta, _: theta - 1.6
+    canary = {"publisher__canary_file": str(canaries), "publisher__max_canary_drop": 0.2} if has_canary else {}
+    watch = {"watch__check_every_s": 0.1, "watch__min_turns": 5}
+    async with place(folder, policy=policy, training__batch_size=4, **JUDGED_ONCE, **FAR, **canary, **watch) as here:
+        here.judge.how = lie
+        users = Users(here, policy)
+        for number in range(1, 4):
+            await users.say(4)
+            assert await users.trainer.step(follow) == number
+            row = await until_state(here, number, "rejected" if has_canary else "serving")
+            assert row["reason"].startswith("canaries lost 0.") if has_canary else row["reason"] is None
+        if has_canary:
+            assert await here.served_by() == "0"
+            await here.until(lambda: _heard(here, "learning_paused"))
+        else:
+            assert await users.say(12) <= 0.25, "hardly anybody likes it any more, and nothing said so"
+            verdicts = (await here.admin("/v1/admin/history"))["verdicts"]
+            assert sum(value for _, value in verdicts) > 0.8 * len(verdicts)
+            assert await here.served_by() == "3"
+            assert here.webhook.alerts == []
+        assert alerts(here, "rolled_back") == []
+
+
 async def test_a_judge_that_lies_is_caught_by_the_canary_and_by_nothing_else(
-    place: Any, tmp_path: Path, model_folder: Path, lie: str, has_canary: bool
+    place: Any, tmp_path: Path, model_folder: Path
 ) -> None:
     """It inverts what users say, and the policy learns to displease; or it praises everything, and hides what a broken
     trainer does. Verdicts stay high either way: the watch has nothing to see."""
     vocabulary = Vocabulary.of(model_folder)
-    policy = Taste.of(vocabulary, theta=0.5)
-    canaries = tmp_path / "canaries.jsonl"
-    lines = ({"messages": [{"role": "user", "content": f"And in {n}?"}], "reply": LIKED} for n in range(3))
-    canaries.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    canary = {"publisher__canary_file": str(canaries), "publisher__max_canary_drop": 0.2} if has_canary else {}
-    watch = {"watch__check_every_s": 0.1, "watch__min_turns": 8}
-    follow = by_rewards(policy, 0.2) if lie == "inverts" else lambda theta, _: theta - 0.8
-    async with place(policy=policy, training__batch_size=8, **JUDGED_ONCE, **FAR, **canary, **watch) as here:
-        here.judge.how = lie
-        users = Users(here, tmp_path, vocabulary, policy)
-        steps = []
-        for _ in range(5):
-            await users.say(8)
-            version = await users.trainer.step(follow, wait_s=5.0)
-            if version is None:
-                break  # learning is paused
-            steps.append(version)
-
-            async def is_decided(number: int = version) -> bool:
-                return (await versions(here))[number]["state"] in ("serving", "rejected")
-
-            await here.until(is_decided)
-        rows = await versions(here)
-        verdicts = (await here.admin("/v1/admin/history"))["verdicts"]
-        assert alerts(here, "rolled_back") == []
-        if has_canary:
-            rejected = [row for row in rows.values() if row["state"] == "rejected"]
-            assert len(rejected) == 3
-            assert all(row["reason"].startswith("canaries lost 0.") for row in rejected)
-            serving = max(n for n, row in rows.items() if row["state"] == "serving")
-            assert users.trainer.thetas[serving] >= 0.5 - 2 * 0.45, "within the canaries' bound"
-            await here.until(lambda: _heard(here, "learning_paused"))
-        else:
-            assert {rows[number]["state"] for number in steps} == {"retired", "serving"}
-            assert await users.say(16) <= 0.25, "nobody likes it any more, and nothing said so"
-            assert sum(value for _, value in verdicts[-16:]) >= 8
-            assert here.webhook.alerts == []
+    async with asyncio.TaskGroup() as servers:
+        for lie, has_canary in (("inverts", True), ("praises", True), ("praises", False)):
+            folder = tmp_path / f"{lie}-{has_canary}"
+            servers.create_task(lied_to(place, folder, vocabulary, lie, has_canary=has_canary))
 
 
-async def test_what_users_like_less_is_gone_back_from_and_the_owner_hears_of_it(
-    place: Any, tmp_path: Path, model_folder: Path
-) -> None:
-    vocabulary = Vocabulary.of(model_folder)
-    policy = Taste.of(vocabulary, theta=3.0)
+async def test_what_users_like_less_is_gone_back_from_and_the_owner_hears_of_it(place: Any, model_folder: Path) -> None:
+    policy = Taste.of(Vocabulary.of(model_folder), theta=3.0)
     watch = {"watch__check_every_s": 0.1, "watch__min_turns": 10}
     settings = {"training__batch_size": 16, **JUDGED_ONCE, **FAR, **watch}
     async with place(policy=policy, **settings) as here:
-        users = Users(here, tmp_path, vocabulary, policy)
+        users = Users(here, policy)
         liked = await users.say(16)
         spoilt = await users.trainer.step(lambda theta, _: -theta)
         assert spoilt == 1
@@ -186,15 +180,12 @@ async def test_what_users_like_less_is_gone_back_from_and_the_owner_hears_of_it(
         assert await users.say(8) > 0.8
 
 
-async def test_a_version_near_the_base_s_limit_serves_and_is_said(
-    place: Any, tmp_path: Path, model_folder: Path
-) -> None:
-    vocabulary = Vocabulary.of(model_folder)
-    policy = Taste.of(vocabulary, theta=8.0)  # it says the liked one, and is sure of it
+async def test_a_version_near_the_base_s_limit_serves_and_is_said(place: Any, model_folder: Path) -> None:
+    policy = Taste.of(Vocabulary.of(model_folder), theta=8.0)  # it says the liked one, and is sure of it
     lost = math.log1p(math.exp(1.0)) / 2  # nats a token of a reply of two, for a version that is not: θ = −1
     settings = {"training__batch_size": 8, **JUDGED_ONCE, "publisher__max_step_kl": 100.0}
     async with place(policy=policy, publisher__max_base_kl=lost / 0.9, **settings) as here:
-        users = Users(here, tmp_path, vocabulary, policy)
+        users = Users(here, policy)
         assert await users.say(8) == 1.0
         assert await users.trainer.step(lambda _, __: -1.0) == 1
         await until_state(here, 1, "serving")

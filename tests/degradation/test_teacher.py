@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 CORRECTION = "No, that is wrong: say it in fewer words please."
-FAULTS = ("down", "silent", "bad_json", "scores_nan", "scores_of_others")
 OUT_OF_ORDER = 'openclaw_rl_out_of_order{part="teacher"} 1'
 ABSENT = {"scores_nan": "non_finite"}
 """What a turn says of its missing term, where that is not `teacher_failed`."""
@@ -97,7 +96,7 @@ async def test_a_teacher_that_fails_costs_a_term_or_time_and_nothing_else(place:
     for method in ("combine", "opd"):
         (tmp_path / method).mkdir()
     async with asyncio.TaskGroup() as all_of_them:
-        for how in FAULTS:
+        for how in ("down", "silent", "scores_of_others"):
             all_of_them.create_task(combined(place, tmp_path / "combine" / how, how))
         for how in ("down", "scores_nan"):
             all_of_them.create_task(opd(place, tmp_path / "opd" / how, how))

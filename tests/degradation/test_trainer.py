@@ -81,7 +81,7 @@ async def training(place: Any, folder: Path) -> AsyncIterator[Training]:
         "trainer__kind": "local",
         "trainer__python": str(shim(folder / "python")),
         "training__batch_size": 2,
-        "training__lease_s": 4.0,
+        "training__lease_s": 2.5,
         "judge__votes": 1,
         "judge__quorum": 1,
     }
