@@ -50,17 +50,17 @@ def say(words: str) -> None:
 
 
 def make(folder: Path, turns: int, stop_at: float) -> dict[str, object]:
-    """Both ledgers, unless they are there."""
+    """Both ledgers. The small one is always new (a run trains most of what waits in it), the large one may be there."""
     small, large = folder / "small.sqlite3", folder / "large.sqlite3"
     fast, slow = folder / "fast.sqlite3", folder / "slow.sqlite3"
-    for old in (fast, slow):
-        old.unlink(missing_ok=True)
+    for old in (fast, slow, small):
+        for left in folder.glob(f"{old.name}*"):
+            left.unlink()
     fill(fast, CHECKED, seed=2, say=say)
     findings = asyncio.run(by_api(slow, CHECKED, seed=2))
     rows = same_rows(fast, slow)
     say(f"{CHECKED} turns twice: equal rows, audit {findings or 'clean'}")
-    if not small.exists():
-        fill(small, SMALL, seed=1, say=say)
+    fill(small, SMALL, seed=1, say=say)
     if not large.exists():
         copies(small, large, max(turns // SMALL, 1), stop_at=stop_at, say=say)
     return {"turns": CHECKED, "audit": findings, "equal rows": rows}
@@ -216,6 +216,7 @@ async def run(folder: Path, rounds: int) -> dict[str, object]:
         size = paths["large"].stat().st_size
         figures: dict[str, object] = {
             "turns": {name: sum(found[state] for state in TurnState) for name, found in counts.items()},
+            "open turns": {name: found["served"] for name, found in counts.items()},
             "waiting for a trainer": {name: found["sampled"] for name, found in counts.items()},
             "versions": {name: (await ledger.tip()).weight_version for name, ledger in ledgers.items()},
             "file, GB": round(size / 1e9, 2),
