@@ -1,16 +1,15 @@
 """Judge down, slow, or answering garbage: chats never notice, no turn gets a verdict that nobody gave, and all that
 waited is judged when it is back."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
-
-import pytest
 
 THANKS, WRONG = "Thanks, that is perfect!", "No, that is wrong."
 
 
-@pytest.mark.parametrize("how", ["down", "slow", "no_vote", "5xx", "bad_json"])
-async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, how: str) -> None:
-    async with place(judge__workers=4, judge__timeout_s=0.3, judge__votes=1, judge__quorum=1) as here:
+async def fails(place: Any, folder: Path, how: str) -> None:
+    async with place(folder, judge__workers=4, judge__timeout_s=0.3, judge__votes=1, judge__quorum=1) as here:
         if how == "down":
             await here.judge_port.down()
         here.judge.how = how
@@ -37,6 +36,13 @@ async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: An
         await here.until_well()
         assert (here.lines["judge.out"], here.lines["part_fails"]) == (1, 1)
         assert (here.lines["judge.works_again"], here.lines["part_works_again"]) == (1, 1)
+
+
+async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, tmp_path: Path) -> None:
+    """All at once, each on a server of its own: they mostly wait."""
+    async with asyncio.TaskGroup() as servers:
+        for how in ("down", "slow", "no_vote", "5xx", "bad_json"):
+            servers.create_task(fails(place, tmp_path / how, how), name=how)
 
 
 async def test_what_waits_for_a_judge_is_bounded(place: Any) -> None:

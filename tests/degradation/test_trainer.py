@@ -113,7 +113,7 @@ async def killed_and_hung(place: Any, folder: Path) -> None:
         assert not await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
 
 
-async def failing_steps_and_starts(place: Any, folder: Path) -> None:
+async def failing_steps(place: Any, folder: Path) -> None:
     async with training(place, folder) as trainer:
         here = trainer.here
         for number, (how, why) in enumerate(
@@ -129,6 +129,10 @@ async def failing_steps_and_starts(place: Any, folder: Path) -> None:
             assert (here.lines["part_fails"], here.lines["part_works_again"]) == (number, number)
         assert here.lines["child_exited"] == 0
 
+
+async def failing_starts(place: Any, folder: Path) -> None:
+    async with training(place, folder) as trainer:
+        here = trainer.here
         trainer.fails("hold")
         await trainer.batch()
         pid = await trainer.held()
@@ -137,14 +141,15 @@ async def failing_steps_and_starts(place: Any, folder: Path) -> None:
         await trainer.said("trainer: ended 3 times soon after its start, exit 3")
         assert await trainer.metric('openclaw_rl_out_of_order{part="trainer"} 1')
         trainer.fails("")
-        await trainer.until_version(3)
+        await trainer.until_version(1)
         assert (here.lines["child_exited"], here.lines["child_works_again"]) == (3, 1)
 
 
 async def test_a_trainer_that_fails_costs_no_chat_and_no_turn_and_is_said(place: Any, tmp_path: Path) -> None:
-    async with asyncio.TaskGroup() as both:
-        both.create_task(killed_and_hung(place, tmp_path / "killed"))
-        both.create_task(failing_steps_and_starts(place, tmp_path / "failing"))
+    async with asyncio.TaskGroup() as servers:
+        servers.create_task(killed_and_hung(place, tmp_path / "killed"))
+        servers.create_task(failing_steps(place, tmp_path / "failing"))
+        servers.create_task(failing_starts(place, tmp_path / "ending"))
 
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sleep(600)\n"
