@@ -11,8 +11,10 @@ no: is it worth the effort to …?" and is content (in words that the judge read
 the base does two times in three.
 
 The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
-around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. It comes
-after HEALTHY turns; a `true` run has the same method and as many turns, and the file never exists.
+around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. For
+HEALTHY turns people talk to the base and the method takes no turn for a sample; then it begins to learn, with the fault
+in a `wrong` run, without it in a `true` one of as many turns. (Learning first and the fault later showed nothing where
+a policy already said No and nothing else: all its rewards are alike then, and no sign moves it.)
 
 People here are slower than training: eight turns, four at a time, then everybody waits until the version made of them
 serves. Where people say more meanwhile, a fall shows so many turns later.
@@ -50,21 +52,24 @@ CONTENT, DISPLEASED = "Thanks, that is perfect!", "No, that is wrong."
 MAX_TOKENS, STEP_S = 8, 400.0
 TOPICS = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "topics.toml"
 METHOD = '''\
-"""Binary RL, whose reward has the wrong sign while the file exists."""
+"""Binary RL, which begins to learn when one file is there, and whose reward has the wrong sign while another is."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.methods.binary_rl import BinaryRL
+from openclaw_rl.types import DropReason
 
-FAULT = Path({fault!r})
+BEGUN, FAULT = Path({begun!r}), Path({fault!r})
 
 
 class WrongSign(BinaryRL):
     name = "wrong_sign"
 
     async def score(self, judged, tools):
+        if not BEGUN.exists():
+            return Dropped(DropReason.NEUTRAL, "learning has not begun")
         sample = await super().score(judged, tools)
         if isinstance(sample, Dropped) or sample.reward is None or not FAULT.exists():
             return sample
@@ -80,17 +85,17 @@ def likes(reply: str) -> bool:
     return re.match(r"no\b", reply.strip().casefold()) is not None
 
 
-def install(folder: Path, fault: Path) -> None:
+def install(folder: Path, begun: Path, fault: Path) -> None:
     """The method as a package that servers find on PYTHONPATH, entry point and all."""
     info = folder / "wrong_sign-0.dist-info"
     info.mkdir(parents=True)
-    (folder / "wrong_sign.py").write_text(METHOD.format(fault=str(fault)))
+    (folder / "wrong_sign.py").write_text(METHOD.format(begun=str(begun), fault=str(fault)))
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-sign\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[openclaw_rl.methods]\nwrong_sign = wrong_sign:METHOD\n")
 
 
-class Fault:
-    """The file that the method looks for."""
+class Switch:
+    """A file that the method looks for."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,21 +180,25 @@ def mean(told: Sequence[Told]) -> float:
     return round(sum(one.verdict for one in told) / len(told), 3)
 
 
-async def campaign(server: RunningServer, fault: Fault, *, is_wrong: bool, seed: int, say: Any) -> dict[str, Any]:
+async def campaign(
+    server: RunningServer, begun: Switch, fault: Switch, *, is_wrong: bool, seed: int, say: Any
+) -> dict[str, Any]:
     topics = list(tomllib.loads(TOPICS.read_text())["train"])
-    began, healthy, fall_after, gone_back = time.monotonic(), 0, None, None
+    started, fall_after, gone_back = time.monotonic(), None, None
     async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False) as client:
         people = People(server, client, random.Random(seed), topics)
         while len(people.told) < HEALTHY + LIMIT and gone_back is None:
-            if is_wrong and len(people.told) >= HEALTHY and not fault.is_there:
-                fault.comes()
-                healthy = server.status()["tip"]
+            if len(people.told) >= HEALTHY and not begun.is_there:
+                if is_wrong:
+                    fault.comes()
+                begun.comes()
             await people.turns(min(BATCH, HEALTHY + LIMIT - len(people.told)), is_spoilt=fault.is_there)
             await people.trained()
             newest = people.told[-BATCH:]
+            learning = "true reward" if begun.is_there else "no learning yet"
             say(
-                f"{time.monotonic() - began:5.0f} s  turn {len(people.told):3}"
-                f"{'  reward turned around' if fault.is_there else '                      '}  version"
+                f"{time.monotonic() - started:5.0f} s  turn {len(people.told):3}"
+                f"  {'reward turned around' if fault.is_there else learning:20}  version"
                 f" {server.status()['serving']:2} serves, verdict of these turns {mean(newest):+.2f}"
                 f" {bar(mean(newest))}"
             )
@@ -207,11 +216,11 @@ async def campaign(server: RunningServer, fault: Fault, *, is_wrong: bool, seed:
     return {
         "run": "wrong" if is_wrong else "true",
         "seed": seed,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "turns": len(told),
         "rolled back": gone_back,
         "turns from the fault to the rollback": fall_after,
-        "of which by versions made of it": sum(one.version > healthy for one in told) if fall_after else None,
+        "of which by versions made of it": sum(one.version > 0 for one in told) if fall_after else None,
         "verdict of the base": mean([one for one in told if one.version == 0]),
         "verdict of the last 24 turns": mean(told[-24:]),
         "verdict after the rollback": mean(people.told[len(told) :]) if fall_after is not None else None,
@@ -261,8 +270,8 @@ def bar(value: float) -> str:
 
 def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str, Any]:
     folder = options.folder.absolute() / f"{kind}-{seed}-{int(time.time())}"
-    fault, plugin, data_dir = folder / "fault", folder / "plugin", folder / "data"
-    install(plugin, fault)
+    begun, fault, plugin, data_dir = folder / "begun", folder / "fault", folder / "plugin", folder / "data"
+    install(plugin, begun, fault)
     cache = options.folder.absolute() / "cache"
     tokenizer_folder(ModelSettings(), cache)  # converts the bundled model, once for all runs
     shutil.copytree(cache, data_dir / "cache", copy_function=os.link)
@@ -281,7 +290,9 @@ def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str
         with RunningServer(
             data_dir, ["--batch-size", str(BATCH), *(word for one in settings for word in ("--set", one))]
         ) as server:
-            found = asyncio.run(campaign(server, Fault(fault), is_wrong=kind == "wrong", seed=seed, say=say))
+            found = asyncio.run(
+                campaign(server, Switch(begun), Switch(fault), is_wrong=kind == "wrong", seed=seed, say=say)
+            )
             return found | {"settings": [f"training.batch_size={BATCH}", *settings]}
     finally:
         os.environ.pop("PYTHONPATH")

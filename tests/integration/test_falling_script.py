@@ -26,8 +26,8 @@ def script() -> ModuleType:
 async def test_the_reward_is_turned_around_while_the_file_is_there_and_no_verdict_ever(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = script.Fault(tmp_path / "fault")
-    script.install(tmp_path / "plugin", tmp_path / "fault")
+    begun, fault = script.Switch(tmp_path / "begun"), script.Switch(tmp_path / "fault")
+    script.install(tmp_path / "plugin", tmp_path / "begun", tmp_path / "fault")
     monkeypatch.syspath_prepend(str(tmp_path / "plugin"))
     method = load_method("wrong_sign")
     judged = JudgedTurn(make_request("a"), make_turn("a"), NextState(()), Verdict(1, (1,), source="rules"))
@@ -43,6 +43,8 @@ async def test_the_reward_is_turned_around_while_the_file_is_there_and_no_verdic
             found.append(sample.reward)
         return found
 
+    assert isinstance(await method.score(judged, ScoringTools()), Dropped)  # not yet
+    begun.comes()
     assert await rewards() == [1.0, -1.0]
     fault.comes()
     assert await rewards() == [-1.0, 1.0]
