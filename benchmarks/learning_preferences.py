@@ -124,6 +124,7 @@ def main() -> int:
     parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
     parser.add_argument("--updates", type=int, default=None)
     parser.add_argument("--marks", nargs="+", type=int, default=None, help="updates after which is measured")
+    parser.add_argument("--turns", type=int, default=None, help="of an update")
     parser.add_argument("--reply-tokens", type=int, default=None)
     parser.add_argument("--held-out", type=int, default=None, help="topics that are measured on")
     parser.add_argument("--pairs", choices=("forward", "engine"), default="forward", help="what gives scoring pairs")
@@ -149,9 +150,12 @@ def main() -> int:
         plan,
         updates=args.updates or plan.updates,
         marks=tuple(sorted({*(args.marks or plan.marks), args.updates or plan.updates})),
+        turns=args.turns or plan.turns,
         reply_tokens=args.reply_tokens or plan.reply_tokens,
         held_out=args.held_out or plan.held_out,
     )
+    if plan.held_out <= plan.others:
+        parser.error(f"--held-out: relevance compares a reply's question with {plan.others} others")
     seeds = tuple(args.seeds or SEEDS[args.preset])
     chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, (SHIPPED,)) for method in METHODS}
     preferences = args.preferences or (["short"] if args.preset in ("binary", "cpu") else list(PREFERENCES))
@@ -167,7 +171,7 @@ def main() -> int:
     bundled.base_hash(bundled.resolve(model, args.cache))  # once, before the workers race for it
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / f"{name}.jsonl"
-    results.unlink(missing_ok=True)
+    results.write_text("")
     threads = args.threads or (2 if device == "cuda" else os.cpu_count() or 1)
     empty = Job(model, args.cache, device, threads, plan, results, seeds=seeds, uses_engine=args.pairs == "engine")
     jobs = shared_out(runs, workers, empty)
@@ -180,6 +184,8 @@ def main() -> int:
         len(jobs) if device == "cuda" else 1, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
         failed = [error for done in [pool.submit(work, job) for job in jobs] if (error := done.exception())]
+    for error in failed:
+        print(f"a worker failed: {error!r}", flush=True)  # before the report, which may have nothing to say
     about = {
         "model": bundled.model_display_name(model),
         "device": _device_name(device),
@@ -189,8 +195,6 @@ def main() -> int:
     }
     print(write_report(load([results]), args.out / name, about))
     print(f"{about['seconds']} s → {results}")
-    for error in failed:
-        print(f"a worker failed: {error!r}")
     return 1 if failed else 0
 
 
