@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
 
 settings.register_profile("untimed", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def loggers_start_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs configures logging for the whole process, and a logger keeps for good what it was
+    first used with: the next test would find its lines filtered. `keeps_loggers` leaves that as it is."""
+    configure = structlog.configure
+    if request.node.get_closest_marker("keeps_loggers") is None:
+        monkeypatch.setattr(
+            structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False})
+        )
+    yield
+    structlog.contextvars.clear_contextvars()
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,8 @@ import structlog
 from openclaw_rl import log
 
 
-@pytest.fixture
-def reset():
-    before = structlog.get_config()
-    yield
-    structlog.contextvars.clear_contextvars()
-    structlog.configure(**before)
-
-
-def test_a_logger_outlives_the_stream_it_was_first_used_on(reset):
+@pytest.mark.keeps_loggers
+def test_a_logger_outlives_the_stream_it_was_first_used_on():
     with contextlib.redirect_stderr(io.StringIO()) as first:
         log.configure("info")
         logger = structlog.get_logger()
