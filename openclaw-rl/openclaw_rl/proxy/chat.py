@@ -162,12 +162,13 @@ class Reply:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Raises EngineRefused, RequestError."""
         sampled, feed = self._generation.sampled, self._parser.feed
-        shown = 0
+        shown, is_first = 0, True
         events = self._generation.events()
         try:
             async for new in events:
-                if not self.has_arrived:
+                if is_first:
                     await self._arrived()
+                    is_first = False
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])
@@ -211,7 +212,8 @@ class Reply:
     @property
     def has_arrived(self) -> bool:
         """The ledger has the request and the pairing of the turn before, or the log says why not."""
-        return self._arrival is not None and self._arrival.done()
+        arrival = self._arrival
+        return arrival is not None and arrival.done() and not arrival.cancelled() and arrival.exception() is None
 
     async def _arrived(self) -> None:
         """It goes on to its end even when the caller is cancelled meanwhile."""

@@ -1,8 +1,9 @@
 """The engine is asked beside the ledger, not after it: what a slow ledger may hold up, and what it may not."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+import httpx
 import pytest
 from chats import HI, ids_of
 
@@ -45,6 +46,28 @@ async def test_nothing_of_a_reply_goes_out_before_its_request_is_recorded(qwen, 
         assert "x-openclaw-recorded" not in reply.headers
         assert "H" in (await reply.aread()).decode()
         assert proxy.book.log[-1] == "served"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_of_a_reply_goes_out_when_its_recording_is_broken(qwen, proxy_over, stream: bool) -> None:
+    """Not by the ledger's own errors, which leave a turn unrecorded, but by a fault of ours."""
+
+    async def broken(request) -> None:
+        raise OverflowError("a fault of ours")
+
+    async with proxy_over(qwen) as proxy:
+        proxy.book.begin = broken
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=0))  # the engine is the later of the two
+        request = proxy.client.build_request("POST", "/v1/chat/completions", json={**HI, "stream": stream})
+        head = asyncio.create_task(proxy.client.send(request, stream=True))
+        await proxy.until(lambda: proxy.fake.holding)
+        await asyncio.wait((head,), timeout=0.3)
+        proxy.fake.release()
+        said = b""
+        with suppress(httpx.HTTPError):
+            async for piece in (await head).aiter_raw():
+                said += piece
+        assert b"H" not in said
 
 
 async def test_a_request_that_ends_before_it_is_recorded_is_recorded_first(qwen, slow_ledger) -> None:
