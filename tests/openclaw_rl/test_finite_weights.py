@@ -63,5 +63,35 @@ def test_what_is_no_safetensors_is_the_engines_to_refuse(tmp_path: Path, content
     assert not_finite(tmp_path) is None
 
 
+def headed(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"dtype": "F32", "data_offsets": [0.0, 4.5]}',
+        b'{"dtype": "F32", "data_offsets": ["0", "4"]}',
+        b'{"dtype": ["F32"], "data_offsets": [0, 4]}',
+        b'{"dtype": "F32", "data_offsets": [9223372036854775808, 9223372036854775812]}',
+        b'{"dtype": "F32", "data_offsets": [0, 100000000000000000]}',
+        b'{"dtype": "F32", "data_offsets": [-4, 4]}',
+        b'{"dtype": "F32", "data_offsets": [4, 0]}',
+        b'{"dtype": "F32"}',
+        b"[" * 200_000 + b"]" * 200_000,
+    ],
+    ids=range(9),
+)
+def test_an_odd_header_is_the_engines_to_refuse(tmp_path: Path, entry: bytes) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(headed(b'{"a": ' + entry + b"}", b"\0" * 4))
+    assert not_finite(tmp_path) is None
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").mkdir()
+    save_file({"b": torch.tensor([torch.nan])}, tmp_path / "b.safetensors")
+    assert not_finite(tmp_path) == "b.safetensors: b holds what is not a finite number"
+
+
 def test_a_folder_without_weights_is_not_found_wanting(tmp_path: Path) -> None:
     assert not_finite(tmp_path / "nowhere") is None
