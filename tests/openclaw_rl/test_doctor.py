@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,8 @@ from openclaw_rl.settings import load
 
 
 @pytest.fixture
-def question(tmp_path):
+def question(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=100e9))  # whatever this machine has
     return Question(load(None, {"data_dir": str(tmp_path / "data"), "server.port": 0}, {}))
 
 
