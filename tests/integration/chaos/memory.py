@@ -2,7 +2,7 @@
 
 Resident memory is what counts in the end, but an allocator keeps pages that are free inside, and grows for long before
 it has enough of them. So the stub side's server also says what it holds: bytes of the C heap in use, objects of
-Python's. Those are level at once when nothing leaks.
+Python's. Those level off sooner, when nothing leaks and what is kept has reached its bounds.
 """
 
 import ctypes
