@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 from openclaw_client import OpenClaw
 
+from openclaw_rl.sessions.openclaw import unstamped
 from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -100,7 +101,8 @@ def judge(report: dict[str, Any]) -> int:
         and answered[-1] is None,
         "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, 1, None],
         "the client sends back what was recorded": all(
-            last_reply(after["request"]["messages"]) == text for after, text in zip(turns[1:], texts, strict=False)
+            last_reply(after["request"]["messages"]) in (text, unstamped(text))
+            for after, text in zip(turns[1:], texts, strict=False)
         ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,

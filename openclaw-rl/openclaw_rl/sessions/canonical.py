@@ -1,8 +1,9 @@
 """When two messages are the same: a client sends back what it was sent, but not byte for byte.
 
-Canonical is the role, the trimmed text (a user's without the client's wrapping), and each tool call's name with its
-arguments as canonical JSON. No ids (clients rewrite them), no reasoning (its whitespace changes on the way back, and
-many clients drop it), and list content equals the string it spells. Digests are hex, 128 bits.
+Canonical is the role, the trimmed text (a user's without the client's wrapping, a reply's less stamps before it), and
+each tool call's name with its arguments as canonical JSON. No ids (clients rewrite them), no reasoning (its whitespace
+changes on the way back, and many clients drop it), and list content equals the string it spells. Digests are hex, 128
+bits.
 """
 
 import json
@@ -11,7 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.openclaw import is_ephemeral, strip_wrapping
+from openclaw_rl.sessions.openclaw import is_ephemeral, strip_wrapping, unstamped
 from openclaw_rl.types import TurnKey
 
 _DIGEST_SIZE = 16
@@ -28,7 +29,13 @@ def conversation(messages: Sequence[Message]) -> list[Message]:
 
 def canonical_text(message: Message) -> str:
     text = message.text()
-    return strip_wrapping(text) if message.role == "user" else text.strip()
+    match message.role:
+        case "user":
+            return strip_wrapping(text)
+        case "assistant":
+            return unstamped(text)
+        case _:
+            return text.strip()
 
 
 def digest(message: Message, text: str | None = None) -> str:

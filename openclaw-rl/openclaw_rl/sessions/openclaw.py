@@ -167,6 +167,13 @@ def strip_wrapping(text: str) -> str:
     return text.strip()
 
 
+def unstamped(text: str) -> str:
+    """A reply as the client keeps it: a model that repeats the stamp of the message it answers loses it on the way."""
+    while stamp := _STAMP.match(text):
+        text = text[stamp.end() :]
+    return text.strip()
+
+
 def unmerged(message: Message) -> Iterator[str]:
     """Of a user message that the client merged from several: what its last ones read alone, longest first. Nothing
     when it is one."""

@@ -34,6 +34,20 @@ def test_what_clients_change_on_the_way_back() -> None:
     assert digest(Message(role="assistant", content="Fine. \n")) == digest(Message(role="assistant", content="Fine."))
 
 
+def test_a_stamp_that_a_reply_repeats_is_lost_on_the_way_back() -> None:
+    """Seen with the real client and the bundled model: the reply began with the stamp of the question it repeated."""
+    stamp = "[Sat 2026-11-28 17:21 UTC] "
+    said = "And what helps me to wake up early?\n\nTo some extent, it's about your own circadian rhythms."
+
+    def of(content: str, role: str = "assistant") -> str:
+        return digest(Message(role=role, content=content))
+
+    assert of(stamp + said) == of(stamp + stamp + said) == of(said)
+    for other in ("[Sat] " + said, said + f" {stamp}", said.replace("\n\n", f"\n\n{stamp}")):
+        assert of(other) != of(said)
+    assert of(stamp + said, "tool") != of(said, "tool")
+
+
 def test_what_makes_another_message() -> None:
     messages = [
         Message(role="assistant", content="a"),
