@@ -6,7 +6,6 @@ learner's: the self-test and the KL gate have tests of their own and let everyth
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,34 +13,21 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from harness.cases import CASES
 from harness.checks import failures
 from harness.evidence import clients
 from harness.host import Host, Server, stub_settings
 from harness.listen import served
-from harness.model import CONTEXT, Vocabulary
+from harness.model import Vocabulary
 from harness.play import play
 from harness.policy import scripted
 from harness.stubs import Stubs
+from harness.tiny import LENIENT, tiny_settings, tiny_trainer
 from harness.trainer import ToyTrainer
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.testing import FakeEngine, stub_app
-from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.trainers.learner import LocalLearner
-from openclaw_rl.trainers.loop import TrainerLoop
-from openclaw_rl.trainers.lora import LoraPolicy
-
-LENIENT = {"publisher.self_test_tolerance": 1e9, "publisher.max_step_kl": 1e9, "publisher.max_base_kl": 1e9}
-
-
-def tiny(**more: Any) -> TrainerSettings:
-    """The script's log-probs are far from a random model's: only what is beyond all measure is masked."""
-    return TrainerSettings(rank=2, tis_mask=1e6, **more)
 
 
 @asynccontextmanager
@@ -61,23 +47,8 @@ async def trained(server: Server, settings: TrainerSettings) -> dict[str, Any]:
     """One step on what waits, published. What it measured, and its weights."""
 
     def step() -> Path:
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=512,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-        )
-        policy = LoraPolicy(LlamaForCausalLM(config).eval(), settings)
-        learner = LocalLearner(policy, METHOD, settings, MethodSettings(), base_hash="stub")
-        token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
-        client = TrainerClient(server.url, token)
-        loop = TrainerLoop(client, learner, server.data_dir, name="tiny", stop=threading.Event(), lease_wait_s=30)
-        assert loop.turn() == 1
-        client.close()
+        with tiny_trainer(server, settings) as loop:
+            assert loop.turn() == 1
         (folder,) = (server.data_dir / "versions").iterdir()
         return folder
 
@@ -113,7 +84,7 @@ async def test_a_very_unlikely_token_spoils_nothing(host: Host, model_folder: Pa
     async with case_server(case, host, Vocabulary.of(model_folder), tmp_path) as server:
         seen = await play(server.url, case["requests"][:2])
         await judged(server, 1)
-        found = await trained(server, tiny())
+        found = await trained(server, tiny_settings())
         seen += await play(server.url, case["requests"][2:])
         assert failures(case["expect"]["checks"], found | clients(seen), said={}) == []
         assert "loss" in found["metrics"]
@@ -127,7 +98,7 @@ async def test_equal_rewards_make_a_step_of_bounded_advantages(host: Host, model
     async with case_server(case, host, Vocabulary.of(model_folder), tmp_path) as server:
         await play(server.url, case["requests"])
         await judged(server, 4)
-        found = await trained(server, tiny())
+        found = await trained(server, tiny_settings())
     assert failures(case["expect"]["checks"], found, said={}) == []
     assert (found["metrics"]["samples"], found["metrics"]["reward_mean"]) == (4, 1.0)
 
@@ -149,7 +120,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
                     "/v1/admin/train", json={}, headers={"Authorization": f"Bearer {key}"}
                 )  # the fourth reply was empty: its batch would never be full
                 assert answer.status_code == 200
-                found = await trained(server, tiny(micro_batch_tokens=micro_batch_tokens))
+                found = await trained(server, tiny_settings(micro_batch_tokens=micro_batch_tokens))
                 found["proc"] = {"alive": (await client.get("/healthz")).json()["status"] == "ok"}
             runs.append(found)
     checks = case["expect"]["checks"]

@@ -12,7 +12,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,24 +22,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from harness.host import Server
-from harness.model import CONTEXT, Vocabulary
-from transformers import LlamaConfig, LlamaForCausalLM
+from harness.model import Vocabulary
+from harness.tiny import LENIENT, tiny_settings, tiny_trainer
 
 from openclaw_rl.ledger.codec import unpack_bytes
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.loop import TrainerLoop
-from openclaw_rl.trainers.lora import LoraPolicy
 
-SETTINGS = {"training.batch_size": 1, "training.min_batch": 1} | dict.fromkeys(
-    ("publisher.self_test_tolerance", "publisher.max_step_kl", "publisher.max_base_kl"), 1e9
-)
-
+SETTINGS = {"training.batch_size": 1, "training.min_batch": 1} | LENIENT
 
 TEXT, DENSE, SPACED, PACKED, BLOBS = range(5)
 """Forms of a word; what the ledger stored of it comes last."""
@@ -118,25 +108,8 @@ class Learning:
 def learning(host, tmp_path_factory, engine_settings, model_folder) -> Iterator[Learning]:
     before = os.umask(0)  # of the trainer, which runs here
     with host.running(tmp_path_factory.mktemp("forget"), engine_settings | SETTINGS, umask=0) as server:
-        settings = TrainerSettings(rank=2, tis_mask=1e6)
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=512,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-        )
-        policy = LoraPolicy(LlamaForCausalLM(config).eval(), settings)
-        learner = LocalLearner(policy, METHOD, settings, MethodSettings(), base_hash="stub")
-        token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
-        client = TrainerClient(server.url, token)
-        loop = TrainerLoop(client, learner, server.data_dir, name="tiny", stop=threading.Event(), lease_wait_s=30)
-        with httpx.Client(timeout=60, trust_env=False) as http:
+        with tiny_trainer(server, tiny_settings()) as loop, httpx.Client(timeout=60, trust_env=False) as http:
             yield Learning(server, http, loop, Vocabulary.of(model_folder))
-        client.close()
     os.umask(before)
 
 

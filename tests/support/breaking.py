@@ -123,12 +123,7 @@ class BrokenJudge:
         self.asked = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        body = await _read(receive)
         if scope["path"].endswith("/models"):
             await _answer(send, 200, b'{"data": [{"id": "judge"}]}')
             return
@@ -152,6 +147,15 @@ class BrokenJudge:
                 await _answer(send, 200, data)
 
 
+async def _read(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
 async def _answer(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
     await send({"type": "http.response.body", "body": body})
@@ -164,12 +168,7 @@ class Webhook:
         self.alerts: list[dict[str, Any]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        body = await _read(receive)
         self.alerts.append(json.loads(body))
         await _answer(send, 200, b"{}")
 
