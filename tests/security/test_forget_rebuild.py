@@ -195,7 +195,10 @@ def test_a_user_is_forgotten_altogether(learning: Learning) -> None:
     learning.teach(said, session=None)
     learning.teach(said, "again", session="elsewhere")
     (user,) = {row["user"] for row in learning.server.admin("/v1/turns?limit=100")["turns"]}
+    stored = learning.stored(said)
+    assert stored
+    assert learning.found(said, stored) >= {*range(BLOBS, BLOBS + len(stored))}, "the check is blind"
     answer = learning.admin("/v1/admin/forget", user=user, everything=True)
     assert answer["turns"] >= 2
     assert learning.server.admin("/v1/turns?limit=100")["turns"] == []
-    assert learning.found(said) == set()
+    assert learning.found(said, stored) == set()
