@@ -76,10 +76,10 @@ def script(tmp_path: Path) -> Iterator[Script]:
     script = Script(tmp_path)
     yield script
     script.process.kill()
-    script.process.communicate()
-    for file in script.files.iterdir():  # what it left
+    for file in script.files.iterdir():  # what it left, and what holds its output open
         if not is_gone(int(file.read_text())):
             os.kill(int(file.read_text()), signal.SIGKILL)
+    script.process.communicate()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -89,6 +89,16 @@ def test_the_chaos_run_beside_ends_with_the_tests(script: Script, number: int, c
     os.killpg(script.process.pid, number)  # as a terminal's Ctrl-C does: the foreground's group
     assert script.process.wait(60) == code
     for pid in pids:
+        until(lambda pid=pid: is_gone(pid), 10)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 137)])
+def test_it_ends_with_its_tests_when_the_signal_reached_them_alone(script: Script, number: int, code: int) -> None:
+    script.start()
+    pids = [script.pid(f"{name}.{which}") for name in ("chaos", "rest") for which in ("pid", "child")]
+    os.kill(pids[2], number)
+    assert script.process.wait(50) == code  # the chaos stand-in would go on for 60 s
+    for pid in pids[:2]:
         until(lambda pid=pid: is_gone(pid), 10)
 
 
