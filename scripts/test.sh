@@ -37,8 +37,7 @@ trap 'exit 143' TERM
 
 rest=0
 python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --ignore "$CHAOS" || rest=$?
-# pytest was interrupted (2) or killed: so are we, also where bash missed its own SIGINT, as it may when the child's end
-# comes first.
+# pytest was interrupted (2) or killed: nobody waits for the chaos run's word any more.
 if [ "$rest" -eq 2 ] || [ "$rest" -gt 128 ]; then exit "$rest"; fi
 wait "$chaos" || rest=$?
 chaos=

@@ -26,6 +26,13 @@ sys.exit(int(os.environ.get(f"EXIT_{{name}}", 0)))
 """
 
 
+def hears_ctrl_c() -> None:
+    """As under a terminal. A job of a shell without job control ignores SIGINT, and what it starts does so too: these
+    tests may be run by one, or after others that changed it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 class Script:
     def __init__(self, folder: Path) -> None:
         self.files = folder / "files"
@@ -50,6 +57,7 @@ class Script:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=hears_ctrl_c,
         )
 
     def pid(self, name: str) -> int:
