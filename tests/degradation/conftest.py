@@ -17,6 +17,9 @@ from harness.model import Vocabulary
 
 from openclaw_rl.testing import ToyPolicy
 
+PATIENCE_S = 120.0
+"""Against hanging alone: nothing that is shown here may depend on how fast the machine is."""
+
 
 @dataclass
 class Place:
@@ -79,7 +82,7 @@ class Place:
         """The detail, for who has the admin key."""
         return list((await self.admin("/healthz"))["problems"])
 
-    async def until(self, what: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    async def until(self, what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not await what():
                 await asyncio.sleep(0.05)
@@ -110,7 +113,8 @@ def place(host: Host, model_folder: Path, tmp_path: Path) -> Callable[..., Abstr
     async def start(
         folder: Path = tmp_path, *, policy: ToyPolicy | None = None, has_teacher: bool = False, **settings: Any
     ) -> AsyncIterator[Place]:
-        """policy: of the engine. has_teacher: an engine of its own scores hints."""
+        """policy: of the engine. has_teacher: an engine of its own scores hints. Whatever waits is patient: a test of
+        a time limit sets it."""
         words = words_of(Vocabulary.of(model_folder))
         engine, judge, teacher, webhook = BrokenEngine(policy or words), BrokenJudge(), BrokenEngine(words), Webhook()
         engine_port, judge_port, teacher_port, hook_port = Port(engine), Port(judge), Port(teacher), Port(webhook)
@@ -118,12 +122,12 @@ def place(host: Host, model_folder: Path, tmp_path: Path) -> Callable[..., Abstr
             "log_format": "json",
             "engine.kind": "url",
             "engine.url": engine_port.url,
-            "engine.hold_s": 1.0,
-            "engine.token_timeout_s": 1.0,
+            "engine.hold_s": PATIENCE_S,
+            "engine.token_timeout_s": PATIENCE_S,
             "trainer.kind": "external",
             "judge.kind": "llm",
             "judge.url": f"{judge_port.url}/v1",
-            "judge.timeout_s": 1.0,
+            "judge.timeout_s": PATIENCE_S,
             "alerts.webhook_url": f"{hook_port.url}/alerts",
         }
         given |= {"method.teacher_url": teacher_port.url} if has_teacher else {}
@@ -133,7 +137,9 @@ def place(host: Host, model_folder: Path, tmp_path: Path) -> Callable[..., Abstr
                 await port.up()
                 stack.push_async_callback(port.down)
             server = await stack.enter_async_context(host.server(folder, given))
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False))
+            http = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False)
+            )
             yield Place(server, engine, judge, engine_port, judge_port, teacher, teacher_port, webhook, http)
 
     return start

@@ -21,7 +21,7 @@ UNTRAINED = {
 
 
 async def test_what_an_engine_does_once_costs_no_chat_and_no_line(place: Any) -> None:
-    async with place() as here:
+    async with place(engine__token_timeout_s=4.0) as here:
         for how in MENDED:
             here.engine.breaks(how, times=1)
             reply = await here.chat(session=how)
@@ -41,7 +41,7 @@ async def test_what_an_engine_does_once_costs_no_chat_and_no_line(place: Any) ->
 
 @pytest.mark.parametrize("how", ["5xx", "negative_id"])
 async def test_an_engine_that_is_broken_for_good_is_waited_for_and_then_a_clear_503(place: Any, how: str) -> None:
-    async with place() as here:
+    async with place(engine__hold_s=1.0) as here:
         here.engine.breaks(how, at=1)
         replies = await asyncio.gather(*(here.chat(session=f"s{n}") for n in range(6)))
         for reply in replies:
@@ -63,7 +63,7 @@ async def test_an_engine_that_is_broken_for_good_is_waited_for_and_then_a_clear_
 
 
 async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_it_is_back(place: Any) -> None:
-    async with place(engine__hold_s=2.0, server__keepalive_s=0.2) as here:
+    async with place(engine__hold_s=6.0, server__keepalive_s=0.2) as here:
         assert (await here.chat()).status_code == 200
         await here.engine_port.down()
         whole, streamed = await asyncio.gather(here.chat(), here.chat(session="t", stream=True))
@@ -93,7 +93,7 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
 async def test_an_engine_that_comes_back_empty_gets_its_version_again_and_no_chat_is_refused(place: Any) -> None:
     """Faster than anyone looked: it answers, and knows no adapter."""
     batch = {"training__batch_size": 1, "training__min_batch": 1, "judge__votes": 1, "judge__quorum": 1}
-    async with place(engine__hold_s=20.0, **batch) as here:
+    async with place(**batch) as here:
         await here.turn("Thanks, that is perfect!", "s")
         trainer = ToyTrainer(here.server.url, here.server.data_dir, here.engine.fake.policy)
         lease = await asyncio.to_thread(trainer.lease)

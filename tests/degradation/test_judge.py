@@ -9,7 +9,7 @@ THANKS, WRONG = "Thanks, that is perfect!", "No, that is wrong."
 
 
 async def fails(place: Any, folder: Path, how: str) -> None:
-    async with place(folder, judge__workers=4, judge__timeout_s=0.3, judge__votes=1, judge__quorum=1) as here:
+    async with place(folder, judge__workers=4, judge__timeout_s=1.0, judge__votes=1, judge__quorum=1) as here:
         if how == "down":
             await here.judge_port.down()
         here.judge.how = how
@@ -47,7 +47,7 @@ async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: An
 
 async def test_what_waits_for_a_judge_is_bounded(place: Any) -> None:
     """Answers of another form are an outage like any other."""
-    async with place(judge__max_waiting=2, judge__votes=1, judge__quorum=1, judge__timeout_s=0.3) as here:
+    async with place(judge__max_waiting=2, judge__votes=1, judge__quorum=1) as here:
         here.judge.how = "other_json"
         turns = [await here.turn(THANKS, f"s{n}") for n in range(5)]
 

@@ -19,11 +19,13 @@ async def test_a_body_that_is_too_large_is_413_on_every_route_before_it_is_read(
 
 
 async def test_a_body_that_never_comes_gives_its_place_back(place: Any) -> None:
-    async with place(server__body_timeout_s=0.5, server__max_streams=1) as here:
+    async with place(server__body_timeout_s=4.0, server__max_streams=1) as here:
         port = int(here.server.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 500\r\n\r\n"
-        writer.write(head.encode() + b'{"messages"')
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 500\r\n"
+        writer.write(head.encode() + b"expect: 100-continue\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100"), "it has its place, and is read"
+        writer.write(b'{"messages"')
         full = await here.chat()
         assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
         assert full.headers["retry-after"]
@@ -37,7 +39,7 @@ async def test_a_body_that_never_comes_gives_its_place_back(place: Any) -> None:
 
 
 async def test_one_stream_too_many_is_told_to_come_again(place: Any) -> None:
-    async with place(server__max_streams=2, engine__token_timeout_s=30.0) as here:
+    async with place(server__max_streams=2) as here:
         here.engine.breaks("silent", times=2)
         held = [asyncio.create_task(here.chat(session=f"h{n}")) for n in range(2)]
 

@@ -2,13 +2,14 @@
 in the way that the file `trainer.how` in the data directory says.
 
     exit 3     the process ends with this status as soon as it starts
-    hold       the step goes on until something else is said
+    hold       the step goes on until nothing is said any more, and every step until then
     full       no checkpoint can be written: the disk is full
     no step    no step can be made of the batch
 """
 
 import argparse
 import hashlib
+import os
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from openclaw_rl.types import Sample, WeightKind
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 HELD = "trainer.held"
-"""There while a step holds."""
+"""The process whose step holds."""
 
 
 class StubLearner:
@@ -50,11 +51,11 @@ class StubLearner:
     def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
         if self.how == "no step":
             return NoStep("the gradient is not finite")
-        while self.how == "hold":
-            (self._data_dir / HELD).touch()
-            between()
-            time.sleep(0.02)
-        (self._data_dir / HELD).unlink(missing_ok=True)
+        if self.how == "hold":
+            (self._data_dir / HELD).write_text(str(os.getpid()))
+            while self.how:
+                between()
+                time.sleep(0.02)
         self._weights = hashlib.sha256(self._weights + repr([s.sample_id for s in samples]).encode()).digest() * 4
         seed = int.from_bytes(hashlib.sha256(self._weights).digest()[:8], "big")
         first = samples[0]

@@ -72,7 +72,7 @@ class TasteTrainer:
         self.thetas = {0: policy.thetas[BASE_SEED]}
         """By version."""
 
-    async def step(self, follow: Callable[[float, LeaseBody], float], *, wait_s: float = 20.0) -> int | None:
+    async def step(self, follow: Callable[[float, LeaseBody], float], *, wait_s: float = 120.0) -> int | None:
         """One batch, whose θ is what `follow` makes of the parent's and the batch; the version."""
         return await asyncio.to_thread(self._step, follow, wait_s)
 

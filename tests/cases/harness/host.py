@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-_START_S = 60.0
+_START_S = 120.0
 
 
 def stub_settings(url: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Server:
 
     def admin(self, path: str) -> Any:
         key = (self.data_dir / "keys" / "admin.key").read_text().strip()
-        reply = httpx.get(self.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        reply = httpx.get(self.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=120)
         assert reply.status_code == 200, f"{path}: {reply.status_code} {reply.text}"
         return reply.json() if "json" in reply.headers["content-type"] else reply.text
 
@@ -84,7 +84,7 @@ class Host:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
 
     @asynccontextmanager
     async def server(self, folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[Server]:
@@ -128,7 +128,7 @@ def _wait_for(server: Server, pid: int) -> Server:
     while time.monotonic() < end and _is_alive(pid):
         try:
             url = json.loads(where.read_text())["url"]
-            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/healthz", timeout=30).status_code == 200:
                 return replace(server, url=str(url))
         except (OSError, ValueError, httpx.HTTPError):
             pass

@@ -27,7 +27,7 @@ class ToyTrainer:
         self.client = TrainerClient(url, token or (data_dir / "keys" / "trainer.token").read_text().strip())
         self._data_dir, self._policy, self._kind = data_dir, policy, kind
 
-    def lease(self, *, wait_s: float = 30.0) -> LeaseBody | None:
+    def lease(self, *, wait_s: float = 120.0) -> LeaseBody | None:
         return self.client.lease("toy", wait_s=wait_s)
 
     def checkpoint(
