@@ -3,10 +3,14 @@
 import asyncio
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.settings import EngineSettings
 
 KERNEL_NOISE = 0.05
 """Decode against rescoring on a bf16 GPU is 0.01 on average; the embedded engine's own bound is in its exactness tests.
@@ -121,6 +125,21 @@ async def test_scoring_a_response_takes_the_prompt_less_one(http, served):
     assert [entry[1] for entry in entries[1:]] == response
     assert scored["output_ids"] == []
     assert scored["meta_info"]["completion_tokens"] == 0
+
+
+async def test_the_last_id_of_the_vocabulary_is_scored_as_any_other(http, served):
+    """SGLang writes another id beside its log-prob; our client knows."""
+    folder = Path((await http.get("/model_info")).json()["model_path"])
+    last = json.loads((folder / "config.json").read_text())["vocab_size"] - 1
+    ids, response = prompt(served, 19), [5, last, 7, last]
+    engine = HttpEngine(served.url, settings=EngineSettings())
+    try:
+        score = await engine.score(tuple(ids), tuple(response), lora_path=None, extra_key=None, top_k=2)
+    finally:
+        await engine.aclose()
+    scored = await generate(http, body(ids + response, 0, logprob_start_len=len(ids) - 1))
+    entries = scored["meta_info"]["input_token_logprobs"]
+    assert list(score.log_probs) == pytest.approx([entry[0] for entry in entries[1:]], abs=KERNEL_NOISE)
 
 
 async def test_scoring_agrees_from_any_start(http, served):

@@ -11,11 +11,13 @@ What SGLang does otherwise than the dialect says is put right here:
   is not unloaded. It stays in the engine's host memory until the engine is restarted.
 * A streamed request that is aborted while it is queued (`pause` puts running ones back into the queue) ends with its
   last token once more, beside the log-probs of its whole reply. What was sent before is taken out.
+* It writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's), which is an
+  ordinary token of SmolLM2 and others. The log-prob is the right one.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
@@ -254,9 +256,14 @@ def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
 def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
     """The T log-probs of `response_ids` out of T + 1 entries, the first of which has none."""
     found = (entries or [])[1:]
-    if tuple(token for _, token, _ in found) != response_ids:
+    if not _are_same(response_ids, [token for _, token, _ in found]):
         raise AlignmentError(f"{len(response_ids)} tokens to score, {len(found)} scored, or others")
     values = tuple(log_prob for log_prob, _, _ in found if log_prob is not None)
     if len(values) != len(response_ids):
         raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
     return values
+
+
+def _are_same(ids: Ids, found: Sequence[int]) -> bool:
+    """But for zeros in place of one id, the highest and each time: the vocabulary's last. No shift looks like that."""
+    return tuple(found) in (ids, tuple(0 if token == max(ids) else token for token in ids))

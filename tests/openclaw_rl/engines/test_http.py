@@ -14,8 +14,9 @@ from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.testing import FakeEngine, Scripted, ToyPolicy, stub_app
+from openclaw_rl.types import Ids, LogProbs
 
-SETTINGS = EngineSettings(kind="url", url="http://unused", connect_timeout_s=2, token_timeout_s=5)
+SETTINGS = EngineSettings(kind="url", url="http://unused", connect_timeout_s=30, token_timeout_s=120)
 
 
 @asynccontextmanager
@@ -48,7 +49,7 @@ async def raw_server(answer: bytes, *, then_hang: bool = False) -> AsyncIterator
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = SETTINGS.model_copy(update={"token_timeout_s": 0.2})
+    settings = SETTINGS.model_copy(update={"token_timeout_s": 0.2} if then_hang else {})
     engine = HttpEngine(f"http://127.0.0.1:{port}", settings=settings)
     try:
         yield engine
@@ -70,7 +71,7 @@ async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateRep
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -235,13 +236,36 @@ async def test_scores_align_with_the_response() -> None:
         assert (call.logprob_start_len, call.sampling_params.max_new_tokens, call.extra_key) == (2, 0, "v0")
 
 
-async def test_scores_of_other_tokens_are_refused() -> None:
-    body = GenerateReply.model_validate({"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 9, None]]}})
-    text = body.model_dump_json().encode()
+async def score_answered_by(told: list[int], asked: Ids) -> LogProbs:
+    """What scoring gives where the engine says that these were the tokens."""
+    entries = [[None, 1, None], *([-float(n), token, None] for n, token in enumerate(told, start=1))]
+    text = GenerateReply.model_validate({"meta_info": {"input_token_logprobs": entries}}).model_dump_json().encode()
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
     async with raw_server(answer) as engine:
-        with pytest.raises(AlignmentError):
-            await engine.score((1,), (2,), lora_path=None, extra_key=None)
+        return (await engine.score((1,), asked, lora_path=None, extra_key=None)).log_probs
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ((2,), [9]),
+        ((2, 3), [2]),
+        ((5, 6, 7, 8), [1, 5, 6, 7]),  # shifted
+        ((5, 6, 7, 8), [6, 7, 8, 0]),
+        ((7, 7, 7, 5), [0, 7, 7, 7]),
+        ((5, 6, 7, 7), [5, 6, 7, 0]),  # not each time
+        ((5, 8, 7), [0, 8, 7]),  # not the last of any vocabulary
+        ((5, 8, 7), [0, 0, 7]),
+    ],
+)
+async def test_scores_of_other_tokens_are_refused(asked: Ids, told: list[int]) -> None:
+    with pytest.raises(AlignmentError):
+        await score_answered_by(told, asked)
+
+
+@pytest.mark.parametrize(("asked", "told"), [((5, 999, 6), [5, 0, 6]), ((999, 0, 999), [0, 0, 0]), ((999,), [0])])
+async def test_sglangs_zero_for_the_last_id_of_the_vocabulary_is_that_id(asked: Ids, told: list[int]) -> None:
+    assert await score_answered_by(told, asked) == tuple(-float(n) for n in range(1, len(asked) + 1))
 
 
 async def test_generated_log_probs_are_those_that_scoring_gives() -> None:
