@@ -18,7 +18,7 @@ PRINTED = {
 
 def dry_run(script: str, *arguments: str) -> str:
     argv = [str(ROOT / script), "--dry-run", *arguments]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, cwd="/").stdout.strip()
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120, cwd="/").stdout.strip()
 
 
 @pytest.mark.parametrize("script", PRINTED)

@@ -23,7 +23,7 @@ SCRIPTS = {
 def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, **variables}
     return subprocess.run(
-        [ROOT / script, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        [ROOT / script, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False, cwd="/"
     )
 
 

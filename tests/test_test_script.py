@@ -95,7 +95,7 @@ def test_the_chaos_run_beside_ends_with_the_tests(script: Script, number: int, c
     script.start()
     pids = [script.pid(f"{name}.{which}") for name in ("chaos", "rest") for which in ("pid", "child")]
     os.killpg(script.process.pid, number)  # as a terminal's Ctrl-C does: the foreground's group
-    assert script.process.wait(60) == code
+    assert script.process.wait(120) == code
     for pid in pids:
         until(lambda pid=pid: is_gone(pid), 10)
 
@@ -113,6 +113,6 @@ def test_it_ends_with_its_tests_when_the_signal_reached_them_alone(script: Scrip
 @pytest.mark.parametrize(("failing", "code"), [("", 0), ("rest", 3), ("chaos", 3)])
 def test_its_exit_code_is_that_of_what_failed(script: Script, failing: str, code: int) -> None:
     script.start(SLEEP_S="0.1", **({f"EXIT_{failing}": "3"} if failing else {}))
-    output, _ = script.process.communicate(timeout=60)
+    output, _ = script.process.communicate(timeout=120)
     assert script.process.returncode == code
     assert ("rest is over" in output, "chaos is over" in output) == (True, True)

@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 async def settled(server: Server) -> None:
     """Wait until whatever is paired is judged and scored."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             counts = (await asyncio.to_thread(server.admin, "/v1/admin/status"))["counts"]
             if not any(counts.get(state) for state in ("paired", "judged", "running")):
@@ -98,12 +98,12 @@ async def test_case(case_id: str, host: Host, model_folder: Path, tmp_path: Path
         settings = {
             **stub_settings(url),
             "judge.retries": 0,
-            "judge.timeout_s": 1.0,
+            "judge.timeout_s": 120.0,
         }
         async with host.server(folder, settings | SETTINGS.get(case_id, {})) as server:
             seen = await play(server.url, case["requests"])
             await settled(server)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 while stubs.running:
                     await asyncio.sleep(0.01)
             found = await asyncio.to_thread(evidence, server, seen, stubs, vocabulary)

@@ -30,13 +30,13 @@ def settings(url: str, batch_size: int) -> dict[str, Any]:
 
 
 async def waiting(server: Server, samples: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (await asyncio.to_thread(server.admin, "/v1/admin/status"))["counts"]["sampled"] < samples:
             await asyncio.sleep(0.02)
 
 
 async def serves(server: Server, version: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (await asyncio.to_thread(server.admin, "/healthz"))["weight_version"] != version:
             await asyncio.sleep(0.02)
 
@@ -69,7 +69,7 @@ async def test_after_a_kill_each_judged_turn_is_trained_exactly_once(
             await play(server.url, [*talk(6), *talk(7)])
             trainer = ToyTrainer(server.url, server.data_dir, policy)
             trained: list[str] = []
-            while (lease := await asyncio.to_thread(trainer.lease, wait_s=1.0 if trained else 30.0)) is not None:
+            while (lease := await asyncio.to_thread(trainer.lease, wait_s=1.0 if trained else 120.0)) is not None:
                 trained += [sample.sample_id for sample in lease.samples]
                 await asyncio.to_thread(trainer.client.commit, await asyncio.to_thread(trainer.checkpoint, lease))
             await serves(server, 1)

@@ -53,7 +53,7 @@ async def trained(server: Server, settings: TrainerSettings) -> dict[str, Any]:
         return folder
 
     folder = await asyncio.to_thread(step)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await asyncio.to_thread(server.admin, "/healthz"))["weight_version"] != 1:
             await asyncio.sleep(0.02)
     (row,) = [
@@ -71,7 +71,7 @@ async def trained(server: Server, settings: TrainerSettings) -> dict[str, Any]:
 
 
 async def judged(server: Server, samples: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             counts = (await asyncio.to_thread(server.admin, "/v1/admin/status"))["counts"]
             if counts["sampled"] >= samples and not counts["paired"] + counts["judged"]:
@@ -115,7 +115,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
             assert {one.status for one in seen} == {200}
             await judged(server, 3)
             key = (server.data_dir / "keys" / "admin.key").read_text().strip()
-            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=120) as client:
                 answer = await client.post(
                     "/v1/admin/train", json={}, headers={"Authorization": f"Bearer {key}"}
                 )  # the fourth reply was empty: its batch would never be full
@@ -160,14 +160,14 @@ async def test_a_step_without_numbers_never_serves_and_chats_go_on(
             body = (await asyncio.to_thread(trainer.checkpoint, lease)).model_dump_json()
             assert '"loss":0.1' in body
             token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
-            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=120) as client:
                 reply = await client.post(
                     "/v1/trainer/commit",
                     content=body.replace('"loss":0.1', f'"loss":{value}'),
                     headers={"Authorization": f"Bearer {token}"},
                 )
             if reply.status_code == 200:  # taken, and then the gate's to refuse
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     while True:
                         version = await asyncio.to_thread(server.admin, "/v1/admin/versions/1")
                         if version["state"] == "rejected":

@@ -96,7 +96,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Served(url, adapters, (model, root / "other"), CONTEXT, VOCAB, is_ours=True, end_id=END)
     finally:
         process.terminate()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=120) == 0
 
 
 def make_model(root: Path) -> tuple[Path, dict[str, Path]]:
@@ -153,7 +153,7 @@ def start_engine(root: Path, model: Path) -> tuple[subprocess.Popen[bytes], str]
 @pytest.fixture
 async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the engine, which is left unpaused and idle."""
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=served.url, timeout=120) as client:
         yield client
         await client.post("/continue_generation", json={})
         await client.post("/abort_request", json={"abort_all": True})

@@ -130,7 +130,7 @@ async def test_an_unload_waits_for_the_adapters_requests(http, served, adapters)
         assert (await http.post("/unload_lora_adapter", json={"lora_name": adapters[0]})).status_code == 200
         order.append("unload")
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         tasks.create_task(read())
         tasks.create_task(unload())
     assert order == ["reply", "unload"]

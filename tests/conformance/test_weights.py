@@ -118,7 +118,7 @@ async def test_no_reply_is_lost_and_each_token_has_the_log_prob_of_the_weights_t
 ):
     """Cut as early as after the first token of a run: what an engine repeats then looks like a whole reply."""
     prompts = [(*tuple(range(3, 40 + n)), n + 50) for n in range(CHATS)]
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(world.chat(prompt)) for prompt in prompts]
         for _ in range(SWAPS):
             await world.each_has(before_the_cut)

@@ -194,26 +194,26 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
     meters = Meters()
     child = Child("trainer", "a_trainer", [str(seen)], python=None, log_file=tmp_path / "log", stop_grace_s=1.0)
 
-    async def starts(count: int) -> None:
+    async def starts(count: int) -> int:
+        """It has begun so often, and we know its process; that is known a moment after it began."""
         async with asyncio.timeout(120):
-            while not seen.exists() or seen.read_text().count("started") < count:
+            while not seen.exists() or seen.read_text().count("started") < count or not child.status().pid:
                 await asyncio.sleep(0.02)
+        return child.status().pid or 0
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
         watching = tasks.create_task(end_when_hung(child, ledger, meters, lease_s=0.2))
-        await starts(1)
-        pid = child.status().pid
-        assert pid is not None
+        pid = await starts(1)
         os.kill(pid, signal.SIGSTOP)
         ledger.name = "somebody else's"
         await asyncio.sleep(0.3)
         assert child.status().pid == pid, "another trainer's lease is not ours to end"
         ledger.name = "local@here"
-        await starts(2)
+        again = await starts(2)
         assert ledger.revoked == ["local@here"]
         assert meters.problems() == ["trainer: failed once: it let its lease run out, was ended and started again"]
-        assert child.status().pid not in (None, pid)
+        assert again != pid
         meters.worked("trainer")
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

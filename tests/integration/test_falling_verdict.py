@@ -145,7 +145,7 @@ class Simulation:
         )
         self.theta[number] = theta
         self.publisher.wake()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while self.serving.current != number:
                 await asyncio.sleep(0.002)
 

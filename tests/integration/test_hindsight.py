@@ -132,7 +132,7 @@ class Loop:
 
     async def ended(self, turn_id: str, *states: str) -> dict[str, Any]:
         """The turn's record, once it is in one of these states."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 record: dict[str, Any] = (await self.admin(f"/v1/turns/{turn_id}")).json()
                 if record["state"] in states:
@@ -168,12 +168,12 @@ async def start(tmp_path: Path) -> AsyncIterator[Any]:
             task = asyncio.create_task(app_module.run(Settings.model_validate(tree), frontend=frontend))
             stack.push_async_callback(_stop, task)
             where = tmp_path / "data" / "run" / "server.json"
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while not where.exists():
                     assert not task.done(), task.result()
                     await asyncio.sleep(0.02)
             url = json.loads(where.read_text())["url"]
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
             return Loop(url, tmp_path / "data", engine, client)
 
         yield make
@@ -200,7 +200,7 @@ def hint_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
-    loop: Loop = await start("combine", score_timeout_s=0.2)
+    loop: Loop = await start("combine", score_timeout_s=1.0)
     both = await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
     assert terms(both) == (-1.0, True, True)
     assert (hint_of(both)["text"], hint_of(both)["source"], both["sample"]["scored_version"]) == (SHORT, "judge", 0)
@@ -243,7 +243,7 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
 
 
 async def test_opd_makes_samples_of_hints_alone(start: Any) -> None:
-    loop: Loop = await start("opd", score_timeout_s=0.2)
+    loop: Loop = await start("opd", score_timeout_s=1.0)
     for following in ("grade -1, hint short", "grade 0, hint short", "grade 1, hint short"):
         record = await loop.ended(await loop.turn(following), "sampled")
         assert terms(record)[1:] == (True, True)
@@ -257,13 +257,13 @@ async def test_opd_makes_samples_of_hints_alone(start: Any) -> None:
 
 
 async def test_the_users_comment_is_the_hint_and_their_word_the_reward(start: Any) -> None:
-    loop: Loop = await start("combine", score_timeout_s=5.0)
+    loop: Loop = await start("combine", score_timeout_s=120.0)
     turn_id = await loop.turn("grade -1, hint none")
     before = await loop.ended(turn_id, "sampled")
     assert terms(before) == (-1.0, False, False)
     said = {"turn_id": turn_id, "value": True, "comment": "I like it short."}
     (await loop.client.post("/v1/feedback", json=said)).raise_for_status()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while terms(after := await loop.ended(turn_id, "sampled")) != (1.0, True, True):
             await asyncio.sleep(0.02)
     assert (hint_of(after)["text"], hint_of(after)["source"]) == ("I like it short.", "feedback")

@@ -89,9 +89,9 @@ def test_the_users_own_word_trains_and_the_ledger_can_be_taken_away(server: Runn
     demonstration = server.admin("GET", f"/v1/turns/{turn_id}-demo")
     assert (demonstration["state"], demonstration["sample"]["is_demonstration"]) == ("trained", True)
     body = {"session_id": "rated", "value": True}
-    assert httpx.post(f"{server.url}/v1/feedback", json=body, timeout=30).status_code == 401
+    assert httpx.post(f"{server.url}/v1/feedback", json=body, timeout=120).status_code == 401
     key = {"Authorization": "Bearer sk-test"}
-    late = httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=30).json()
+    late = httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=120).json()
     assert (late["turn_id"], late["effect"]) == (turn_id, "late")
 
     out = tmp_path / "replayed"
@@ -106,4 +106,4 @@ def test_the_users_own_word_trains_and_the_ledger_can_be_taken_away(server: Runn
     words = command(server, "forget", "rated")
     assert words.startswith("2 turns of session rated are gone")
     assert f"versions trained on it: {demonstration['trained_in']}" in words
-    assert httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=30).status_code == 404
+    assert httpx.post(f"{server.url}/v1/feedback", json=body, headers=key, timeout=120).status_code == 404

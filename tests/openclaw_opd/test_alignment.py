@@ -143,7 +143,7 @@ def serve(root: Path, model: Path, settings: ModelSettings) -> Iterator[Served]:
         yield Served(url, model, adapter, FrontEnd(settings, model), {False: base.eval(), True: with_adapter})
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
     """Version 1, the adapter, serves."""
     engine = HttpEngine(served.url, settings=EngineSettings())
     await engine.load_adapter("policy-v1", served.adapter)
-    serving = ServingVersions(hold_s=5.0)
+    serving = ServingVersions(hold_s=120.0)
     serving.switch(1, "policy-v1")
 
     def render(messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:

@@ -27,7 +27,7 @@ async def sent(count: int, answer: httpx.Response, *, want: int) -> list[dict[st
         for i in range(count):
             alerts.raise_alert("rolled_back", serving=i)
         task = asyncio.create_task(alerts.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await done.wait()
         await asyncio.sleep(0)
         task.cancel()

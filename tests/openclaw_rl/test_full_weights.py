@@ -36,15 +36,17 @@ from openclaw_rl.types import (
 
 PROMPT = (1, 5, 6)
 FOLDER = Path("weights")
+SLOW, FAST = 25.0, 2000.0
+"""Tokens a second: while what is shown happens in the middle of replies, and after it."""
 
 
 class World:
-    def __init__(self, *, drain_s: float = 0.0, call_timeout_s: float = 5.0) -> None:
-        self.engine = FakeEngine(pacing=Pacing(tokens_per_s=500))
-        self.serving = ServingVersions(hold_s=5)
+    def __init__(self, *, drain_s: float = 0.0, call_timeout_s: float = 120.0) -> None:
+        self.engine = FakeEngine(pacing=Pacing(tokens_per_s=SLOW))
+        self.serving = ServingVersions(hold_s=120)
         self.serving.switch(0, None)
         self.swapper = FullWeightSwap(
-            self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s, push_timeout_s=5
+            self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s, push_timeout_s=120
         )
 
     async def chat(self, number: int, *, tokens: int = 60, json_schema: str | None = None) -> Sampled:
@@ -74,13 +76,14 @@ class World:
 
 @asynccontextmanager
 async def chats(world: World, n: int, **fields: object) -> AsyncIterator[list[asyncio.Task[Sampled]]]:
-    """`n` chats in the middle of their replies."""
+    """`n` chats in the middle of their replies, where they stay for seconds; behind the block they end soon."""
     tasks = [asyncio.create_task(world.chat(k, **fields)) for k in range(n)]  # type: ignore[arg-type]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while world.engine.running < n:
             await asyncio.sleep(0.002)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(1.5 / SLOW)  # a token of each
     yield tasks
+    world.engine.pacing.tokens_per_s = FAST
 
 
 async def test_cut_replies_go_on_and_every_token_names_the_weights_that_sampled_it() -> None:
@@ -189,7 +192,7 @@ async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_w
 
 
 async def test_a_reply_under_a_grammar_is_let_finish() -> None:
-    world = World(drain_s=5.0)
+    world = World(drain_s=120.0)
     async with chats(world, 1, tokens=30, json_schema="{}") as (task,):
         times = await world.swapper.swap(1, FOLDER)
     assert (await task).runs == [[0, 30]]
@@ -269,7 +272,7 @@ async def published(tmp_path: Path) -> AsyncIterator[tuple[Ledger, World, Publis
 
 
 async def ends(ledger: Ledger, number: int, state: VersionState) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while (await ledger.version(number)).state is not state:
             await asyncio.sleep(0.005)
 

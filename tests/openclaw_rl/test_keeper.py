@@ -15,7 +15,7 @@ class Watched:
     """An engine whose polls are counted, and a restore that can fail."""
 
     def __init__(self) -> None:
-        self.engine, self.serving = FakeEngine(), ServingVersions(5.0)
+        self.engine, self.serving = FakeEngine(), ServingVersions(120.0)
         self.serving.switch(0, None)
         self.restored, self.failures = 0, 0
         self.in_place = True
@@ -42,7 +42,7 @@ async def watched() -> AsyncIterator[Watched]:
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.001)
 
@@ -79,7 +79,7 @@ async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
     watched.engine.is_healthy = is_healthy  # type: ignore[method-assign]
     assert DOWN_AFTER > 1
     task = asyncio.create_task(watched.keeper.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

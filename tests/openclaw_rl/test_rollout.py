@@ -122,7 +122,7 @@ class MemoryLedger:
 
     async def until(self, count: int) -> dict[str, object]:
         """What became of the turns, once `count` of them have ended."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(self.ended) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -218,7 +218,7 @@ async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> Non
     async with judging(ledger, judge, judged=judged, meters=meters):
         await ledger.until(1)
         assert meters.problems() == ["judge: failed 3 times in a row, last: down"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await judged.wait()
         ledger.add("b")
         await ledger.until(2)
@@ -230,7 +230,7 @@ async def test_while_the_judge_is_down_no_turn_uses_up_its_tries_and_all_are_jud
     script = {name: [JudgeError("down")] * 20 for name in names}
     judge, ledger = ScriptedJudge(script), MemoryLedger().add(*names)
     async with judging(ledger, judge):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(judge.seen) < 60:  # far more than the tries of all
                 await asyncio.sleep(0.001)
         assert ledger.ended == {}
@@ -243,7 +243,7 @@ async def test_one_turn_at_a_time_is_tried_while_all_fail() -> None:
     names = [f"t{n}" for n in range(6)]
     judge = ScriptedJudge({name: [JudgeError("down")] * 50 for name in names})
     async with judging(MemoryLedger().add(*names), judge):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(judge.seen) < 10:
                 await asyncio.sleep(0.001)
             judge.most_at_once = 0
@@ -300,7 +300,7 @@ class CountingEvent(asyncio.Event):
 async def test_busy_workers_do_not_spin_on_a_rested_turn() -> None:
     judge, ledger, wake = ScriptedJudge({"a": [JudgeError("x")]}), MemoryLedger().add("a"), CountingEvent()
     judge.asked = {name: asyncio.Event() for name in "abc"}
-    async with judging(ledger, judge, wake=wake, pace=Pace(poll_s=1000.0, first_rest_s=0.05)):
+    async with judging(ledger, judge, wake=wake, pace=Pace(poll_s=1000.0, first_rest_s=0.5)):
         await judge.asked["a"].wait()  # it fails, and rests
         judge.hold = asyncio.Event()
         ledger.add("b", "c")
@@ -308,7 +308,7 @@ async def test_busy_workers_do_not_spin_on_a_rested_turn() -> None:
         await judge.asked["b"].wait()
         await judge.asked["c"].wait()
         before = wake.clears
-        await asyncio.sleep(0.1)  # beyond the rest: both workers are busy, and there is nothing to do but wait for one
+        await asyncio.sleep(0.6)  # beyond the rest: both workers are busy, and there is nothing to do but wait for one
         assert wake.clears - before <= 2
         judge.hold.set()
         assert await ledger.until(3) == dict.fromkeys("abc", 1)

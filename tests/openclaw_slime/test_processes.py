@@ -86,13 +86,13 @@ sys.exit(processes.run(prm, command("server", port={free_port()}), command("driv
 """
     launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
     events = toys / "events"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not events.exists() or events.read_text().count("driver 0") < 2:
         assert launch.poll() is None, launch.communicate()
         assert time.monotonic() < end, launch.kill()
         time.sleep(0.05)
     launch.send_signal(signal.SIGTERM)
-    _, said = launch.communicate(timeout=60)
+    _, said = launch.communicate(timeout=120)
     assert launch.returncode == 0
     assert "driver ended with 75" in said
     assert events.read_text().split("\n")[:-1] == [

@@ -20,7 +20,7 @@ def work(tmp_path: Path) -> Path:
         python.chmod(0o755)
     for _ in range(2):  # a second time changes nothing
         command = ["bash", str(ROOT / "scripts" / "gpu" / "rehearse.sh")]
-        subprocess.run(command, env=os.environ | {"WORK": str(tmp_path)}, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=os.environ | {"WORK": str(tmp_path)}, check=True, capture_output=True, timeout=120)
     return tmp_path
 
 

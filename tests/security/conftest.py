@@ -76,7 +76,7 @@ def key_settings() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def doors_of(stub_engine: tuple[str, Stubs]) -> Iterator[Callable[[Server], Doors]]:
     keys = {"ann": ANN, "bob": BOB, "admin": "admin-5up3r", "trainer": "trainer-5up3r"}
-    with httpx.Client(timeout=20, trust_env=False) as client:
+    with httpx.Client(timeout=120, trust_env=False) as client:
         yield lambda server: Doors(server, stub_engine[1], keys, client)
 
 

@@ -65,7 +65,7 @@ class Learning:
         """Train on one of what waits. The new version, which serves."""
         before = self.server.admin("/v1/admin/status")["tip"]
         assert self.loop.turn() is not None
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while (serving := self.server.admin("/healthz")["weight_version"]) <= before:
             assert time.monotonic() < end, self.server.log[-2000:]
             time.sleep(0.02)
@@ -108,7 +108,7 @@ class Learning:
 def learning(host, tmp_path_factory, engine_settings, model_folder) -> Iterator[Learning]:
     before = os.umask(0)  # of the trainer, which runs here
     with host.running(tmp_path_factory.mktemp("forget"), engine_settings | SETTINGS, umask=0) as server:
-        with tiny_trainer(server, tiny_settings()) as loop, httpx.Client(timeout=60, trust_env=False) as http:
+        with tiny_trainer(server, tiny_settings()) as loop, httpx.Client(timeout=120, trust_env=False) as http:
             yield Learning(server, http, loop, Vocabulary.of(model_folder))
     os.umask(before)
 

@@ -69,7 +69,7 @@ def test_every_operation_answers_whatever_schemathesis_sends(keyed, mode):
             waits = case.path == "/v1/trainer/lease" and isinstance(case.body, dict)
             if waits and isinstance(case.body.get("wait_s", 30), int | float):
                 case.body["wait_s"] = 0  # it would wait, as it should
-            reply = case.call(base_url=keyed.server.url, headers=headers, timeout=60)  # noqa: B023 (called below)
+            reply = case.call(base_url=keyed.server.url, headers=headers, timeout=120)  # noqa: B023 (called below)
             check(reply)
             answered[name, reply.status_code] += 1  # noqa: B023
 

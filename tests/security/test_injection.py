@@ -41,7 +41,7 @@ def test_a_line_break_in_a_body_is_no_header(keyed, where):
 def test_a_line_break_in_a_header_is_refused_on_the_wire(keyed):
     """Raw bytes: clients of ours would not send them."""
     parts = urlsplit(keyed.server.url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)
     body = json.dumps({"messages": [{"role": "user", "content": "a"}]}).encode()
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-ann-5up3r\r\n"

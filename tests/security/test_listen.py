@@ -28,7 +28,7 @@ def test_the_server_refuses_before_it_listens(host):
 
 def test_serve_ends_at_once_and_names_the_setting(tmp_path):
     argv = [sys.executable, "-m", "openclaw_rl", "serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path / "data")]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr == "openclaw-rl: server.host '0.0.0.0' is not loopback: set server.api_keys first\n"
     assert not (tmp_path / "data").exists()

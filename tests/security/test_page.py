@@ -34,7 +34,7 @@ def test_history_is_what_curves_are_drawn_from(open_server):
     said = [{"role": "user", "content": "a short tale"}]
     reply = open_server.chat(messages=said).json()["choices"][0]["message"]
     open_server.chat(messages=[*said, reply, {"role": "user", "content": "Thanks, that is perfect!"}])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while [0, 1] not in history()["verdicts"]:
         assert time.monotonic() < end, "no verdict came"
         time.sleep(0.05)

@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, ledger: Ledger, engine: FakeEngine, folder: Path, settings: PublisherSettings) -> None:
         self.ledger, self.engine, self.folder = ledger, engine, folder
-        self.serving = ServingVersions(5.0)
+        self.serving = ServingVersions(120.0)
         self.meters = Meters()
         self.publisher = Publisher(ledger, engine, self.serving, settings, folder, meters=self.meters)
         self.count = 0
@@ -101,7 +101,7 @@ class World:
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not await condition():  # type: ignore[operator]
             await asyncio.sleep(0.005)
 

@@ -59,7 +59,7 @@ class FakeApi:
             fence=self.fence,
             parent=self.tip.weight_version,
             expires_at=0,
-            lease_s=1.5,
+            lease_s=3.0,
             samples=batch,
         )
         return httpx.Response(200, json={"lease": self.lease.model_dump(mode="json")})

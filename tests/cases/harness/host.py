@@ -128,7 +128,7 @@ def _wait_for(server: Server, pid: int) -> Server:
     while time.monotonic() < end and _is_alive(pid):
         try:
             url = json.loads(where.read_text())["url"]
-            if httpx.get(f"{url}/healthz", timeout=30).status_code == 200:
+            if httpx.get(f"{url}/healthz", timeout=120).status_code == 200:
                 return replace(server, url=str(url))
         except (OSError, ValueError, httpx.HTTPError):
             pass

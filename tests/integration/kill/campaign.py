@@ -199,7 +199,7 @@ class Campaign:
             self._find(f"it did not come to rest: {unrest}")
         for role, process in (("trainer", trainer), ("server", server)):
             self._forks.signal(process, signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 status = await process.exited
             if status != 0:
                 self._find(f"asked to stop, the {role} ended with {status}:\n{self._tail(role)}")

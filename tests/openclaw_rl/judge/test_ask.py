@@ -44,7 +44,7 @@ async def url() -> AsyncIterator[Callable[..., AskUrl]]:
 
     def make(handler: Callable[[httpx.Request], httpx.Response], **settings: object) -> AskUrl:
         clients.append(httpx.AsyncClient(transport=httpx.MockTransport(handler)))
-        values = {"kind": "llm", "url": "http://judge/v1/", "model": "judge-1", "timeout_s": 5.0} | settings
+        values = {"kind": "llm", "url": "http://judge/v1/", "model": "judge-1", "timeout_s": 120.0} | settings
         return AskUrl(clients[-1], JudgeSettings.model_validate(values))
 
     yield make
@@ -153,7 +153,7 @@ def generated(*ids: int, finish: str = "stop") -> GenerateReply:
     return GenerateReply(output_ids=list(ids), meta_info=MetaInfo(finish_reason=FinishReason(type=finish)))
 
 
-def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: float = 5.0) -> AskEngine:
+def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: float = 120.0) -> AskEngine:
     words = {1: "Fine. ", 2: r"\boxed{1}", 9: tail}
     return AskEngine(
         engine,

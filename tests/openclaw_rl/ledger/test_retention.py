@@ -147,4 +147,4 @@ async def test_chats_go_on_while_rows_are_let_go(ledger, driver, make_driver):
 
 
 async def test_without_limits_the_job_does_nothing(ledger, clock):
-    await asyncio.wait_for(Retention(ledger, RetentionSettings(), clock=clock).run(), 5)
+    await asyncio.wait_for(Retention(ledger, RetentionSettings(), clock=clock).run(), 120)

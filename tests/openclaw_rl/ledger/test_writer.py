@@ -63,7 +63,7 @@ class Blocked:
 
     def __call__(self, db):
         self.started.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(120)
 
 
 async def hold(writer):
@@ -140,7 +140,7 @@ async def test_a_file_locked_by_another_program_is_a_failure_that_passes_by_itse
     assert "locked" in writer.failure
     other.execute("ROLLBACK")
     other.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while writer.failure is not None:  # nobody writes: the thread tries by itself, and tells nobody
             await asyncio.sleep(0.005)
     assert rows(path) == []
@@ -224,7 +224,7 @@ class HeldSync:
 
     def __call__(self, fd):
         self.started.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(120)
         if self.error is not None:
             raise self.error
 
@@ -240,7 +240,7 @@ def held_sync(monkeypatch):
 async def test_a_write_without_an_fsync_does_not_wait_for_one(writer, path, held_sync):
     synced = asyncio.create_task(writer.write(insert(1)))
     await asyncio.to_thread(held_sync.started.wait, 30)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await writer.write(insert(2), is_synced=False)
     assert (rows(path), synced.done()) == ([1, 2], False)
     held_sync.go_on.set()
@@ -256,7 +256,7 @@ async def test_an_fsync_that_fails_is_told_and_shown_until_one_works(writer, hel
     await writer.write(insert(2), is_synced=False)
     assert "Input/output error" in writer.failure
     held_sync.error = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while writer.failure is not None:  # the thread tries by itself
             await asyncio.sleep(0.005)
 

@@ -194,7 +194,7 @@ class Proxy:
 
     def __init__(self, deps: ProxyDeps, fake: FakeEngine, book: Book, serving: ServingVersions, url: str) -> None:
         self.deps, self.fake, self.book, self.serving, self.url = deps, fake, book, serving, url
-        self.client = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
+        self.client = httpx.AsyncClient(base_url=url, timeout=120, trust_env=False)
 
     async def post(self, body: object, **headers: str) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json=body, headers=headers)
@@ -207,7 +207,7 @@ class Proxy:
         return [{} if line == "[DONE]" else json.loads(line) for line in lines]
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -230,7 +230,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
         policy = ToyPolicy(low_id=frontend.vocab_size // 3, high_id=frontend.vocab_size // 2)
         fake, book = FakeEngine(policy=policy), Book()
-        serving = serving or ServingVersions(hold_s=5)
+        serving = serving or ServingVersions(hold_s=120)
         if not keep_gate:
             serving.switch(0, None)
         deps = ProxyDeps(

@@ -51,7 +51,7 @@ async def collect(engine: FakeEngine, serving: ServingVersions, **fields: object
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.005)
 

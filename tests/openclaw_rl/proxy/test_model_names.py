@@ -74,7 +74,7 @@ async def test_foreign_names_can_be_refused(qwen, proxy_over) -> None:
 
 
 async def test_a_version_that_goes_while_the_request_waits_does_not_answer_in_its_name(qwen, proxy_over) -> None:
-    serving = ServingVersions(hold_s=5)
+    serving = ServingVersions(hold_s=120)
     serving.switch(0, None)
     serving.close_gate()
     async with proxy_over(qwen, serving=serving, keep_gate=True) as proxy:

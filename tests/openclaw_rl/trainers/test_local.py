@@ -43,7 +43,7 @@ class Server:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(120)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ def trainer(config: dict[str, object], tmp_path: Path) -> Iterator["subprocess.P
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_the_process_trains_commits_and_stops(
@@ -182,7 +182,7 @@ def test_the_process_trains_commits_and_stops(
             server.sampled(make_sample(f"later-{index}"))
         second = server.version(2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert (first.parent, second.parent) == (0, 1)
     assert server.committed == [1, 2]
     assert server.states()["trained"] == 6
@@ -210,13 +210,13 @@ def test_killed_in_a_step_and_started_again_it_trains_each_sample_once(
     with trainer(config, tmp_path) as process:
         until(lambda: True if (tmp_path / "data" / "trainer.lease.json").exists() else None)
         process.kill()
-        process.wait(30)
+        process.wait(120)
     for index in range(3):
         server.sampled(make_sample(f"later-{index}"))
     with trainer(config, tmp_path) as process:
         server.version(2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert server.states()["trained"] == 6
     assert len(server.do(server.ledger.versions())) == 3
 

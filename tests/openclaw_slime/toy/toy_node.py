@@ -72,7 +72,7 @@ class ToyServer:
         self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
 
     def client(self) -> TrainerClient:
         return TrainerClient(self.url, TOKEN, sleep=lambda _: None)
@@ -88,8 +88,8 @@ class ToyServer:
         identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
         training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01)
         self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
-        self.serving = ServingVersions(5)
-        settings = PublisherSettings(call_timeout_s=2, unbroken_drain_s=0)
+        self.serving = ServingVersions(120)
+        settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
         publisher = Publisher(
             self.ledger, self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base"
         )

@@ -30,7 +30,7 @@ async def test_an_unload_waits_for_every_holder_and_is_closed_to_new_ones():
     store = Store()
     await store.adapters.load("a", Path("a"))
     first, second = store.adapters.hold("a"), store.adapters.hold("a")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         unloading = tasks.create_task(store.adapters.unload("a"))
         await asyncio.sleep(0)
         with pytest.raises(EngineRefused, match="not loaded"):
@@ -47,7 +47,7 @@ async def test_a_name_may_come_again_while_the_old_one_is_still_held():
     store = Store()
     await store.adapters.load("a", Path("old"))
     old = store.adapters.hold("a")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         tasks.create_task(store.adapters.unload("a"))
         await asyncio.sleep(0)
         await store.adapters.load("a", Path("new"))

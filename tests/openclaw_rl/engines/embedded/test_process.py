@@ -28,7 +28,7 @@ def config(make_tiny, tmp_path: Path) -> EngineConfig:
 
 
 async def url_of(config: EngineConfig, serving: asyncio.Task[None]) -> str:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not config.port_file.exists():
             assert not serving.done(), serving.exception()
             await asyncio.sleep(0.01)
@@ -49,7 +49,7 @@ async def test_sigterm_finishes_what_runs(config):
     serving = asyncio.create_task(process.serve(config))
     url = await url_of(config, serving)
     tokens = 0
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url) as client:
+    async with asyncio.timeout(120), httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/health")).status_code == 200
         async with client.stream("POST", "/generate", json=REQUEST) as reply:
             async for line in reply.aiter_lines():
@@ -58,7 +58,7 @@ async def test_sigterm_finishes_what_runs(config):
                         os.kill(os.getpid(), signal.SIGTERM)
                     tokens += len(json.loads(line[6:])["output_ids"])
     assert tokens == 150
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await serving
 
 
@@ -69,7 +69,7 @@ async def test_a_crash_of_the_model_thread_ends_the_process(config, monkeypatch)
     monkeypatch.setattr(LlamaRunner, "run", crash)
     serving = asyncio.create_task(process.serve(config))
     url = await url_of(config, serving)
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url) as client:
+    async with asyncio.timeout(120), httpx.AsyncClient(base_url=url) as client:
         with pytest.raises(httpx.HTTPError):
             await client.post("/generate", json=REQUEST | {"stream": False})
         with pytest.raises(ExceptionGroup) as ended:

@@ -41,7 +41,7 @@ async def resume(engine: Any) -> None:
 
 
 async def visible(job: Any, more_than: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while job.visible <= more_than:
             await asyncio.sleep(0)
 
@@ -161,7 +161,7 @@ async def test_retracted_scoring_starts_over(make_tiny, start_engine):
     ids = prompt(200)
     async with start_engine(tiny.folder, prefill_chunk=16) as engine:
         job = engine.submit(ids, 0, logprob_start_len=10)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not job.prompt_log_probs:
                 await asyncio.sleep(0)
         await engine.scheduler.call(lambda: engine.scheduler.pause("retract"))
