@@ -3,7 +3,7 @@ owner's canaries no worse, and the engine's numbers are the trainer's.
 
 An engine that gives no numbers (NaN, or none) for a version, twice, and gives them for the one that serves, is not at
 fault: the version is refused. One that gives none for what serves either is: AlignmentError, and the gate is asked
-again later.
+again later. Full weights take the place of what serves: there the engine is asked before they do (`needs_numbers`).
 
 Leaves to others: its files (`finite_weights`); what becomes of a version that fails (`publisher`, the ledger).
 """
@@ -17,7 +17,7 @@ import structlog
 from openclaw_rl.alerts import Alert
 from openclaw_rl.canary import Canary, CanaryScore, Score
 from openclaw_rl.engines.serving import ServingVersions
-from openclaw_rl.errors import AlignmentError
+from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Probe, Report
@@ -113,12 +113,25 @@ class Gate:
         except _NoNumbers as error:
             return f"self-test: {error}"
 
+    async def needs_numbers(self, probes: Sequence[Probe]) -> None:
+        """Raises EngineError when the engine has no numbers for the weights it holds: whatever came in their place
+        would be condemned for that. Nothing is asked behind a shut gate: what a push that broke off has left is mended
+        by the next."""
+        if not self._serving.is_open:
+            return
+        try:
+            if probes := _with_ids(probes):
+                probe = probes[0]
+                await self._finite(self._serving.current, tuple(probe.prompt_ids), tuple(probe.response_ids))
+            elif reply := await self._short_reply():
+                await self._finite(self._serving.current, *reply)
+        except AlignmentError as error:
+            raise EngineError(f"the engine has no numbers at all, and nothing can be tested: {error}") from error
+
     async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
-        probes = [probe for probe in probes if probe.response_ids]  # a forgotten session's have figures alone
-        if not probes:
-            replies = await self._ledger.recent_replies(sampled_by=None, limit=self._settings.gate_replies)
-            for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[:1]:
-                await self._tested(number, prompt_ids, response_ids[: self._settings.gate_tokens])
+        probes = _with_ids(probes)
+        if not probes and (reply := await self._short_reply()):
+            await self._tested(number, *reply)
         for probe in probes:
             ids = tuple(probe.response_ids)
             engine = await self._tested(number, tuple(probe.prompt_ids), ids)
@@ -130,6 +143,13 @@ class Gate:
             # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
                 return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
+        return None
+
+    async def _short_reply(self) -> tuple[Ids, Ids] | None:
+        """A stored prompt and the start of its reply."""
+        replies = await self._ledger.recent_replies(sampled_by=None, limit=self._settings.gate_replies)
+        for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
+            return prompt_ids, response_ids[: self._settings.gate_tokens]
         return None
 
     # -- the engine's numbers ------------------------------------------------------------------------------------------
@@ -154,6 +174,11 @@ class Gate:
 
     async def _canary_numbers(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
         return await (self._finite if number == 0 else self._tested)(number, prompt_ids, ids)
+
+
+def _with_ids(probes: Sequence[Probe]) -> list[Probe]:
+    """Those that the engine can be asked about: a forgotten session's have figures alone."""
+    return [probe for probe in probes if probe.response_ids]
 
 
 def _probed_kl(probes: Sequence[Probe]) -> float | None:

@@ -201,8 +201,10 @@ class Publisher:
                 raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
             if (pinned := await self._ledger.pinned()) not in (None, weight_version):
                 raise CommitRefused(f"version {pinned} is pinned")
+            await self._is_still_the_same_engine()
             report = Report.model_validate(json.loads(version.report_json))
             await self._pass_gate(version, report)
+            await self._gate.needs_numbers(report.probes)
             times = await self._full.receive(weight_version, transfer)
             self._missed = None
             log.info("weights_received", weight_version=weight_version, **asdict(times))
@@ -217,6 +219,17 @@ class Publisher:
             older = [version.weight_version for version in await self._ledger.unfinished_versions()]
             await self._supersede([number for number in older if number < weight_version])
             log.info("published", weight_version=weight_version, parent=version.parent)
+
+    async def _is_still_the_same_engine(self) -> None:
+        """Raises CommitRefused for one that was started again before the keeper looked: its trainer would send on a way
+        that died with the old one, and wait for the deadline of that.
+        """
+        current = self._serving.current
+        if self._missed is not None or self._full.is_unsure or is_held(current, await self._engine.model_info()):
+            return
+        self._serving.close_gate(Closed.ENGINE)
+        self._restarts, self._missed = self._restarts + 1, current
+        raise CommitRefused("the engine was started again: meet it anew")
 
     async def _pass_gate(self, version: Version, report: Report) -> None:
         """To LOADING, for one that never served. Raises CommitRefused when the gate refuses it."""
@@ -377,13 +390,16 @@ class Publisher:
             self._switch(version.weight_version)
 
     async def _try_full(self, version: Version) -> str | None:
-        """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not."""
+        """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not; it is none
+        when the engine has no numbers for the old weights either."""
         before = await self._ledger.version(self._serving.current)
-        await self._serve(version)
         report = Report.model_validate(json.loads(version.report_json))
+        await self._gate.needs_numbers(report.probes)
+        await self._serve(version)
         refusal = await self._gate.self_test(version.weight_version, report.probes)
         if refusal is not None:
             await self._serve(before)
+            await self._gate.needs_numbers(report.probes)
         return refusal
 
     async def _restore_full(self, version: Version) -> None:

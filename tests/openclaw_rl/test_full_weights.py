@@ -1,8 +1,10 @@
 """Replacing an engine's own weights under running chats, over the fake engine whose log-probs tell its weights."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from uuid import uuid4
@@ -17,10 +19,11 @@ from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
 from openclaw_rl.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings, TrainingSettings
-from openclaw_rl.testing import FakeEngine, Scripted
+from openclaw_rl.testing import FakeEngine, Scripted, ToyPolicy
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
 from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
+    LogProbs,
     NextState,
     Request,
     Sample,
@@ -304,6 +307,59 @@ async def test_weights_that_are_not_the_trainers_are_swapped_back(tmp_path: Path
         await ends(ledger, number, VersionState.REJECTED)
         assert (world.serving.current, world.engine.weight_version) == (0, 0)
         assert (await ledger.tip()).weight_version == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speechless(ToyPolicy):
+    """Has no numbers under these versions."""
+
+    versions: frozenset[int] = frozenset()
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        said = ToyPolicy.log_probs(self, ids, start, seed)
+        return (math.nan,) * len(said) if BASE_SEED ^ seed in self.versions else said
+
+
+async def test_weights_that_the_engine_has_no_numbers_for_are_swapped_back(tmp_path: Path) -> None:
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path)
+        world.engine.policy = Speechless(versions=frozenset({number}))
+        publisher.wake()
+        await ends(ledger, number, VersionState.REJECTED)
+        assert f"no numbers for version {number}" in ((await ledger.version(number)).reason or "")
+        assert (world.serving.current, world.engine.weight_version) == (0, 0)
+
+
+@pytest.mark.parametrize("breaks", ["before", "in between"])
+async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """It is waited for: known before the swap, nothing is swapped; found out behind it, what served is put back."""
+    monkeypatch.setattr("openclaw_rl.publisher.RETRY_S", 0.01)
+    async with published(tmp_path) as (ledger, world, publisher):
+        number = await commit(ledger, world.engine, tmp_path)
+        mute = Speechless(versions=frozenset({0, number}))
+        pushed, push = [], world.engine.update_weights
+
+        async def update_weights(folder: Path, weight_version: int) -> None:
+            pushed.append(weight_version)
+            world.engine.policy = mute
+            await push(folder, weight_version)
+
+        world.engine.update_weights = update_weights  # type: ignore[method-assign]
+        if breaks == "before":
+            world.engine.policy = mute
+        publisher.wake()
+        async with asyncio.timeout(120):
+            while not any(told.startswith("publisher: failed") for told in publisher._meters.problems()):
+                await asyncio.sleep(0.005)
+        assert pushed == ([] if breaks == "before" else [number, 0])
+        assert (await ledger.version(number)).state is VersionState.LOADING
+        assert (world.serving.current, world.engine.weight_version) == (0, 0)
+        world.engine.update_weights = push  # type: ignore[method-assign]
+        world.engine.policy = ToyPolicy()
+        await ends(ledger, number, VersionState.SERVING)
+        assert world.serving.current == number
 
 
 async def test_an_engine_that_came_back_empty_gets_the_serving_weights(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A trainer that sends full weights itself: the real ledger, publisher and routes over the fake engine."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError
 from openclaw_rl.keeper import EngineKeeper
@@ -244,6 +247,24 @@ async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_we
     assert (await world.call("tip"))["engine"] == tip["engine"]
 
 
+async def test_an_engine_that_started_again_before_anyone_looked_is_met_anew(world: World) -> None:
+    """A push on the old one's way would wait for its deadline, with every chat held."""
+    first = await world.commit()
+    await world.push(first)
+    engine = (await world.call("tip"))["engine"]
+    world.keeper._poll_s = 600  # the trainer is faster
+    number = await world.commit()
+    world.engine.weight_version = 0
+    assert "meet it anew" in str(await world.call("push/begin", {"weight_version": number}, status=409))
+    assert not world.serving.is_open
+    tip = await world.call("tip")
+    assert tip["wants_push"]
+    assert tip["engine"] != engine
+    await world.push(number)
+    assert (world.engine.weight_version, world.serving.current) == (number, number)
+    assert (await world.call("tip"))["engine"] == tip["engine"]
+
+
 async def test_a_trainer_that_starts_again_loses_what_was_not_durable(world: World) -> None:
     first = await world.commit()
     await world.push(first)
@@ -267,6 +288,23 @@ async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_
     assert await world.state(number) is VersionState.REJECTED
     await until(lambda: world.serving.is_open)
     assert (world.engine.weight_version, world.serving.current) == (0, 0)
+
+
+async def test_an_engine_without_numbers_takes_no_weights_and_costs_none(world: World) -> None:
+    """What it holds is gone with the push: there would be nothing to tell whose fault it is."""
+    number = await world.commit(probe_error=0.0)
+    score = world.engine.score
+
+    async def mute(*args: Any, **kwargs: Any) -> Score:
+        return replace(said := await score(*args, **kwargs), log_probs=(math.nan,) * len(said.log_probs))
+
+    world.engine.score = mute  # type: ignore[method-assign]
+    await world.call("push/begin", {"weight_version": number}, status=503)
+    assert world.serving.is_open
+    assert (await world.call("tip"))["wants_push"]
+    world.engine.score = score  # type: ignore[method-assign]
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
 
 
 async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: World) -> None:
