@@ -156,6 +156,10 @@ class Trained:
         if not self.batch.samples:
             return  # nothing to learn from: no step
         result = self._learner.step(self.batch.samples, lambda: None)
+        if isinstance(
+            result, NoStep
+        ):  # where memory ran out beside other workers, the batch comes again, as to a trainer
+            result = self._learner.step(self.batch.samples, lambda: None)
         if isinstance(result, NoStep):
             raise RuntimeError(f"{self.run}: {result.reason}")
         self.metrics = dict(result.metrics)

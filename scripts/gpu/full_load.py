@@ -49,6 +49,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
     settings = [
         *load.SETTINGS, "training.weights=full", "trainer.kind=external", "training.batch_size=8",
         "training.min_batch=4", "training.max_wait_s=2", "publisher.self_test_tolerance=0.1",
+        "watch.enabled=false",  # the pin says what serves
     ]  # fmt: skip
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
@@ -239,7 +240,7 @@ async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: 
         tokens = 400 + 50 * (number % 4) if is_long else 96 + 32 * (number % 5)
         first = await chat(client, messages, session=name, max_tokens=tokens, **fields)
         into.append(first)
-        answer = load.ANSWERS[session % 2]
+        answer = load.ANSWERS[(session + number) % 2]
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": answer}]
         await turn()
         into.append(await chat(client, messages, session=name, max_tokens=tokens if is_long else 96, **fields))

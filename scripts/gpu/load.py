@@ -172,9 +172,10 @@ async def _talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, int
             return
         name = f"person-{number}-{session}"
         messages, fields = opening(number, session)
+        answer = ANSWERS[(session + number) % 2]  # at no moment all the same: that would be a fall of the verdicts
         first = await chat(client, messages, session=name, max_tokens=32 + 16 * (number % 6), **fields)
         into.append(first)
-        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": ANSWERS[session % 2]}]
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": answer}]
         into.append(await chat(client, messages, session=name, max_tokens=16, **fields))
         if first.error:
             await asyncio.sleep(0.5)
@@ -234,10 +235,10 @@ def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int
         elif reply["response_ids"]:
             by_version.setdefault(runs[0]["weight_version"], []).append(models.forced_of(turn))
     figures: dict[str, Any] = {}
-    newest = sorted(by_version, key=lambda version: -len(by_version[version]))[:2]
-    for version in newest:
-        folder = versions[version]["folder"] if version else None
-        where = data_dir / folder if folder else None
+    folders = {n: data_dir / row["folder"] for n, row in versions.items() if row["folder"]} | {0: None}
+    most = sorted((n for n in by_version if n in folders), key=lambda version: -len(by_version[version]))[:2]
+    for version in most:
+        where = folders[version]
         figures[f"recorded under v{version}"] = models.compare(by_version[version][:24], host.model, where, host.device)
     return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": audit(data_dir)}
 

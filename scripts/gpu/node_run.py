@@ -35,6 +35,8 @@ PORT = 30000
 COMMITTED = ': {"loss"'
 LEAVE_S = 40.0
 """Of a part's time: for its kill, its clean-up and its figures."""
+BACK_S = 120.0
+"""After the engine's start: the driver is started anew too, since the way that weights take died with the engine."""
 QUICK_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "PYTHONWARNINGS": "ignore"}
 """A driver notices that Ray's head is gone."""
 
@@ -120,6 +122,11 @@ class Part:
     """`actor`, `head` or `engine`: what is killed when enough versions were served; empty: nothing."""
     updates: int = 5
 
+    @property
+    def name(self) -> str:
+        """Of its files; two parts may share a method."""
+        return "engine_kill" if self.ends_with == "engine" else self.method
+
 
 def start_prm(host: "Host") -> EngineProcess | None:
     """The judge's engine, where the layout has a card for it."""
@@ -172,18 +179,20 @@ def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str,
         figures |= driver_figures(driver_log, log_start)
         figures["versions"] = dict(Counter(row["state"] for row in server.status()["versions"]))
         figures["engine says"] = httpx.get(f"{engine.url}/model_info", timeout=10).json().get("weight_version")
-        keep_turns(host, server, part.method)
-        weights.keep(host.work / f"weights-{part.method}.json", server.status()["versions"])
+        keep_turns(host, server, part.name)
+        weights.keep(host.work / f"weights-{part.name}.json", server.status()["versions"])
         figures["versions whose weights were looked at"] = sorted(weights.taken)
     findings = ["requests were refused or cut"] * bool(figures["refused or cut"])
     if figures.get("updates served", 0) < part.updates:
         findings.append(f"only {figures.get('updates served')} updates")
+    if part.ends_with == "engine" and "chats back s" not in figures.get("kill", {}):
+        findings.append("chats did not go on after the engine's restart")
     return figures | {"findings": findings + ["failed"] * ("failed" in figures)}
 
 
 def _keep(host: "Host", part: Part, figures: dict[str, Any]) -> None:
     """What is known so far, should the time end before the rest is."""
-    (host.out / f"{part.method}.partial.json").write_text(json.dumps(figures, indent=1, default=str))
+    (host.out / f"{part.name}.partial.json").write_text(json.dumps(figures, indent=1, default=str))
 
 
 def _until_served(
@@ -223,9 +232,10 @@ def _kill(
         engine.start_again()
         figures["engine back s"] = _r(time.monotonic() - killed)
         with suppress(TimeoutError):
-            server.wait_for("chats go on", lambda s: len(load.replies) > count + host.streams and not s["problems"], 60)
-        figures["chats back s"] = _r(time.monotonic() - killed)
-        figures["problems"] = server.status()["problems"]
+            server.wait_for("chats go on", lambda _: len(load.replies) > count + host.streams, BACK_S)
+            figures["chats back s"] = _r(time.monotonic() - killed)
+        status = server.status()
+        figures |= {"serving since": status["serving"], "problems": status["problems"]}
     else:
         found = driver.find(*(("PolicyActor", "TrainRayActor") if part.ends_with == "actor" else ("gcs_server",)))
         for process in found:

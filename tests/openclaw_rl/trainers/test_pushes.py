@@ -249,10 +249,10 @@ async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_we
 
 async def test_an_engine_that_started_again_before_anyone_looked_is_met_anew(world: World) -> None:
     """A push on the old one's way would wait for its deadline, with every chat held."""
+    world.keeper._poll_s = 600  # the trainer is faster
     first = await world.commit()
     await world.push(first)
     engine = (await world.call("tip"))["engine"]
-    world.keeper._poll_s = 600  # the trainer is faster
     number = await world.commit()
     world.engine.weight_version = 0
     assert "meet it anew" in str(await world.call("push/begin", {"weight_version": number}, status=409))
