@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 from harness.trainer import ToyTrainer
 
@@ -18,6 +19,14 @@ UNTRAINED = {
     "log_probs_of_others": "misaligned",
     "beyond_the_vocabulary": "misaligned",
 }
+
+
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    """Of a stream that had begun, with keep-alives, it is an event, and the last one."""
+    if reply.status_code == 200:
+        last = [line for line in reply.text.splitlines() if line.startswith("data: ")][-1]
+        return json.loads(last[6:])["error"]  # type: ignore[no-any-return]
+    return reply.json()["error"]  # type: ignore[no-any-return]
 
 
 async def test_what_an_engine_does_once_costs_no_chat_and_no_line(place: Any) -> None:
@@ -68,13 +77,8 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
         await here.engine_port.down()
         whole, streamed = await asyncio.gather(here.chat(), here.chat(session="t", stream=True))
         assert (whole.status_code, whole.json()["error"]["code"]) == (503, "engine_unavailable")
-        if streamed.status_code == 200:  # it had begun, with keep-alives: the error is an event, and the last one
-            events = [line for line in streamed.text.splitlines() if line.startswith("data: ")]
-            assert json.loads(events[-2 if events[-1] == "data: [DONE]" else -1][6:])["error"]["code"] == (
-                "engine_unavailable"
-            )
-        else:
-            assert streamed.headers["retry-after"]
+        assert error_of(streamed)["code"] == "engine_unavailable"
+        assert streamed.status_code == 200 or streamed.headers["retry-after"]
         assert await here.health() == "degraded"
         assert [problem.partition(":")[0] for problem in await here.problems()][:1] == ["engine"]
         assert 'openclaw_rl_out_of_order{part="engine"} 1' in await here.admin("/metrics")
@@ -136,7 +140,8 @@ async def test_what_the_engine_refuses_is_told_counted_and_no_turn(place: Any) -
         for stream in (False, True):
             here.engine.fake.script(Scripted(ids=(), refuse=(400, "no grammars here")))
             reply = await here.chat(session="s", stream=stream)
-            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "no grammars here")
+            assert error_of(reply)["message"] == "no grammars here"
+            assert reply.status_code == 400 or (stream and reply.status_code == 200)
         assert (await here.chat(temperature="hot")).status_code == 400
         counts = (await here.admin("/v1/admin/status"))["counts"]
         assert (counts["requests"], counts["running"], counts["abandoned.refused"]) == (2, 0, 2)

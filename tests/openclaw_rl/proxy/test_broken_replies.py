@@ -46,7 +46,8 @@ async def test_a_client_that_leaves_a_whole_reply_aborts_the_engine(qwen, proxy_
         assert proxy.book.turns[0].reply.text() == "He"
 
 
-async def test_an_engine_refusal_keeps_status_and_message(qwen, proxy_over) -> None:
+async def test_an_engine_refusal_keeps_status_and_message(qwen, proxy_over, monkeypatch) -> None:
+    monkeypatch.setattr("openclaw_rl.proxy.routes._OPEN_AFTER_S", 120.0)  # a stream that has begun has its status
     async with proxy_over(qwen) as proxy:
         for stream in (False, True):
             proxy.fake.script(Scripted(ids=(), refuse=(422, "grammars are not supported")))
