@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.ledger.in_list import in_list
 from openclaw_rl.ledger.pieces import Connection
 
 VACUUM_BYTES = 512 * 2**20
@@ -59,8 +60,8 @@ def pieces_of(db: sqlite3.Connection, rows: Collection[int]) -> set[int]:
     """All that these requests refer to."""
     found: set[int] = set()
     for some in _cut(sorted(rows)):
-        marks = ",".join("?" * len(some))
-        for _, lists, singles in _references(db, f"WHERE id IN ({marks})", some):
+        marks, values = in_list(some)
+        for _, lists, singles in _references(db, f"WHERE id IN ({marks})", values):
             found.update(*map(unpack_ids, lists), singles)
     return found
 
@@ -71,13 +72,13 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
     turns = 0
     with zeroed(db):
         for some in _cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
-            marks = ",".join("?" * len(some))
-            _uncount(db, marks, some)
-            turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", some).fetchone()[0]
+            marks, values = in_list(some)
+            _uncount(db, marks, values)
+            turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
             for table in ("event", "feedback", "lease_sample"):
-                db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", some)
+                db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", values)
             for table in ("sample", "verdict", "next_state", "open_turn", "reply", "turn", "request"):
-                db.execute(f"DELETE FROM {table} WHERE id IN ({marks})", some)
+                db.execute(f"DELETE FROM {table} WHERE id IN ({marks})", values)
     return turns
 
 
@@ -87,8 +88,8 @@ def delete_pieces(db: sqlite3.Connection, planned: Sequence[int]) -> int:
     deleted = 0
     with zeroed(db):
         for some in _cut([piece for piece in planned if piece not in (db.touched or ())]):
-            marks = ",".join("?" * len(some))
-            deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", some).rowcount
+            marks, values = in_list(some)
+            deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", values).rowcount
     return deleted
 
 
@@ -152,7 +153,7 @@ def _ids(blob: bytes) -> NDArray[np.unsignedinteger]:
     return np.frombuffer(blob, dtype="<u2" if blob[0] == 2 else "<u4", offset=1)
 
 
-def _uncount(db: sqlite3.Connection, marks: str, some: Sequence[int]) -> None:
+def _uncount(db: sqlite3.Connection, marks: str, values: Sequence[int]) -> None:
     for query in (
         f"SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn WHERE id IN ({marks}) GROUP BY 1",
         "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id)"
@@ -161,7 +162,7 @@ def _uncount(db: sqlite3.Connection, marks: str, some: Sequence[int]) -> None:
         f" WHERE outcome = 'abandoned' AND id IN ({marks}) GROUP BY 1",
         f"SELECT 'feedback.' || effect, count(*) FROM feedback WHERE turn IN ({marks}) GROUP BY 1",
     ):
-        for name, n in db.execute(query, some).fetchall():
+        for name, n in db.execute(query, values).fetchall():
             db.execute("UPDATE counter SET n = n - ? WHERE name = ?", (n, name))
 
 

@@ -18,6 +18,7 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import chain, deletion, leases, versions
 from openclaw_rl.ledger.codec import pack_bytes, unpack_bytes
+from openclaw_rl.ledger.in_list import in_list
 from openclaw_rl.ledger.records import Forgotten
 from openclaw_rl.ledger.selection import Selection, cut
 from openclaw_rl.ledger.states import DEAD
@@ -53,11 +54,11 @@ def carry_out(db: sqlite3.Connection, plan: Plan, *, at: float) -> Forgotten | N
     fences: set[int] = set()
     numbers: set[int] = set()
     for some in cut(sorted(rows)):
-        marks = ",".join("?" * len(some))
+        marks, values = in_list(some)
         fences.update(
             fence
             for (fence,) in db.execute(
-                f"SELECT DISTINCT fence FROM lease_sample WHERE outcome = 'leased' AND turn IN ({marks})", some
+                f"SELECT DISTINCT fence FROM lease_sample WHERE outcome = 'leased' AND turn IN ({marks})", values
             )
         )
         numbers.update(
@@ -65,7 +66,7 @@ def carry_out(db: sqlite3.Connection, plan: Plan, *, at: float) -> Forgotten | N
             for (number,) in db.execute(
                 "SELECT DISTINCT weight_version FROM lease_sample JOIN lease USING (fence) JOIN version USING"
                 f" (lease_id) WHERE outcome = 'trained' AND turn IN ({marks})",
-                some,
+                values,
             )
         )
     for fence in fences:

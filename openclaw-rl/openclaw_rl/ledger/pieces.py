@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from openclaw_rl.ledger.codec import pack_bytes, pack_ids, unpack_bytes, unpack_ids
+from openclaw_rl.ledger.in_list import in_list
 from openclaw_rl.messages import Message
 from openclaw_rl.types import Ids
 
@@ -37,8 +38,8 @@ def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[
     wanted = list(dict.fromkeys(digests))
     for start in range(0, len(wanted), _LOOKUP):
         some = wanted[start : start + _LOOKUP]
-        marks = ",".join("?" * len(some))
-        ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", some))
+        marks, values = in_list(some)
+        ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", values))
     touch(db, ids.values())
     for digest, content in zip(digests, contents, strict=True):
         if digest not in ids:
@@ -54,8 +55,8 @@ def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
     distinct = list(dict.fromkeys(wanted))
     for start in range(0, len(distinct), _LOOKUP):
         some = distinct[start : start + _LOOKUP]
-        marks = ",".join("?" * len(some))
-        found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", some))
+        marks, values = in_list(some)
+        found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", values))
     return [unpack_bytes(found[piece]) for piece in wanted]
 
 

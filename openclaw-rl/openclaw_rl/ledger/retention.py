@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from openclaw_rl.ledger import deletion
+from openclaw_rl.ledger.in_list import in_list
 from openclaw_rl.ledger.pieces import touch
 
 _OVER = (
@@ -43,7 +44,7 @@ def choose(db: sqlite3.Connection, *, older_than: float | None, most_bytes: int 
 
 def remove(db: sqlite3.Connection, rows: Sequence[int]) -> int:
     """Those of the rows that are still over; the pieces of the others stay. Returns the turns removed."""
-    marks = ",".join("?" * len(rows))
+    marks, values = in_list(rows)
     over = {
         row
         for (row,) in db.execute(
@@ -51,7 +52,7 @@ def remove(db: sqlite3.Connection, rows: Sequence[int]) -> int:
             # a demonstration is for a turn, and keeps it
             " AND NOT EXISTS (SELECT 1 FROM turn AS demo WHERE demo.demonstration_of = request.id"
             f" AND demo.id NOT IN ({marks}))",
-            (*rows, *rows),
+            (*values, *values),
         )
     }
     touch(db, deletion.pieces_of(db, set(rows) - over))

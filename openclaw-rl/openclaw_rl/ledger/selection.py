@@ -15,6 +15,7 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import deletion, pieces
 from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.ledger.in_list import in_list
 from openclaw_rl.types import Ids
 
 _SOME = 500
@@ -188,9 +189,9 @@ def _role(db: sqlite3.Connection, piece: int) -> str:
 def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int, str | None]]:
     """(row, the request that answered it), of all rows."""
     for some in cut(rows):
-        marks = ",".join("?" * len(some))
+        marks, values = in_list(some)
         query = f"SELECT request.id, by_request FROM request LEFT JOIN next_state USING (id) WHERE id IN ({marks})"
-        yield from db.execute(query, some).fetchall()
+        yield from db.execute(query, values).fetchall()
 
 
 def _with_demonstrations(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:
@@ -198,10 +199,10 @@ def _with_demonstrations(db: sqlite3.Connection, rows: set[int]) -> frozenset[in
     strangers: set[int] = set()
     added: set[int] = set()
     for some in cut(sorted(rows)):
-        marks = ",".join("?" * len(some))
+        marks, values = in_list(some)
         for row, of in db.execute(
-            f"SELECT id, demonstration_of FROM turn WHERE demonstration_of IS NOT NULL AND id IN ({marks})", some
+            f"SELECT id, demonstration_of FROM turn WHERE demonstration_of IS NOT NULL AND id IN ({marks})", values
         ):
             strangers.update(() if of in rows else (row,))
-        added.update(row for (row,) in db.execute(f"SELECT id FROM turn WHERE demonstration_of IN ({marks})", some))
+        added.update(row for (row,) in db.execute(f"SELECT id FROM turn WHERE demonstration_of IN ({marks})", values))
     return frozenset((rows - strangers) | added)
