@@ -44,7 +44,7 @@ from openclaw_rl.errors import (
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.http_app import behind_doors, http_app
-from openclaw_rl.hung_trainer import end_when_hung
+from openclaw_rl.hung_trainer import LastWord, end_when_hung
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.keeper import EngineKeeper
@@ -134,6 +134,7 @@ class _Bells:
     judged: asyncio.Event = field(default_factory=asyncio.Event)
     sampled: asyncio.Event = field(default_factory=asyncio.Event)
     lease_wait: LeaseWait = field(default_factory=LeaseWait)
+    trainer_spoke: LastWord = field(default_factory=LastWord)
 
 
 class _Server:
@@ -165,7 +166,7 @@ class _Server:
         chats = self._chat_routes(core, sessions)
         app = http_app()
         app.include_router(chats)
-        self._include_trainer_routes(app, core, publisher, pushes, bells.lease_wait)
+        self._include_trainer_routes(app, core, publisher, pushes, bells)
         app.include_router(build_page_router())
         app.include_router(self._admin_routes(core, publisher, retention, bells.lease_wait, method=method.name))
         app.include_router(self._feedback_routes(core, bells))
@@ -181,7 +182,7 @@ class _Server:
         self._own_judging(core, method, client, bells)
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._start_trainer(core, url)
+        self._start_trainer(core, url, bells.trainer_spoke)
         # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
         gc.collect()
         gc.freeze()
@@ -289,7 +290,7 @@ class _Server:
         )
 
     def _include_trainer_routes(
-        self, app: FastAPI, core: _Core, publisher: Publisher, pushes: TrainerPushes, lease_wait: LeaseWait
+        self, app: FastAPI, core: _Core, publisher: Publisher, pushes: TrainerPushes, bells: _Bells
     ) -> None:
         ledger, settings = core.ledger, self._settings
 
@@ -298,7 +299,7 @@ class _Server:
             await ledger.revoke(trainer=name, reason="its trainer was started again")
             await ledger.lose_undurable("its trainer was started again")
             publisher.wake()
-            lease_wait.samples_came()
+            bells.lease_wait.samples_came()
             tip = await publisher.describe(await ledger.tip())
             return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
@@ -312,10 +313,11 @@ class _Server:
             build_trainer_router(
                 ledger,
                 token=core.trainer_token,
-                lease_wait=lease_wait,
+                lease_wait=bells.lease_wait,
                 on_commit=committed,
                 describe=publisher.describe,
                 meters=core.meters,
+                on_word=bells.trainer_spoke.heard,
             )
         )
         app.include_router(build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started))
@@ -409,14 +411,15 @@ class _Server:
         self._life.own(scoring, "method")
         self._life.own(bells.lease_wait.follow(bells.sampled), "samples")
 
-    def _start_trainer(self, core: _Core, url: str) -> None:
+    def _start_trainer(self, core: _Core, url: str, last_word: LastWord) -> None:
         """Where one is to run here."""
         settings = self._settings
         if settings.training.enabled and settings.trainer.kind == "local":
             trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
             self._life.start(trainer)
+            lease_s = settings.training.lease_s
             self._life.own(
-                end_when_hung(trainer, core.ledger, core.meters, lease_s=settings.training.lease_s), "trainer watch"
+                end_when_hung(trainer, core.ledger, core.meters, last_word, lease_s=lease_s), "trainer watch"
             )
 
     def _base_teacher(self) -> HttpEngine | None:

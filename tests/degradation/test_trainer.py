@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
-from openclaw_rl.hung_trainer import end_when_hung
+from openclaw_rl.hung_trainer import LastWord, end_when_hung
 from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import Child
 
@@ -203,7 +203,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
-        watching = tasks.create_task(end_when_hung(child, ledger, meters, lease_s=0.2))
+        watching = tasks.create_task(end_when_hung(child, ledger, meters, LastWord(), lease_s=0.2))
         pid = await starts(1)
         os.kill(pid, signal.SIGSTOP)
         ledger.name = "somebody else's"
@@ -221,7 +221,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
         # The new one starts, and what the old one leased runs out: that is not the new one's doing.
         pid, ledger.name = child.status().pid, "local@here"
         monkeypatch.setattr("openclaw_rl.hung_trainer.LONGEST_WATCH_S", 0.01)
-        watching = tasks.create_task(end_when_hung(child, ledger, meters, lease_s=60.0))
+        watching = tasks.create_task(end_when_hung(child, ledger, meters, LastWord(), lease_s=60.0))
         async with asyncio.timeout(120):
             while len(ledger.revoked) < 2:
                 await asyncio.sleep(0.01)

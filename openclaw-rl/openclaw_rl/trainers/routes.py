@@ -89,13 +89,15 @@ def build_trainer_router(
     on_commit: Callable[[int], None],
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
     meters: Meters | None = None,
+    on_word: Callable[[], None] = lambda: None,
 ) -> APIRouter:
     """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
-    to a tip what the engine says. `meters` learn whether steps succeed, and whether checkpoints can be kept."""
+    to a tip what the engine says. `meters` learn whether steps succeed, and whether checkpoints can be kept. `on_word`
+    is told of every call that has the token."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
     meters = meters or Meters()
-    router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
+    router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
     @router.post("/tip")
     async def tip() -> Tip:
@@ -219,8 +221,8 @@ class _Refused(Exception):
         self.status, self.code = status, code
 
 
-def guarded_by(token: str) -> type[APIRoute]:
-    """Routes that ask for the token first, and answer what is refused in one form."""
+def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[APIRoute]:
+    """Routes that ask for the token first, and answer what is refused in one form. on_word: see the router."""
     secret = Secret(token)
 
     class GuardedRoute(APIRoute):
@@ -230,6 +232,7 @@ def guarded_by(token: str) -> type[APIRoute]:
             async def guarded(request: Request) -> Response:
                 if not secret.opens(request.headers.get("authorization")):
                     return _error(401, "unauthorized", "a trainer says `Authorization: Bearer <trainer token>`")
+                on_word()
                 try:
                     return await handler(request)
                 except _Refused as error:

@@ -33,14 +33,17 @@ class Api:
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock, self.wait, self.committed = ledger, clock, LeaseWait(), []
-        self.app, self.meters = FastAPI(), Meters()
+        self.app, self.meters, self.words = FastAPI(), Meters(), 0
         parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.meters}
-        self.app.include_router(build_trainer_router(ledger, **parts))
+        self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
             base_url="http://trainer",
             headers={"authorization": f"Bearer {TOKEN}"},
         )
+
+    def _word(self) -> None:
+        self.words += 1
 
     async def call(self, verb: str, body: Any = None, *, status: int = 200, **kwargs: Any) -> Any:
         answer = await self.http.post(f"/v1/trainer/{verb}", json=body or {}, **kwargs)
@@ -142,6 +145,7 @@ async def test_nothing_goes_without_the_token(api, verb, header):
     headers = {"authorization": b"" if header is None else header.encode("latin-1")}
     answer = await api.call(verb, {"nonsense": 1}, status=401, headers=headers)
     assert answer["error"]["code"] == "unauthorized"
+    assert api.words == 0, "a stranger's call is no word of the trainer"
 
 
 def test_a_router_without_a_token_is_not_built():
@@ -169,6 +173,20 @@ async def test_a_bad_body_is_named(api, verb, body, names):
     error = (await api.call(verb, body, status=422))["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_body")
     assert names in error["message"]
+
+
+async def test_every_call_is_a_word_of_the_trainer_when_it_comes(api):
+    await api.call("tip")
+    assert api.words == 1
+    waiting = asyncio.create_task(api.lease(wait_s=120.0))
+    async with asyncio.timeout(120):
+        while api.words < 2:
+            await asyncio.sleep(0.001)
+    assert not waiting.done(), "it is heard when it asks, not when it is answered"
+    api.wait.close()
+    assert await waiting is None
+    await api.call("renew", {"lease_id": "ghost", "fence": 1}, status=409)
+    assert api.words == 3
 
 
 async def test_a_body_that_is_no_json_is_a_422(api):
