@@ -23,6 +23,16 @@ def test_a_forgotten_session_leaves_no_byte(keyed):
     assert (again.status_code, again.json()["error"]["code"]) == (409, "not_forgotten")
 
 
+def test_a_session_of_background_requests_alone_is_forgotten(keyed):
+    session = f"s-{uuid.uuid4().hex}"
+    headers = {"X-Session-Id": session, "X-Turn-Type": "side"}
+    assert keyed.chat("ann", headers=headers).status_code == 200
+    assert session.encode() in words_of(keyed)
+    answer = keyed.ask("POST", "/v1/admin/forget", "admin", json={"session_id": session, "rebuild": True}).json()
+    assert (answer["turns"], answer["rebuilt"], answer["not_rebuilt"]) == (0, None, None)
+    assert session.encode() not in words_of(keyed)
+
+
 def test_a_secret_is_served_and_not_written(keyed):
     asked = [{"role": "user", "content": f"my key is {SECRET}, remember it"}]
     reply = keyed.chat("ann", messages=asked)

@@ -115,7 +115,9 @@ class Conversation:
 
 def of_session(db: sqlite3.Connection, session_id: str, user: str | None) -> Session:
     """Raises LedgerError: nobody's, or several users have one of that name."""
-    found = [name for (name,) in db.execute("SELECT DISTINCT user FROM request WHERE session_id = ?", (session_id,))]
+    # UNION: a name once. A session of background requests alone is one, too: its name and its counts are kept.
+    query = "SELECT user FROM request WHERE session_id = ? UNION SELECT user FROM side WHERE session_id = ?"
+    found = [name for (name,) in db.execute(query, (session_id, session_id))]
     if user is not None:
         found = [name for name in found if name == user]
     if not found:
@@ -152,9 +154,10 @@ def of_turn(db: sqlite3.Connection, turn_id: str) -> Session | Conversation:
 
 def of_user(db: sqlite3.Connection, user: str) -> Everything:
     """Raises LedgerError when nothing is known of such a user."""
-    if db.execute("SELECT 1 FROM request WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
-        raise LedgerError(f"no user {user!r} ever said anything here")
-    return Everything(user)
+    for table in ("request", "side"):
+        if db.execute(f"SELECT 1 FROM {table} WHERE user = ? LIMIT 1", (user,)).fetchone() is not None:
+            return Everything(user)
+    raise LedgerError(f"no user {user!r} ever said anything here")
 
 
 def cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:

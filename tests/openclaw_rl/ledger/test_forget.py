@@ -242,6 +242,25 @@ async def test_a_user_is_forgotten_with_all_sessions(ledger, driver):
         await ledger.forget_user("ann")
 
 
+async def test_who_sent_background_requests_alone_is_forgotten_too(ledger, driver, ledger_path):
+    """Nothing that was said is kept of them, but whose they were."""
+    for user, session in (("ann", "of-titles"), ("ann", None), ("bob", "of-titles"), ("eve", None)):
+        await ledger.count_side(SideCount(user, session, "title", 1, 1, 200, 1.0))
+    with pytest.raises(LedgerError, match="several users have a session 'of-titles': ann, bob"):
+        await ledger.forget("of-titles")
+    assert await ledger.forget("of-titles", "bob") == Forgotten("bob", "of-titles", 0, 0, ())
+    assert await ledger.forget("of-titles") == Forgotten("ann", "of-titles", 0, 0, ())
+    with pytest.raises(LedgerError, match="no session 'of-titles'"):
+        await ledger.forget("of-titles")
+    assert (await ledger.counts())["side"] == 2
+    for user in ("ann", "eve"):
+        assert (await ledger.forget_user(user)).turns == 0
+        with pytest.raises(LedgerError, match=f"no user '{user}'"):
+            await ledger.forget_user(user)
+    assert (await ledger.counts())["side"] == 0
+    assert b"of-titles" not in bytes_of(ledger_path)
+
+
 async def test_the_policy_goes_back_behind_what_was_trained_on_it(ledger, driver):
     first, _ = await driver.step()  # session "s"
     await driver.serve(first)
