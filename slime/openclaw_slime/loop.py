@@ -3,8 +3,9 @@
 Promises: weights are sent right after their step, through the server's gate; no sample is trained twice in the
 ancestry of what serves, and none is lost: a step that failed gives its batch back, and what was not checkpointed when
 this process died is lost by the ledger's own account, its samples waiting again. On SIGTERM the step in hand is
-finished and checkpointed. A checkpoint that cannot be kept is told to the server, and tried again (`checkpoints`); a
-step in which nobody gets on for as long as a lease lives hangs, and is told of.
+finished and checkpointed. A step that came to nothing, weights that were not sent and a checkpoint that cannot be kept
+are told to the server, which says so in `/healthz`; the checkpoint is tried again (`checkpoints`). A step in which
+nobody gets on for as long as a lease lives hangs, and is told of.
 
 Leaves to others: what a step is (slime and Megatron, behind `Node`), every decision about versions (the ledger), and
 the process that this runs in (`driver`).
@@ -137,7 +138,9 @@ class NodeLoop:
             outcome = merged(self._node.train(lease.fence, self._moved), samples=usable, batch_size=self._batch_size)
         except Exception as error:
             drop |= _too_long(lease, error)
-            self._give_back(lease, f"{type(error).__name__}: {error}"[:300], drop)
+            reason = f"{type(error).__name__}: {error}"[:300]
+            self._give_back(lease, reason, drop)
+            self._tell(reason)
             raise StartAgain(f"the step failed: {error!r}") from error
         if not outcome.stepped:
             self._left_out(lease, outcome, drop)
@@ -155,7 +158,9 @@ class NodeLoop:
                 guilty = {body.sample_id for body in lease.samples} - set(drop)
         log.warning("step left out: not finite, by %s", sorted(guilty) or "nobody")
         drop = drop | {sample_id: DropReason.NON_FINITE for sample_id in guilty}
-        self._give_back(lease, "a number of the step is not finite", drop)
+        reason = "a number of the step is not finite"
+        self._give_back(lease, reason, drop)
+        self._tell(reason)
 
     def _commit(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> int:
         manifest = Manifest(
@@ -203,6 +208,13 @@ class NodeLoop:
         except TrainerError as error:  # it runs out, or ends when we ask for the next
             log.warning("lease %s was not released: %s", lease.lease_id, error)
 
+    def _tell(self, reason: str) -> None:
+        """Nobody reads a driver's log."""
+        try:
+            self._client.failed(TRAINER, reason)
+        except TrainerError as error:
+            log.warning("the server was not told: %s", error)
+
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def _meet_engine(self) -> None:
@@ -231,6 +243,7 @@ class NodeLoop:
             self._node.push(version, PUSH_DEADLINE_S / 2)
         except Exception as error:
             failure = error
+            self._tell(f"version {version} was not sent: {type(error).__name__}: {error}"[:300])
         try:
             self._client.push_end(version, None if failure is None else f"{type(failure).__name__}: {failure}"[:300])
         except TrainerError as error:

@@ -124,6 +124,34 @@ def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: 
     assert len(lost) == (1 if point in ("generate", "train", "trained") else 2)
 
 
+def test_steps_that_fail_again_and_again_are_a_problem_until_one_is_committed(run: Run) -> None:
+    """Each time the driver starts again, as `launch` has it."""
+    run.samples(2)
+    for times in range(1, 4):
+        driver, megatron = run.start()
+        megatron.fails_at = "train"
+        with pytest.raises(StartAgain):
+            driver.turn()
+        assert run.server.meters.failures["trainer"] == times
+    assert run.server.meters.problems() == ["trainer: failed 3 times in a row, last: RuntimeError: train failed"]
+    run.finish()
+    assert run.server.meters.problems() == []
+
+
+def test_weights_that_were_not_sent_and_a_step_that_is_not_finite_are_told(run: Run) -> None:
+    samples = run.samples(4)
+    driver, megatron = run.start()
+    megatron.not_finite = (samples[0],)
+    assert driver.turn() is None
+    assert run.server.meters.failures["trainer"] == 1
+    megatron.not_finite, megatron.fails_at = (), "pushing"
+    with pytest.raises(StartAgain):
+        driver.turn()
+    assert run.server.meters.failures["trainer"] == 2
+    run.finish()
+    run.check(samples[1:])
+
+
 @pytest.mark.parametrize("point", ["save", "saved"])
 def test_a_checkpoint_that_fails_is_told_and_tried_again_while_training_goes_on(run: Run, point: str) -> None:
     samples = run.samples(8)
