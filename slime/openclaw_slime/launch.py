@@ -23,6 +23,8 @@ from openclaw_slime.model_shape import QWEN3_4B, read_config
 from openclaw_slime.processes import Command, run
 
 DATA_DIR = "~/.openclaw-rl/node"
+HOLD_S = 300
+"""Chats wait while an engine that died comes back and then the driver, which sends its weights: 80 s for a 0.6B model."""
 LOCAL_RAY = {
     "SLIME_HOST_IP": "127.0.0.1",
     "MASTER_ADDR": "127.0.0.1",
@@ -172,6 +174,7 @@ def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Co
         "judge.kind": server.judge,
         "engine.kind": "sglang",
         "engine.memory_fraction": server.mem_fraction_static,
+        "engine.hold_s": HOLD_S,
     }
     if pythons.engine != pythons.server:
         values["engine.python"] = pythons.engine
