@@ -10,7 +10,8 @@ from openclaw_rl.settings import MethodSettings, TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = {
-    "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl",
+    "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl --set method.baseline=others"
+    " --set trainer.learning_rate=1e-3 --set trainer.kl_coef=0.1",
     "openclaw-opd/run_embedded_opd.sh": "openclaw-rl serve --method opd",
     "openclaw-combine/run_embedded_combine.sh": "openclaw-rl serve --method combine",
 }
@@ -32,8 +33,8 @@ def test_what_the_user_says_comes_last(script: str) -> None:
 
 
 def test_what_the_scripts_ship_is_what_was_measured() -> None:
-    """They name a method and nothing else, so the settings' own defaults must be those of the table that says what each
-    method teaches (`openclaw-opd/README.md`)."""
+    """OPD and Combined name a method and nothing else, so the settings' own defaults must be those of the table that says
+    what each method teaches (`openclaw-opd/README.md`); Binary RL's own are in its line above."""
     method, trainer = MethodSettings(), TrainerSettings()
     assert (method.teacher, method.hint_source, method.opd_clip, method.opd_weight) == ("base", "verbatim", 2.0, 1.0)
     assert (method.binary_weight, method.baseline, method.baseline_limit) == (0.3, "ema", 1.0)
