@@ -24,7 +24,7 @@ from openclaw_slime.processes import Command, run
 
 DATA_DIR = "~/.openclaw-rl/node"
 HOLD_S = 300
-"""Chats wait while an engine that died comes back and then the driver, which sends its weights: 80 s for a 0.6B model."""
+"""Chats wait while an engine that died comes back and then the driver, which sends its weights: 80 s for a 0.6B."""
 LOCAL_RAY = {
     "SLIME_HOST_IP": "127.0.0.1",
     "MASTER_ADDR": "127.0.0.1",
