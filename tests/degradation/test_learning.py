@@ -138,7 +138,8 @@ async def lied_to(place: Any, folder: Path, vocabulary: Vocabulary, lie: str, *,
         else:
             assert await users.say(12) <= 0.25, "hardly anybody likes it any more, and nothing said so"
             verdicts = (await here.admin("/v1/admin/history"))["verdicts"]
-            assert sum(value for _, value in verdicts) > 0.8 * len(verdicts)
+            latest = [value for _, value in verdicts][-8:]
+            assert sum(latest) >= 0.5 * len(latest), "the judge is content"
             assert await here.served_by() == "3"
             assert here.webhook.alerts == []
         assert alerts(here, "rolled_back") == []
@@ -151,7 +152,7 @@ async def test_a_judge_that_lies_is_caught_by_the_canary_and_by_nothing_else(
     trainer does. Verdicts stay high either way: the watch has nothing to see."""
     vocabulary = Vocabulary.of(model_folder)
     async with asyncio.TaskGroup() as servers:
-        for lie, has_canary in (("inverts", True), ("praises", True), ("praises", False)):
+        for lie, has_canary in (("inverts", True), ("inverts", False), ("praises", True), ("praises", False)):
             folder = tmp_path / f"{lie}-{has_canary}"
             servers.create_task(lied_to(place, folder, vocabulary, lie, has_canary=has_canary))
 
