@@ -5,10 +5,12 @@ the former turn paired → only then the first token goes out → the turn is co
 that cannot write makes the turn untrained, with a log line, and nothing else. Background requests are served and
 counted, never recorded.
 
-The engine does not wait for the row, since nobody can tell: until it is committed, nothing of the reply leaves this
-class, and a reply is abandoned or kept only after it. So whatever a client got a byte of is in the ledger, as are all
-requests whose process lives. A process that dies in between, a millisecond, leaves a request that never was to both
-sides: no client heard of it, and what the engine sampled is nobody's.
+The engine does not wait for the row, since nobody can tell: until it is committed, no word of the reply leaves this
+class, and a reply is abandoned or kept only after it. So whatever a client read a word of is in the ledger, as are all
+requests whose process lives. (Where the ledger takes longer than `server.keepalive_s`, a stream's head and its
+keep-alives go out before: they say that we are there, and nothing of the reply.) A process that dies in between, a
+millisecond, leaves a request that never was to both sides: no client read a word of it, and what the engine sampled is
+nobody's.
 """
 
 import asyncio
@@ -103,7 +105,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
 
 class Reply:
     """A reply on its way. `async with`, iterate `steps()` once, then `commit()` before telling the client that it is
-    complete. Before the first step, and before `has_arrived`, the client is told nothing.
+    complete. Before the first step, which waits for the ledger (`has_arrived`), no word of it is told.
 
     Leaving the block without a commit records what there is as cancelled, or abandons the request.
     """
