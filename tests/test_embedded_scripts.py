@@ -33,8 +33,8 @@ def test_what_the_user_says_comes_last(script: str) -> None:
 
 
 def test_what_the_scripts_ship_is_what_was_measured() -> None:
-    """OPD and Combined name a method and nothing else: the settings' own defaults must be those of the table that says what
-    each method teaches (`openclaw-opd/README.md`); Binary RL's own are in its line above."""
+    """OPD and Combined name a method and nothing else: the settings' own defaults must be those of the table that says
+    what each method teaches (`openclaw-opd/README.md`). Binary RL's own are in its line above."""
     method, trainer = MethodSettings(), TrainerSettings()
     assert (method.teacher, method.hint_source, method.opd_clip, method.opd_weight) == ("base", "verbatim", 2.0, 1.0)
     assert (method.binary_weight, method.baseline, method.baseline_limit) == (0.3, "ema", 1.0)
