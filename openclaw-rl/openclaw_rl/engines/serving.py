@@ -115,13 +115,16 @@ class ServingVersions:
         self._update_gate()
 
     @asynccontextmanager
-    async def use(self, weight_version: int | None = None, *, is_unbroken: bool = False) -> AsyncIterator[VersionUse]:
+    async def use(
+        self, weight_version: int | None = None, *, is_unbroken: bool = False, within_s: float | None = None
+    ) -> AsyncIterator[VersionUse]:
         """Hold a version: the current one, or the one named (a scoring call, a reply that resumes).
 
         is_unbroken: it should not be cut and resumed (a grammar, a seed): a swap gives it time to finish.
-        Waits while the gate is closed. Raises RequestError (503, `engine_unavailable`) after `hold_s`.
+        Waits while the gate is closed. Raises RequestError (503, `engine_unavailable`) after `hold_s`, or `within_s`
+        for who has waited before.
         """
-        await self.wait_open()
+        await self.wait_open(within_s)
         version = self.current if weight_version is None else weight_version
         lora_path = self.lora_path(version)
         self._users[version] += 1
@@ -162,12 +165,12 @@ class ServingVersions:
         except TimeoutError:
             pass
 
-    async def wait_open(self) -> None:
-        """Return once the gate is open. Raises RequestError (503, `engine_unavailable`) after `hold_s`."""
+    async def wait_open(self, within_s: float | None = None) -> None:
+        """Return once the gate is open. Raises RequestError (503, `engine_unavailable`) after `hold_s`, or within_s."""
         if self._open.is_set():
             return
         try:
-            async with asyncio.timeout(self._hold_s):
+            async with asyncio.timeout(self._hold_s if within_s is None else within_s):
                 while not self._open.is_set():  # it may close again before we run
                     await self._open.wait()
         except TimeoutError as error:

@@ -107,7 +107,8 @@ class Generation:
         sampled = self.sampled
         pause_s, attempt, progress = _FIRST_PAUSE_S, 0, 0
         loop = asyncio.get_running_loop()
-        give_up_at = math.inf
+        # All waiting without a new token counts together: at the gate, before it shuts, and when it shuts again.
+        give_up_at = math.inf if self._serving.is_open else loop.time() + self._serving.hold_s
         await self._take_version()
         if self._only_version not in (None, self.weight_version):  # switched while it waited
             raise RequestError(
@@ -142,16 +143,16 @@ class Generation:
             if len(sampled.ids) > progress or give_up_at == math.inf:
                 progress, pause_s = len(sampled.ids), _FIRST_PAUSE_S
                 give_up_at = loop.time() + self._serving.hold_s
-            elif loop.time() > give_up_at:
+            elif loop.time() >= give_up_at:
                 raise RequestError("the engine is not available; try again", status=503, code="engine_unavailable")
             sampled.resumed += 1
             sampled.is_joined |= bool(sampled.ids)
             with self._serving.parked():
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(pause_s, give_up_at - loop.time()))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                await self._serving.wait_open()
+                await self._serving.wait_open(give_up_at - loop.time())
             if self._use is not None and not self._serving.still_serves(self._use):
-                await self._take_version()
+                await self._take_version(give_up_at - loop.time())
 
     def _request(self, attempt: int) -> GenerateRequest:
         assert self._use is not None
@@ -232,11 +233,12 @@ class Generation:
             sampled.finish = "length"
         return sampled.finish is not None
 
-    async def _take_version(self) -> None:
+    async def _take_version(self, within_s: float | None = None) -> None:
         """Hold the current version, then let go of the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
+        use = self._serving.use(is_unbroken=self._is_unbroken, within_s=within_s)
         try:
-            self._use = await self._stack.enter_async_context(self._serving.use(is_unbroken=self._is_unbroken))
+            self._use = await self._stack.enter_async_context(use)
         finally:
             await former.aclose()
 

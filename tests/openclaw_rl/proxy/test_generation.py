@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,46 @@ async def test_an_engine_that_never_comes_back_is_given_up_as_503() -> None:
     with pytest.raises(RequestError) as caught:
         await collect(engine, serving_base(hold_s=0.1))
     assert caught.value.status == 503
+
+
+class Watched(ServingVersions):
+    """Keeps how long whoever waits for the gate would wait; it shuts before the fourth wait, for good."""
+
+    def __init__(self) -> None:
+        super().__init__(hold_s=60.0)
+        self.waits: list[float | None] = []
+
+    async def wait_open(self, within_s: float | None = None) -> None:
+        self.waits.append(within_s)
+        if len(self.waits) == 4:
+            self.close_gate()
+            within_s = 0.0  # as if that were over
+        await super().wait_open(within_s)
+
+
+async def test_what_was_waited_before_the_gate_shut_counts_too() -> None:
+    engine, serving = FakeEngine(), Watched()
+    serving.switch(0, None)
+    engine.go_down()
+    with pytest.raises(RequestError) as caught:
+        await collect(engine, serving)
+    assert caught.value.status == 503
+    first, *later = serving.waits
+    assert first is None
+    assert len(later) == 3
+    assert all(60.0 > before > after > 0 for before, after in pairwise(later)), serving.waits
+
+
+async def test_what_was_waited_at_the_gate_counts_when_the_engine_then_fails() -> None:
+    engine, serving = FakeEngine(), Watched()
+    engine.go_down()
+    held = asyncio.create_task(collect(engine, serving))
+    await asyncio.sleep(0.3)
+    serving.switch(0, None)
+    with pytest.raises(RequestError):
+        await held
+    assert serving.waits[0] is None
+    assert max(wait for wait in serving.waits if wait is not None) <= 60.0 - 0.3
 
 
 async def test_progress_renews_the_patience() -> None:
