@@ -8,14 +8,16 @@ thread of its own. Promises:
 * A job that returns is on disk; one that asked for less (`is_synced=False`) is with the operating system: it survives
   `kill -9`, and may be lost, whole, when the power fails.
 * When the file cannot be written (disk full, locked by another program, an I/O error) the jobs at hand fail with
-  `LedgerUnavailable`, `failure` says why, and the thread tries a small write of its own every second until one
-  succeeds. Nothing waits for that.
+  `LedgerUnavailable`, `failure` says why, and the thread tries a write of its own, as large as a turn, every second
+  until one succeeds. Nothing waits for that. A smaller job that finds room meanwhile is done, and ends no failure: it
+  would come and go with each. A file that is torn stays a failure: no write makes it whole.
 * The queue is bounded: beyond `max_waiting` jobs a call fails at once, so that a slow disk never becomes a slow chat.
 """
 
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -32,6 +34,7 @@ Work = Callable[[sqlite3.Connection], T]
 
 _GROUP = 256
 _PROBE_BYTES = 1 << 16
+_TORN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +74,8 @@ class Writer:
         self._failure: str | None = None
         self._lost = 0
         """Writes that failed since `_failure`."""
+        self._is_torn = False
+        self._probe_at = 0.0
 
     @property
     def failure(self) -> str | None:
@@ -135,7 +140,7 @@ class Writer:
         is_last = False
         while not is_last:
             try:
-                job = self._jobs.get(timeout=self._probe_s if self.failure else None)
+                job = self._jobs.get(timeout=self._probe_in_s)
             except Empty:
                 self._probe(db)
                 continue
@@ -151,6 +156,8 @@ class Writer:
                     self._hand_out(group, outcomes)
             if self._syncer.is_log_long:
                 self._syncer.is_log_long = not checkpoint(db)
+            if self._probe_in_s == 0.0:  # jobs come all the time
+                self._probe(db)
 
     def _take(self, *first: _Job) -> tuple[list[_Job], bool]:
         """The next group, and whether the end was asked for behind it."""
@@ -175,7 +182,6 @@ class Writer:
             self._failed(error)
             self._lost += len(group)
             return [_Outcome(error=LedgerUnavailable(f"the ledger cannot be written: {error}"))] * len(group)
-        self._succeeded()
         return outcomes
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
@@ -217,8 +223,14 @@ class Writer:
             else:
                 job.answer.set_result(outcome.value)
 
+    @property
+    def _probe_in_s(self) -> float | None:
+        """None: there is nothing to try."""
+        return max(self._probe_at - time.monotonic(), 0.0) if self.failure and not self._is_torn else None
+
     def _probe(self, db: sqlite3.Connection) -> None:
         """As large as a turn, written and taken away again, so that success means that turns can be written."""
+        self._probe_at = time.monotonic() + self._probe_s
         try:
             db.execute("BEGIN IMMEDIATE")
             db.execute("REPLACE INTO meta VALUES ('probe', zeroblob(?))", (_PROBE_BYTES,))
@@ -236,7 +248,9 @@ class Writer:
     def _failed(self, error: sqlite3.Error) -> None:
         if self._failure is None:
             log.error("ledger_cannot_write", error=str(error))
+            self._probe_at = time.monotonic() + self._probe_s
         self._failure = str(error)
+        self._is_torn |= getattr(error, "sqlite_errorcode", 0) & 0xFF in _TORN
 
     def _succeeded(self) -> None:
         if self._failure is not None:

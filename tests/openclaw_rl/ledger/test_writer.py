@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import syncer
@@ -116,7 +117,52 @@ async def test_a_full_disk_fails_the_writes_and_says_so_until_there_is_room(writ
         assert "full" in writer.failure
     await writer.write(limit(1_000_000))
     await writer.write(insert(4, b"x" * 100_000))
-    assert (writer.failure, rows(path)) == (None, [1, 4])
+    await until_well(writer)
+    assert rows(path) == [1, 4]
+
+
+async def until_well(writer):
+    async with asyncio.timeout(120):
+        while writer.failure is not None:  # the thread tries by itself, and tells nobody
+            await asyncio.sleep(0.005)
+
+
+async def test_a_job_that_still_fits_ends_no_failure_and_no_line_is_said_twice(writer, path):
+    """Nearly full: small turns come through and large ones do not."""
+
+    def limit(pages):
+        return lambda db: db.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+
+    await writer.write(insert(1))
+    (used,) = await writer.write(lambda db: db.execute("PRAGMA page_count").fetchone())
+    await writer.write(limit(used + 1))
+    with capture_logs() as lines:
+        for a in (2, 3, 4):
+            with pytest.raises(LedgerUnavailable, match="full"):
+                await writer.write(insert(-a, b"x" * 100_000))
+            await writer.write(insert(a))
+            assert "full" in writer.failure
+        assert rows(path) == [1, 2, 3, 4]
+        await writer.write(limit(1_000_000))
+        while writer.failure is not None:  # jobs come all the time, and it is found out all the same
+            await writer.write(insert(5 + len(rows(path))))
+    said = [line["event"] for line in lines if line["event"].startswith("ledger_")]
+    assert said == ["ledger_cannot_write", "ledger_writes_again"]
+
+
+async def test_a_torn_file_is_a_failure_for_good(writer, path):
+    await writer.write(insert(1))
+
+    def tears(db):
+        error = sqlite3.DatabaseError("database disk image is malformed")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+    with pytest.raises(LedgerUnavailable, match="malformed"):
+        await writer.write(tears)
+    await asyncio.sleep(0.05)  # more than one try of the thread's own would need
+    await writer.write(insert(2))
+    assert "malformed" in writer.failure
 
 
 async def test_a_group_that_hits_the_full_disk_fails_whole(writer, path):
@@ -140,9 +186,7 @@ async def test_a_file_locked_by_another_program_is_a_failure_that_passes_by_itse
     assert "locked" in writer.failure
     other.execute("ROLLBACK")
     other.close()
-    async with asyncio.timeout(120):
-        while writer.failure is not None:  # nobody writes: the thread tries by itself, and tells nobody
-            await asyncio.sleep(0.005)
+    await until_well(writer)  # nobody writes
     assert rows(path) == []
 
 
@@ -256,9 +300,7 @@ async def test_an_fsync_that_fails_is_told_and_shown_until_one_works(writer, hel
     await writer.write(insert(2), is_synced=False)
     assert "Input/output error" in writer.failure
     held_sync.error = None
-    async with asyncio.timeout(120):
-        while writer.failure is not None:  # the thread tries by itself
-            await asyncio.sleep(0.005)
+    await until_well(writer)
 
 
 async def test_the_log_is_synced_before_the_answer(writer, path, monkeypatch):
