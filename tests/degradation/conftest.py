@@ -134,6 +134,7 @@ def place(host: Host, model_folder: Path, tmp_path: Path) -> Callable[..., Abstr
         given |= {name.replace("__", "."): value for name, value in settings.items()}
         async with AsyncExitStack() as stack:
             for port in (engine_port, judge_port, teacher_port, hook_port):
+                stack.callback(port.let_go)
                 await port.up()
                 stack.push_async_callback(port.down)
             server = await stack.enter_async_context(host.server(folder, given))

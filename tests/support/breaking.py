@@ -174,14 +174,16 @@ class Webhook:
 
 
 class Port:
-    """A listener that goes away and comes back on the same port."""
+    """A listener that goes away and comes back on the same port, which is nobody else's meanwhile."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._runner: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.number: int = probe.getsockname()[1]
+        self._held = socket.socket()  # bound, and never listening: who calls while we are away is refused
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.number: int = self._held.getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -192,7 +194,8 @@ class Port:
             self._app, log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=0
         )
         self._runner = uvicorn.Server(config)
-        self._task = asyncio.create_task(self._runner.serve(sockets=[socket.create_server(("127.0.0.1", self.number))]))
+        listener = socket.create_server(("127.0.0.1", self.number), reuse_port=True)
+        self._task = asyncio.create_task(self._runner.serve(sockets=[listener]))
         while not self._runner.started:
             await asyncio.sleep(0.005)
 
@@ -201,3 +204,7 @@ class Port:
             self._runner.should_exit = self._runner.force_exit = True
             await self._task
             self._runner = None
+
+    def let_go(self) -> None:
+        """Of the port: nobody will come back to it."""
+        self._held.close()
