@@ -62,7 +62,7 @@ def talk(server: RunningServer) -> int:
             if server.status()["tip"] >= 1:
                 break
         print("\n… waiting for the step and its version", flush=True)
-        status = server.wait_for("version 1 serves", lambda s: s["serving"] >= 1, 300)
+        status = server.wait_for("version 1 serves", lambda s: s["serving"] >= 1, 1200)
         print(f"version {status['serving']} serves {time.monotonic() - started:.0f} s after the first question\n")
         after, version = say(client, [], QUESTIONS[0])
         show(server, status)
