@@ -23,7 +23,7 @@ import httpx
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from openclaw_rl import log, version_folders
+from openclaw_rl import c_heap, log, version_folders
 from openclaw_rl.admin import AdminDeps, build_admin_router
 from openclaw_rl.alerts import Alerts
 from openclaw_rl.canary import Canary, read_canaries
@@ -179,6 +179,7 @@ class _Server:
         self._life.own(pushes.run(), "pushes")
         self._life.own(sessions.expire_forever(), "sessions")
         self._life.own(retention.run(), "retention")
+        self._life.own(c_heap.give_back_forever(), "c_heap")
         self._own_judging(core, method, client, bells)
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -10,7 +10,6 @@ safetensors and JSON, never a pickle.
     ema/                                             with `method.teacher = "ema"`: its adapter (`ema`)
 """
 
-import ctypes
 import json
 import math
 import time
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from openclaw_rl import c_heap
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method
 from openclaw_rl.settings import MethodSettings, TrainerSettings
@@ -199,7 +199,4 @@ def _give_memory_back() -> None:
     """A step's activations are gigabytes that the allocator keeps; between steps they are better with the engine."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # not glibc
-        return
+    c_heap.give_back()

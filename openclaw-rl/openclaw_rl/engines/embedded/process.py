@@ -15,11 +15,11 @@ import torch
 import uvicorn
 
 from openclaw_rl import doors
+from openclaw_rl.c_heap import keep_large_buffers_apart
 from openclaw_rl.engines.bundled import base_hash, resolve
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.embedded.config import EngineConfig
 from openclaw_rl.engines.embedded.loading import end_ids, load_runner
-from openclaw_rl.engines.embedded.memory import keep_large_buffers_apart
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.server import Service, build_app
 from openclaw_rl.engines.embedded.stopping import load_decode

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from openclaw_rl.c_heap import give_back
 from openclaw_rl.engines.dialect import (
     Abort,
     GenerateRequest,
@@ -28,7 +29,6 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.embedded.adapters import Adapters
 from openclaw_rl.engines.embedded.generation import Generation
 from openclaw_rl.engines.embedded.job import Job
-from openclaw_rl.engines.embedded.memory import give_back
 from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, check, make_job, progress, reply
