@@ -2,11 +2,12 @@
 
 import ctypes
 import math
+import random
 import threading
 from pathlib import Path
 
 import pytest
-from chaos.memory import held, late, pooled, tell_what_is_held
+from chaos.memory import HEAP, MOST_PER_MINUTE, OBJECTS, Memory, climb, held, late, pooled, tell_what_is_held
 
 LEVELLING = [(60.0 * minute, 300 + 20 * (1 - math.exp(-minute / 3))) for minute in range(21)]
 GROWING = [(60.0 * minute, 300 + 0.7 * minute) for minute in range(21)]
@@ -27,6 +28,50 @@ def test_a_curve_that_flattens_is_told_from_one_that_grows() -> None:
 
 def test_too_little_says_nothing() -> None:
     assert pooled([GROWING[:4]], warm_up_s=120).per_minute is None
+
+
+def life(minutes: float, mb_a_minute: float, *, seed: int, step_mb: float = 0.0) -> list[tuple[float, float]]:
+    """As a server tells it every 5 s: caches that fill, what running requests take, and a growth of its own."""
+    chance = random.Random(seed)
+    return [
+        (
+            at,
+            140 + 9 * (1 - math.exp(-at / 40)) + mb_a_minute * at / 60 + step_mb * (at > 450) + chance.expovariate(1.5),
+        )
+        for at in (5.0 * number for number in range(round(12 * minutes)))
+    ]
+
+
+def read(name: str, *lives: list[tuple[float, float]]) -> Memory:
+    memory = Memory(warm_up_s=120)
+    for pid, readings in enumerate(lives):
+        memory._readings[name][pid] = readings
+    return memory
+
+
+def test_a_server_that_climbs_is_a_finding() -> None:
+    level, climbing = life(15, 0.0, seed=1), life(15, 0.55, seed=2)
+    (found,) = read(f"stub server: {HEAP}", level, climbing).findings()
+    assert found.startswith(f"stub server: {HEAP}: climbs by 0.")
+    assert read(f"stub server: {OBJECTS}", life(15, 10.0, seed=3)).findings()
+
+
+def test_noise_and_one_step_are_none() -> None:
+    for seed in range(40):
+        assert read(f"stub server: {HEAP}", life(12, 0.0, seed=seed)).findings() == []
+    for seed in range(20):
+        assert read(f"stub server: {HEAP}", life(14, 0.05, seed=seed, step_mb=1.5)).findings() == []
+
+
+def test_what_climbs_is_found_whatever_the_noise() -> None:
+    most = MOST_PER_MINUTE[HEAP]
+    assert all(read(f"stub server: {HEAP}", life(12, 1.7 * most, seed=seed)).findings() for seed in range(40))
+
+
+def test_a_short_life_and_another_figure_are_not_judged() -> None:
+    assert climb([life(10.9, 5.0, seed=1)]) is None
+    assert read(f"stub server: {HEAP}", life(5, 5.0, seed=1)).findings() == []
+    assert read("stub server", life(15, 5.0, seed=1)).findings() == []
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc that tells what its heap holds")

@@ -14,7 +14,7 @@ resets, half an answer, garbage, or one byte after the other.
     roles     what the forked processes do
     people    those who chat, and remember what they saw and how long it took
     sides     the two servers: their processes, their kills, what they must say at the end
-    memory    how resident memory grows while a process lives
+    memory    how memory grows while a process lives, and when that is a finding
     report    the progress lines and the summary
     kill/     (beside this package) the audit, the pairing check and the replay, shared with the kill test
 """

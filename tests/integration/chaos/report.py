@@ -77,7 +77,7 @@ def log_lines(log: Path) -> dict[str, int]:
 
 def summary(stub: StubSide, embedded: EmbeddedSide | None, memory: Memory, facts: dict[str, Any]) -> dict[str, Any]:
     sides = [side for side in (stub, embedded) if side is not None]
-    findings = [finding for side in sides for finding in side.findings]
+    findings = [*(finding for side in sides for finding in side.findings), *memory.findings()]
     return {
         "turns_lost": sum("LOST" in finding for finding in findings),
         "trained_twice": sum("of its own ancestors" in f or "and its ancestor" in f for f in findings),
