@@ -105,4 +105,5 @@ async def _log_probs(host: "Host", url: str, adapters: Mapping[str, Path]) -> di
             figures[f"prompt, {base}"] = await asyncio.to_thread(models.compare, forced, host.model, where, host.device)
     finally:
         await http.aclose()
-    return figures
+    compared = {name: value for name, value in figures.items() if "," in name}
+    return figures | {"findings": models.too_far(compared) + ["nothing was compared"] * (not compared)}

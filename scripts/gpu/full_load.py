@@ -64,7 +64,8 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
             figures["counts"] = server.status()["counts"]
         figures["phases of each swap, s"] = _swaps(data_dir / "server.log")
         host.so_far("full", figures)
-        figures |= _recorded(host, data_dir, turns, versions)
+        recorded = _recorded(host, data_dir, turns, versions)
+        figures |= recorded | {"findings": figures["findings"] + [f"audit: {one}" for one in recorded["audit"]]}
     finally:
         keep_logs(data_dir, host.out, "full")
     return figures

@@ -69,7 +69,8 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
             host.so_far("child" if kill else "attached", figures)
             turns = server.turns(limit=120)
             versions = {row["weight_version"]: row for row in server.status()["versions"]}
-        figures |= _recorded(host, data_dir, turns, versions)
+        recorded = _recorded(host, data_dir, turns, versions)
+        figures |= recorded | {"findings": figures["findings"] + recorded["findings"]}
     finally:
         keep_logs(data_dir, host.out, "child" if kill else "attached")
     return figures
@@ -240,7 +241,10 @@ def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int
     for version in most:
         where = folders[version]
         figures[f"recorded under v{version}"] = models.compare(by_version[version][:24], host.model, where, host.device)
-    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": audit(data_dir)}
+    found = audit(data_dir)
+    findings = [*models.too_far(figures), *(f"audit: {one}" for one in found)]
+    findings += ["no recorded log-probs were compared"] * (not figures)
+    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": found, "findings": findings}
 
 
 def p50_p99(values: list[float]) -> list[float]:

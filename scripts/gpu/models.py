@@ -189,6 +189,16 @@ def compare_runs(replies: Sequence[Recorded], folders: Mapping[int, Path], devic
     return {name: differences(*values) for name, values in parts.items()}
 
 
+def too_far(compared: Mapping[str, Any]) -> list[str]:
+    """Of figures that `compare` made, by name: the engine is clearly further from fp32 than bf16 itself is."""
+    found = []
+    for name, figures in compared.items():
+        engine, bf16 = (figures[key]["mean_abs"] for key in ("engine against fp32", "bf16 against fp32"))
+        if not engine <= 1.5 * bf16 + 0.005:
+            found.append(f"{name}: the engine is {engine} nats from fp32, bf16 {bf16}")
+    return found
+
+
 def compare(replies: Sequence[Forced], base: Path, adapter: Path | None, device: str) -> dict[str, Any]:
     """Against a bf16 and an fp32 forward pass, and those two against each other."""
     scored = {}

@@ -44,6 +44,8 @@ LAYOUTS = {
 }
 """By the number of GPUs."""
 GPUS = "1: one card for both, weights by disk; 4: tensor parallelism 2, and a judge with a card of its own"
+TP_FP32, TP_BF16 = 1e-4, 0.1
+"""Largest relative error of the gradient against a plain fp32 pass, as whole vectors."""
 WORTH = {"binary": 70, "combine": 70, "opd": 70, "engine_kill": 150}
 """Seconds without which a stage shows nothing."""
 LIMITS |= {"engine_kill": 240, "recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
@@ -128,7 +130,13 @@ def tp(host: Host) -> Figures:
     command += [str(ROOT / "scripts/gpu/node_tp.py"), "--out", str(file), *(["--tiny"] if host.is_tiny else [])]
     done = logged(host, command, host.out / "tp.log")
     figures = json.loads(file.read_text()) if file.is_file() else {}
-    return {"exit": done, **figures}
+    far = {name: case["gradient, relative error"] for name, case in figures.items() if "relative error" in str(case)}
+    findings = [
+        f"{name}: gradients are {error} from the plain pass's"
+        for name, error in far.items()
+        if not error < (TP_FP32 if name.startswith("fp32") else TP_BF16)
+    ]
+    return {"exit": done, **figures, "findings": findings + ["no case ran"] * (not far)}
 
 
 # -- the whole node ----------------------------------------------------------------------------------------------------

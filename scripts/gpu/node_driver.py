@@ -74,11 +74,11 @@ def driver_figures(log: Path, start: int) -> dict[str, Any]:
     for text in metrics:
         with suppress(ValueError):
             parsed.append(json.loads(text))
-    keys = ("loss", "abs_log_ratio", "masked_share", "samples", "fillers", "grad_norm")
+    keys = ("loss", "abs_log_ratio", "masked_share", "samples", "fillers", "grad_norm", "hint_share", "reward_share")
     wanted = ("started again", "is durable", "not sent", "not taken", "server is away", "left out")
     notable = [line[-220:] for line in lines if any(w in line for w in wanted)]
     return {
         "steps": len(parsed),
-        "step metrics": [{k: round(v, 4) for k, v in row.items() if k in keys} for row in parsed[:8]],
+        "step metrics": [{k: round(v, 4) for k, v in row.items() if k in keys} for row in parsed[:16]],
         "notable": notable[:12],
     }

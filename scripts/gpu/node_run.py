@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 PORT = 30000
 COMMITTED = ': {"loss"'
 LEAVE_S = 40.0
-"""Of a part's time: for its kill, its clean-up and its figures."""
+"""Of a part's time: for its clean-up and its figures; more where something is killed."""
+KILL_S = 80.0
 BACK_S = 120.0
-"""After the engine's start: the driver is started anew too, since the way that weights take died with the engine."""
+"""After a kill: the driver is started anew, with the engine too, since the way that weights take died with it."""
+HINTED = ("opd", "combine")
 QUICK_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "PYTHONWARNINGS": "ignore"}
 """A driver notices that Ray's head is gone."""
 
@@ -61,6 +63,7 @@ def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
         push="disk" if host.layout.is_shared else "nccl",  # NCCL takes no two ranks on one card
     )
     extra = ('log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200")
+    extra += ("training.max_waiting=16",)  # two batches: the next method soon trains on samples of its own
     extra += ("publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280")
     if judge_url is not None:  # a hint of chance would teach nothing
         extra += ("method.hint_source=verbatim", "judge.workers=16")
@@ -158,7 +161,9 @@ def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str,
         load.start()
         weights = ServedWeights(CheckedEngine(looking), lambda: int(server.status()["serving"]))
         try:
-            figures |= _until_served(part, driver, server, load, host.ends_at - LEAVE_S, on_up=weights.start)
+            figures |= _until_served(
+                part, driver, server, load, host.ends_at - LEAVE_S - KILL_S * bool(part.ends_with), on_up=weights.start
+            )
             if part.ends_with:
                 figures["kill"] = _kill(host, part, engine, driver, server, load)
         except BaseException as error:  # what there is by then is wanted, when the time is over above all
@@ -182,12 +187,22 @@ def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str,
         keep_turns(host, server, part.name)
         weights.keep(host.work / f"weights-{part.name}.json", server.status()["versions"])
         figures["versions whose weights were looked at"] = sorted(weights.taken)
+    return figures | {"findings": _findings(part, figures)}
+
+
+def _findings(part: Part, figures: dict[str, Any]) -> list[str]:
     findings = ["requests were refused or cut"] * bool(figures["refused or cut"])
+    findings += ["no request arrived during a pause"] * (not figures["arrived during a pause"])
     if figures.get("updates served", 0) < part.updates:
         findings.append(f"only {figures.get('updates served')} updates")
-    if part.ends_with == "engine" and "chats back s" not in figures.get("kill", {}):
+    kill = figures.get("kill", {})
+    if part.ends_with == "engine" and "chats back s" not in kill:
         findings.append("chats did not go on after the engine's restart")
-    return figures | {"findings": findings + ["failed"] * ("failed" in figures)}
+    if part.ends_with in ("actor", "head") and not (kill.get("killed") and "trains again s" in kill):
+        findings.append(f"after the kill of the {part.ends_with} the driver did not train again: {kill}")
+    if part.method in HINTED and not any(step.get("hint_share") for step in figures["step metrics"]):
+        findings.append("no step had a hint")
+    return findings + ["failed"] * ("failed" in figures)
 
 
 def _keep(host: "Host", part: Part, figures: dict[str, Any]) -> None:
@@ -223,7 +238,7 @@ def _kill(
     """In the middle of a step where there is one; then chats for a while. What became of them is in the figures."""
     driver.skip()
     is_in_step = driver.wait_for_line("step: lease", 20)
-    count, serves = len(load.replies), server.status()["serving"]
+    count, exits, serves = len(load.replies), len(driver.exits), server.status()["serving"]
     killed = time.monotonic()
     figures: dict[str, Any] = {"what": part.ends_with, "in a step": is_in_step, "serving": serves}
     if part.ends_with == "engine":
@@ -241,7 +256,12 @@ def _kill(
         for process in found:
             process.kill()
         figures["killed"] = [process.pid for process in found]
-        time.sleep(5)
+        with suppress(TimeoutError):
+            server.wait_for("the driver ended", lambda _: len(driver.exits) > exits, BACK_S)
+            figures["driver ended s"] = _r(time.monotonic() - killed)
+            was = server.status()["tip"]
+            server.wait_for("it trains again", lambda s: s["tip"] > was and s["serving"] == s["tip"], BACK_S)
+            figures |= {"trains again s": _r(time.monotonic() - killed), "serving since": server.status()["serving"]}
     figures["replies since"] = len(load.replies) - count
     figures["errors since"] = dict(Counter(r.error for r in load.replies[count:] if r.error))
     return figures

@@ -71,7 +71,9 @@ class ToyNode:
         for name, weight in self._weights.items():
             if "proj" in name:
                 weight += torch.randn(weight.shape).to(weight.dtype) * NOISE
-        return [RankShare(True, True, loss=0.1, trained_tokens=sum(sum(row.sample.loss_mask) for row in rows))]
+        hints = sum(row.sample.teacher_log_probs is not None for row in rows)
+        tokens = sum(sum(row.sample.loss_mask) for row in rows)
+        return [RankShare(True, True, 0.1, tokens, {"hint_share": (float(hints), float(len(rows)))})]
 
     def push(self, version: int, timeout_s: float) -> None:
         folder = self._write(self._save.parent / "push" / f"toy-{version}")
