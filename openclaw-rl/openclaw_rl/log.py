@@ -3,6 +3,7 @@
 `configure` is called once per process by its composition root.
 """
 
+import contextlib
 import io
 import logging
 import sys
@@ -12,13 +13,18 @@ import structlog
 
 
 class _StandardError(io.TextIOBase):
-    """Whatever standard error is when a line is written: loggers are kept for good, a captured stream is not."""
+    """Whatever standard error is when a line is written: loggers are kept for good, a captured stream is not. A line
+    that cannot be written is lost and costs nothing else: on a full disk the log is often the ledger's neighbour, and
+    whoever says that the one is full must outlive that the other is."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure(level: str = "info", fmt: Literal["console", "json"] = "console", *, process: str = "server") -> None:

@@ -19,3 +19,23 @@ def test_a_logger_outlives_the_stream_it_was_first_used_on():
     with contextlib.redirect_stderr(io.StringIO()) as second:
         logger.info("two", n=2)
     assert "two" in second.getvalue()
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.keeps_loggers
+def test_a_line_that_cannot_be_written_costs_nothing_but_itself():
+    with contextlib.redirect_stderr(FullDisk()):
+        log.configure("info")
+        logger = structlog.get_logger()
+        logger.error("lost")
+    with contextlib.redirect_stderr(io.StringIO()) as later:
+        logger.error("written")
+    assert "written" in later.getvalue()
+    assert "lost" not in later.getvalue()
