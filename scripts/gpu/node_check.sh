@@ -9,11 +9,12 @@
 # is unpacked stays in WORK: a later call may bring the rest (environment.sh). The stages are those of node_check.py;
 # each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not stop the others.
 #
-# Two GPUs, about 6 minutes, in one call or two (each may bring a part of the packages):
+# Two GPUs, about 10 minutes, in one call or more (each may bring a part of the packages):
 #   node_check.sh checkpoint=60
-#   node_check.sh --budget-s 355 tp=120+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10 opd=140 ledger=10
+#   node_check.sh --budget-s 540 tp=120+ engine=120 binary=230 combine=230 opd=120 recorded=30 weights=30 ledger=10
+#   node_check.sh --budget-s 300 engine=120 engine_kill=240 ledger=10
 # One GPU: the same with --gpus 1 and without tp. Four (tensor parallelism 2, and a judge with a card of its own):
-#   node_check.sh --gpus 4 --budget-s 355 --streams 32 prm=150+ engine=120 binary=170 combine=150 recorded=25 weights=20 ledger=10
+#   node_check.sh --gpus 4 --budget-s 560 --streams 32 prm=150+ tp=120+ engine=120 binary=230 combine=230 recorded=30 weights=30 ledger=10
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.

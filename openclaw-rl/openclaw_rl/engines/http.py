@@ -266,4 +266,8 @@ def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
 
 def _are_same(ids: Ids, found: Sequence[int]) -> bool:
     """But for zeros in place of one id, the highest and each time: the vocabulary's last. No shift looks like that."""
-    return tuple(found) in (ids, tuple(0 if token == max(ids) else token for token in ids))
+    told = tuple(found)
+    if told == ids:
+        return True
+    last = max(ids, default=0)
+    return told == tuple(0 if token == last else token for token in ids)
