@@ -8,6 +8,7 @@
 #   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001                      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
+#   PRM_ARGS (more words for the PRM's SGLang)
 #   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
 #   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
 #   ACTOR_NODES=0 (other nodes of that cluster that train, each with ACTOR_GPUS; 0: this node trains)
@@ -67,6 +68,7 @@ arguments=(
 [ -z "${SERVER_PYTHON:-}" ] || arguments+=(--server-python "$SERVER_PYTHON")
 [ -z "${ENGINE_PYTHON:-}" ] || arguments+=(--engine-python "$ENGINE_PYTHON")
 [ -z "${PRM_MODEL_PATH:-}" ] || arguments+=(--prm-checkpoint "$PRM_MODEL_PATH")
+[ -z "${PRM_ARGS:-}" ] || arguments+=(--prm-args="$PRM_ARGS") # it begins with a dash
 [ -z "${PRM_URL:-}" ] || arguments+=(--prm-url "$PRM_URL")
 [ -z "${SERVED_MODEL_NAME:-}" ] || arguments+=(--served-model-name "$SERVED_MODEL_NAME")
 exec "${PYTHON:-python3}" -m openclaw_slime.launch "${arguments[@]}" "$@"

@@ -8,6 +8,7 @@ checkpoint   a random-weight Qwen3 of the 0.6B's shape with the given tokenizer
 binary       chats through the node with Binary RL, five updates; then a Megatron worker is killed in a step
 combine      the same ledger and engine with hints and verdicts; then Ray's head is killed in a step
 opd          the same with on-policy distillation; then the trainer is stopped
+script       a launch script as a user starts it: four GPUs, the 4B's shape, Combined, a judge; `stop` must come before
 engine_kill  two updates with Binary RL; then the policy's SGLang is killed and started again, with the base's weights
 recorded     recorded log-probs against plain passes under what Megatron exported
 weights      what the engine held after the pushes against what Megatron exported, tensor by tensor
@@ -46,9 +47,9 @@ LAYOUTS = {
 GPUS = "1: one card for both, weights by disk; 4: tensor parallelism 2, and a judge with a card of its own"
 TP_FP32, TP_BF16 = 1e-4, 0.1
 """Largest relative error of the gradient against a plain fp32 pass, as whole vectors."""
-WORTH = {"binary": 70, "combine": 70, "opd": 70, "engine_kill": 150}
+WORTH = {"binary": 70, "combine": 70, "opd": 70, "engine_kill": 150, "script": 300}
 """Seconds without which a stage shows nothing."""
-LIMITS |= {"engine_kill": 240, "recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
+LIMITS |= {"engine_kill": 240, "script": 480, "recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,12 @@ def engine_kill(host: Host) -> Figures:
     return node_run.run_part(host, Engine.of(host), node_run.Part("binary_rl", "engine", updates=2))
 
 
+def script(host: Host) -> Figures:
+    import node_script
+
+    return node_script.run(host)
+
+
 def recorded(host: Host) -> Figures:
     import node_recorded
 
@@ -250,7 +257,22 @@ def logged(host: Host, command: list[str], log: Path) -> int:
 
 STAGES: dict[str, Callable[[Host], Figures]] = {
     stage.__name__: stage
-    for stage in (host, tp, checkpoint, engine, prm, binary, opd, combine, engine_kill, recorded, weights, ledger, stop)
+    for stage in (
+        host,
+        tp,
+        checkpoint,
+        engine,
+        prm,
+        binary,
+        opd,
+        combine,
+        engine_kill,
+        script,
+        recorded,
+        weights,
+        ledger,
+        stop,
+    )
 }
 
 

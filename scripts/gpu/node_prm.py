@@ -1,7 +1,8 @@
 """The judge of a check on four GPUs: a frozen SGLang on the last card, made to vote.
 
-A model of random weights never writes a vote. SGLang can be told what form an answer has (`regex`), and a passthrough
-in front of it says so with each request. How it votes is chance; that it is asked, answers and is heard is not.
+A model of random weights never writes a vote, nor a hint. SGLang can be told what form an answer has (`regex`), and a
+passthrough in front of it says so with each request. What it votes, and which hint of a few, is chance; that it is
+asked, answers and is heard is not.
 """
 
 import json
@@ -17,12 +18,17 @@ from typing import TYPE_CHECKING
 import httpx
 from engine_process import EngineProcess
 
+from openclaw_opd.prompts import HINT_START
 from openclaw_slime.processes import Command
 
 if TYPE_CHECKING:
     from node_check import Host
 
 VOTE = r"\\boxed\{(1|-1)\}"
+HINTS = "Say the most important thing first|Name one example that everybody knows|Leave out what is obvious"
+HINT = rf"(\\boxed\{{-1\}}|\\boxed\{{1\}}\n\[HINT_START\]({HINTS})\[HINT_END\])"
+MOST_TOKENS = 128
+"""A form may be followed letter by letter."""
 ARGS = ("--attention-backend", "triton", "--sampling-backend", "pytorch", "--disable-prefill-cuda-graph")
 ARGS += ("--cuda-graph-max-bs-decode", "64", "--context-length", "8192")
 """For a host with SGLang's slow kernels alone, as the policy's engine is given them by our server."""
@@ -68,6 +74,9 @@ class _Passthrough(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.client, self.votes = client, Votes(f"http://127.0.0.1:{self.server_port}/v1")
 
+    def handle_error(self, *_: object) -> None:
+        """Who has a majority hangs up."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -78,7 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        reply = self.server.client.post(self.path, json=body | {"regex": VOTE, "max_tokens": 32})
+        form = HINT if HINT_START in json.dumps(body["messages"]) else VOTE
+        reply = self.server.client.post(self.path, json=body | {"regex": form, "max_tokens": MOST_TOKENS})
         self.server.votes.answers[_said(reply)] += 1
         self._answer(reply)
 
@@ -97,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _said(reply: httpx.Response) -> str:
     if not reply.is_success:
         return f"{reply.status_code}"
-    return str(reply.json()["choices"][0]["message"]["content"])[:40]
+    return str(reply.json()["choices"][0]["message"]["content"])[:60]
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
     extra = ('log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200")
     extra += ("training.max_waiting=16",)  # two batches: the next method soon trains on samples of its own
     extra += ("publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280")
-    if judge_url is not None:  # a hint of chance would teach nothing
-        extra += ("method.hint_source=verbatim", "judge.workers=16")
+    if judge_url is not None:
+        extra += ("judge.workers=16",)
     server = ServerOptions(
         port=PORT,
         data_dir=str(host.data_dir),

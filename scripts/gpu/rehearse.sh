@@ -27,7 +27,7 @@ for word in "\$@"; do
   words+=("\$word")
 done
 [ -n "\$found" ] && exec "$WORK/ours/bin/python" "\${words[@]}"
-exec "$python.real" "\$@"
+exec -a "\$0" "$python.real" "\$@" # what it starts finds the stand-ins too
 EOF
   chmod +x "$python"
 done

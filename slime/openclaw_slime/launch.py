@@ -57,6 +57,8 @@ class ServerOptions:
     judge_url: str | None = None
     """OpenAI-compatible base URL of a judge elsewhere; the PRM of this node when unset."""
     prm_port: int = 30001
+    prm_args: tuple[str, ...] = ()
+    """More words for the PRM's SGLang: a host without its fast kernels names others."""
     mem_fraction_static: float = 0.85
     top_k: int = 0
     extra: tuple[str, ...] = ()
@@ -145,7 +147,7 @@ def _driver(
 def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: str) -> Command:
     arguments = ["--model-path", checkpoint, "--host", "127.0.0.1", "--port", str(server.prm_port)]
     arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
-    arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}"]
+    arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}", *server.prm_args]
     environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     return Command(
         "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint
@@ -251,6 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--judge", choices=("llm", "rules"), default="llm", help="rules: no model judges; hints are users' own words")
     add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
     add("--prm-port", type=int, default=30001, help="of the PRM that is started here")
+    add("--prm-args", default="", help="more words for the PRM's SGLang, quoted as for a shell (PRM_ARGS)")
     add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
     add("--prm-temperature", type=float, default=0.6)
     add("--prm-max-new-tokens", type=int, default=4096)
@@ -307,6 +310,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         judge_max_new_tokens=given.prm_max_new_tokens,
         judge_url=given.prm_url,
         prm_port=given.prm_port,
+        prm_args=tuple(shlex.split(given.prm_args)),
         mem_fraction_static=given.mem_fraction_static,
         top_k=given.top_k,
         extra=tuple(given.set),

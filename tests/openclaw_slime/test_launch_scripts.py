@@ -70,6 +70,15 @@ def test_without_prm_gpus_a_judge_elsewhere_is_needed():
     assert "judge.kind=rules" in rules.stdout
 
 
+def test_more_words_reach_the_prms_engine():
+    done = launch(
+        SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_ARGS="--attention-backend triton --log-level 'very low'"
+    )
+    prm = done.stdout.partition("\nprm\n")[2].partition("\nserver\n")[0]
+    assert "--attention-backend triton" in prm
+    assert "--log-level 'very low'" in prm
+
+
 def test_the_checkpoint_is_needed():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run")
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw_opd.prompts import INSTRUCTIONS, parse_hint
 from openclaw_rl.judge.ask import AskUrl
 from openclaw_rl.judge.verdict import parse_vote
 from openclaw_rl.messages import Message
@@ -74,7 +75,22 @@ async def test_our_judge_hears_its_votes(node_prm: ModuleType, engine: Engine) -
             answer = await ask([Message(role="user", content="Was it good?")], max_new_tokens=4096)
     assert parse_vote(answer.text, is_cut=answer.is_cut) == -1
     assert votes.answers == {r"\boxed{-1}": 1}
-    assert (engine.asked[0]["model"], engine.asked[0]["max_tokens"]) == ("frozen", 32)
+    assert (engine.asked[0]["model"], engine.asked[0]["max_tokens"]) == ("frozen", node_prm.MOST_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "answer", ["\\boxed{-1}", "\\boxed{1}\n[HINT_START]Leave out what is obvious[HINT_END]", "\\boxed{1}"]
+)
+def test_a_hint_has_the_form_that_is_read(node_prm: ModuleType, answer: str) -> None:
+    assert bool(re.fullmatch(node_prm.HINT, answer)) == (parse_hint(answer).has_hint is not None)
+
+
+async def test_who_asks_for_a_hint_is_given_the_form_of_one(node_prm: ModuleType, engine: Engine) -> None:
+    prompt = [Message(role="system", content=INSTRUCTIONS), Message(role="user", content="The reply to look back at:")]
+    with node_prm.voting(f"http://127.0.0.1:{engine.server_port}") as votes:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await AskUrl(client, JudgeSettings(kind="llm", url=votes.url))(prompt, max_new_tokens=4096)
+    assert engine.asked[0]["regex"] == node_prm.HINT
 
 
 def test_another_model_at_its_port_is_refused(node_prm: ModuleType, engine: Engine, tmp_path: Path) -> None:

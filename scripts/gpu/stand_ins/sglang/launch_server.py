@@ -55,7 +55,7 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> Response:
         if not body.get("stream"):  # a judge that is told what form its answer has
-            message = {"role": "assistant", "content": "\\boxed{-1}" if "regex" in body else "no vote"}
+            message = {"role": "assistant", "content": _formed(body.get("regex"))}
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
         encoded = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
         params = {name: body[field] for field, name in CHAT_FIELDS.items() if field in body}
@@ -72,6 +72,13 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
         yield "data: [DONE]\n\n"
 
     return app
+
+
+def _formed(form: str | None) -> str:
+    """An answer of that form, of the two that a check asks for."""
+    if form is None:
+        return "no vote"
+    return "\\boxed{1}\n[HINT_START]Leave out what is obvious[HINT_END]" if "HINT_START" in form else "\\boxed{-1}"
 
 
 def _checksums(folder: Path) -> dict[str, str]:

@@ -1,0 +1,264 @@
+"""The launch script itself on four GPUs: a Qwen3 of the 4B's shape, Combined, tensor parallelism 2, a judge of its own.
+
+    openclaw-combine/run_qwen3_4b_openclaw_combine.sh, as a user starts it, stopped by SIGTERM
+
+Its variables say what four GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
+context, memory, the optimizer's state on the CPU. Its flags say what this host and random weights need: no Transformer
+Engine, slow kernels, a gate that lets noise pass.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import node_prm
+import psutil
+from node_driver import driver_figures
+from node_load import Load
+from running import audit, events
+from stages import said
+
+if TYPE_CHECKING:
+    from node_check import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "openclaw-combine" / "run_qwen3_4b_openclaw_combine.sh"
+PORT, PRM_PORT = 30000, 30001
+UPDATES = 3
+GIVE_UP = 3
+END_S = 150.0
+"""Of the stage's time: to stop all, the step in hand and its checkpoint included."""
+SETTINGS = (
+    "log_format=json",
+    "training.max_wait_s=10",
+    "training.max_waiting=32",
+    "training.max_staleness=200",
+    "publisher.max_step_kl=1000",
+    "publisher.max_base_kl=1000",
+    "judge.workers=16",
+)
+
+
+@dataclass
+class Cards:
+    """The most memory that each card was seen with, in MiB."""
+
+    most: list[int] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _watch(self) -> None:
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        while not self._stop.wait(1):
+            now = [int(word) for word in said(query).split() if word.isdigit()]
+            self.most = [max(pair) for pair in zip(now, self.most or now, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The running script, and what it started."""
+
+    process: "subprocess.Popen[bytes]"
+    data_dir: Path
+    log: Path
+    began: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{PORT}"
+
+    @property
+    def driver_log(self) -> Path:
+        return self.data_dir / "logs" / "driver.log"
+
+    def status(self) -> dict[str, Any]:
+        key = (self.data_dir / "keys" / "admin.key").read_text().strip()
+        reply = httpx.get(f"{self.url}/v1/admin/status", headers={"Authorization": f"Bearer {key}"}, timeout=20)
+        found: dict[str, Any] = reply.raise_for_status().json()
+        return found
+
+    def wait(self, what: str, is_so: Callable[[], bool], end: float) -> float:
+        """Seconds since the script was started. Raises RuntimeError when it ends, TimeoutError at `end`."""
+        while True:
+            try:
+                if is_so():
+                    return round(time.monotonic() - self.began, 1)
+            except (OSError, httpx.HTTPError):
+                pass
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the script ended with {self.process.returncode} before {what}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{what}: not in time")
+            time.sleep(0.2)
+
+    def says(self, log: Path, what: str) -> bool:
+        return log.is_file() and what in log.read_text(errors="replace")
+
+    def below(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def run(host: "Host") -> dict[str, Any]:
+    import models
+
+    name = "qwen3-tiny" if host.is_tiny else "qwen3-4b"
+    checkpoint = models.qwen3(host.work / "tokenizer", host.work / name, device=host.device)
+    end = host.ends_at - END_S
+    figures: dict[str, Any] = {"model": checkpoint.name, "start-up s": {}}
+    cards = Cards()
+    cards.watch()
+    with node_prm.voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
+        script = _start(host, checkpoint, votes.url)
+        started = []
+        try:
+            _come_up(script, figures["start-up s"], end)
+            started = script.below()
+            load = Load(script.url, host.streams)
+            load.start()
+            try:
+                figures |= _learn(script, load, end)
+            finally:
+                load.stop(60)
+            pushes = events(script.log, "weights_received")
+            shut = [(_at(event) - event["held_s"], _at(event)) for event in pushes]
+            figures |= load.figures(shut)
+            figures["pushes s: cut, push, held"] = [
+                [round(event[key], 3) for key in ("cut_s", "push_s", "held_s")] for event in pushes
+            ]
+            figures["weights GB"] = round(sum(f.stat().st_size for f in checkpoint.glob("*.safetensors")) / 1e9, 2)
+        except (RuntimeError, TimeoutError, OSError, httpx.HTTPError) as error:
+            figures["failed"] = repr(error)[:500]
+            started = started or (script.below() if script.process.poll() is None else [])
+        figures |= _stop(script, started)
+        cards.stop()
+        figures["most memory of a card MiB"] = cards.most
+        figures["the judge said"] = dict(votes.answers)
+    if script.driver_log.is_file():
+        figures |= driver_figures(script.driver_log, 0)
+    figures["audit"] = list(audit(script.data_dir))
+    return figures | {"findings": _findings(figures)}
+
+
+def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
+    data_dir, log = host.work / "script-data", host.out / "script.log"
+    variables = {
+        "HF_CKPT": str(checkpoint),
+        "SAVE_CKPT": str(data_dir),
+        "NUM_GPUS": "4",
+        "ACTOR_GPUS": "2",
+        "ROLLOUT_GPUS": "1",
+        "PRM_GPUS": "1",
+        "PORT": str(PORT),
+        "PRM_PORT": str(PRM_PORT),
+        "PRM_URL": judge_url,  # the way to the script's own PRM on which votes are made
+        "PRM_ARGS": " ".join(node_prm.ARGS),
+        "PYTHON": host.slime_python,
+        "SERVER_PYTHON": host.ours_python,
+        "ENGINE_PYTHON": host.engine_python,
+    }
+    flags = ["--no-transformer-engine", *(word for setting in SETTINGS for word in ("--set", setting))]
+    engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
+    flags += ["--set", f"engine.args={engine}"]
+    if host.is_tiny:
+        flags += ["--set", "training.min_batch=4", "--batch-size", "8"]
+    command = ["bash", str(SCRIPT), *flags]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=host.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    return Script(process, data_dir, log, time.monotonic())
+
+
+def _come_up(script: Script, took: dict[str, float], end: float) -> None:
+    def prm_answers() -> bool:
+        return httpx.get(f"http://127.0.0.1:{PRM_PORT}/model_info", timeout=5).is_success
+
+    took["judge"] = script.wait("the judge answers", prm_answers, end)
+    took["server"] = script.wait("the server answers", (script.data_dir / "run" / "server.json").is_file, end)
+
+    def driver_serves() -> bool:
+        if script.log.read_text(errors="replace").count("[launch] driver ended") >= GIVE_UP:
+            raise RuntimeError(f"the driver ended {GIVE_UP} times")
+        return script.says(script.driver_log, " serves")
+
+    took["driver"] = script.wait("the driver serves", driver_serves, end)
+
+
+def _learn(script: Script, load: Load, end: float) -> dict[str, Any]:
+    first, began = script.status()["serving"], time.monotonic()
+    seen, at = first, []
+
+    def served() -> bool:
+        nonlocal seen
+        now = script.status()["serving"]
+        if now > seen:
+            at.append(round(time.monotonic() - began, 1))
+            load.burst()
+        seen = now
+        return bool(now >= first + 2 * UPDATES)
+
+    with suppress(TimeoutError):
+        script.wait("twice the updates", served, end)
+    status = script.status()
+    return {
+        "updates served": seen - first,
+        "served after s": at,
+        "rest": {key: status[key] for key in ("serving", "tip", "counts", "problems")},
+    }
+
+
+def _stop(script: Script, started: list[psutil.Process]) -> dict[str, Any]:
+    """As Ctrl-C does. What it started must be gone; what it left is named, then ended."""
+    asked = time.monotonic()
+    if script.process.poll() is None:
+        script.process.send_signal(signal.SIGTERM)
+        try:
+            script.process.wait(END_S - 20)
+        except subprocess.TimeoutExpired:
+            started = started + script.below()
+            os.killpg(script.process.pid, signal.SIGKILL)
+            script.process.wait()
+    figures: dict[str, Any] = {"script exit": script.process.returncode, "stop s": round(time.monotonic() - asked, 1)}
+    _, left = psutil.wait_procs(started, timeout=3)
+    figures["left behind"] = [f"{process.pid} {process.name()}" for process in left if process.is_running()]
+    for process in left:
+        process.kill()
+    return figures
+
+
+def _findings(figures: dict[str, Any]) -> list[str]:
+    findings = [
+        f"{key}: {figures[key]}" for key in ("failed", "refused or cut", "left behind", "audit") if figures.get(key)
+    ]
+    if figures.get("updates served", 0) < UPDATES:
+        findings.append(f"only {figures.get('updates served')} updates")
+    if figures["script exit"] != 0:
+        findings.append(f"the script ended with {figures['script exit']}")
+    if not any(step.get("hint_share") for step in figures.get("step metrics", ())):
+        findings.append("no step had a hint")
+    if not any("HINT" in answer for answer in figures["the judge said"]):
+        findings.append("the judge wrote no hint")
+    return findings
+
+
+def _at(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
