@@ -28,21 +28,18 @@ class EngineKeeper:
         restore: Callable[[], Awaitable[None]],
         *,
         is_in_place: Callable[[], Awaitable[bool]],
+        exited: asyncio.Event | None = None,
         poll_s: float = POLL_S,
         meters: Meters | None = None,
     ) -> None:
-        """is_in_place: whether a healthy engine still holds what serves. meters: told that the engine works again;
-        nobody may have asked it anything meanwhile.
+        """is_in_place: whether a healthy engine still holds what serves. exited: set, with the gate shut, by whoever
+        saw an engine of ours end. meters: told that the engine works again; nobody may have asked it anything
+        meanwhile.
         """
         self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
         self._is_in_place = is_in_place
         self._meters = meters or Meters()
-        self._exited = asyncio.Event()
-
-    def child_exited(self) -> None:
-        """Our own engine process ended: no need to wait for missed polls."""
-        self._serving.close_gate()
-        self._exited.set()
+        self._exited = exited or asyncio.Event()
 
     async def run(self) -> None:
         """Poll, shut, restore, open; forever. Owned by the app."""

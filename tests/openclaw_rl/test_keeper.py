@@ -19,7 +19,10 @@ class Watched:
         self.serving.switch(0, None)
         self.restored, self.failures = 0, 0
         self.in_place = True
-        self.keeper = EngineKeeper(self.engine, self.serving, self.restore, is_in_place=self.is_in_place, poll_s=0.001)
+        self.exited = asyncio.Event()
+        self.keeper = EngineKeeper(
+            self.engine, self.serving, self.restore, is_in_place=self.is_in_place, exited=self.exited, poll_s=0.001
+        )
 
     async def is_in_place(self) -> bool:
         return self.in_place
@@ -58,7 +61,8 @@ async def test_an_engine_that_is_down_shuts_the_gate_and_one_that_is_back_opens_
 
 async def test_a_restore_that_fails_is_tried_again_behind_a_shut_gate(watched: Watched) -> None:
     watched.failures = 3
-    watched.keeper.child_exited()
+    watched.serving.close_gate()
+    watched.exited.set()
     await until(lambda: watched.restored == 1)
     await until(lambda: watched.serving.is_open)
     assert watched.failures == 0

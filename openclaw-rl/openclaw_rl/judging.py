@@ -1,0 +1,71 @@
+"""The workers between chats and training, made of the parts of one server: who judges, who scores, and with what. How
+they work is `rollout`.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import httpx
+
+from openclaw_rl.bells import Bells
+from openclaw_rl.core import Core
+from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.lifetime import Lifetime
+from openclaw_rl.methods.base import Method, ScoringTools
+from openclaw_rl.rollout import judge_turns, score_turns
+from openclaw_rl.scoring import judge_model, renderer
+from openclaw_rl.settings import EngineSettings, Settings
+
+BACKGROUND_SHARE = 2
+"""Judging and scoring take at most the engine's places divided by this."""
+
+
+def start_judging(
+    settings: Settings,
+    core: Core,
+    method: Method,
+    bells: Bells,
+    *,
+    client: httpx.AsyncClient,
+    life: Lifetime,
+    stack: AsyncExitStack,
+) -> None:
+    """From paired turns to samples that wait."""
+    slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
+    ask = judge_model(settings.judge, core.engine, core.frontend, client=client, slots=slots)
+    judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
+    tools = ScoringTools(
+        settings=settings.method,
+        teacher=core.engine,
+        base_teacher=_base_teacher(settings.method.teacher_url, stack),
+        serving=core.serving,
+        render=renderer(core.frontend),
+        ask=ask,
+        context_length=core.context_length,
+        slots=slots,
+        meters=core.meters,
+    )
+    judging = judge_turns(core.ledger, judge, settings.judge, bells.paired, judged=bells.judged, meters=core.meters)
+    scoring = score_turns(
+        core.ledger,
+        method,
+        tools,
+        bells.judged,
+        sampled=bells.sampled,
+        workers=settings.method.score_workers,
+        retries=settings.judge.retries,
+        max_waiting=settings.training.max_waiting,
+    )
+    life.own(judging, "judge")
+    life.own(scoring, "method")
+    life.own(bells.lease_wait.follow(bells.sampled), "samples")
+
+
+def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
+    if url is None:
+        return None
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    stack.push_async_callback(engine.aclose)
+    return engine
