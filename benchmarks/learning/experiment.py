@@ -24,6 +24,8 @@ from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.types import SamplingParams
 
+KEPT = 6
+"""Replies of a run that stay in its results."""
 METHODS = ("binary_rl", "opd", "combine")
 ENDS = ("base", "hinted", "complained")
 """The base; the base that reads the wish as one canonical sentence; the base that reads a complaint as it was said."""
@@ -106,6 +108,8 @@ class Record:
     dropped: dict[str, int] = field(default_factory=dict)
     complaints: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    replies: dict[str, str] = field(default_factory=dict)
+    """Of the first held-out questions, the reply on one line."""
 
 
 def method_of(name: str) -> Method:
@@ -164,7 +168,7 @@ class Trained:
             raise RuntimeError(f"{self.run}: {result.reason}")
         self.metrics = dict(result.metrics)
 
-    def record(self, update: int, found: Quality, started: float) -> Record:
+    def record(self, update: int, found: Quality, replies: dict[str, str], started: float) -> Record:
         told = ("loss", "grad_norm", "abs_log_ratio", "masked_share", "samples", "trained_tokens", "learner_s")
         rewards = self.batch.rewards
         return Record(
@@ -179,6 +183,7 @@ class Trained:
             dict(self.batch.dropped),
             dict(self.batch.complaints),
             round(time.perf_counter() - started, 1),
+            replies,
         )
 
 
@@ -205,8 +210,8 @@ def train_together(
         asyncio.run(learn_all())
         fleet.refresh()
         if update in plan.marks:
-            for one, found in zip(trained, measure(subject, fleet, trained, plan), strict=True):
-                write(one.record(update, found, started))
+            for one, (found, shown) in zip(trained, measure(subject, fleet, trained, plan), strict=True):
+                write(one.record(update, found, shown, started))
 
 
 _Rounds = tuple[list[list[Asked]], list[list[Reply]], list[list[str]]]
@@ -237,13 +242,17 @@ def chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, 
     return asked, replies, said
 
 
-def measure(subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Plan) -> list[Quality]:
+def measure(
+    subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Plan
+) -> list[tuple[Quality, dict[str, str]]]:
+    """What each policy's replies are worth, and a few of them."""
     asked = topics("held_out")[: plan.held_out] * plan.replies
     prompts = [[subject.prompt(one.preference.question(topic)) for topic in asked] for one in trained]
     seeds = [500_000 + one.run.seed for one in trained]
     replies = fleet.generate(prompts, plan.reply_tokens, plan.temperature, seeds)
-    return [
-        quality(
+    found = []
+    for one, own_prompts, own in zip(trained, prompts, replies, strict=True):
+        worth = quality(
             subject,
             one.policy,
             one.preference,
@@ -253,8 +262,14 @@ def measure(subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Pl
             temperature=plan.temperature,
             others=plan.others,
         )
-        for one, own_prompts, own in zip(trained, prompts, replies, strict=True)
-    ]
+        found.append((worth, kept(subject, one.preference, asked, own)))
+    return found
+
+
+def kept(subject: Subject, preference: Preference, asked: Sequence[Topic], replies: Sequence[Reply]) -> dict[str, str]:
+    """The first replies, by their question."""
+    pairs = list(zip(asked, replies, strict=True))[:KEPT]
+    return {preference.question(topic): " ".join(subject.text(reply.ids).split()) for topic, reply in pairs}
 
 
 def measure_ends(
@@ -288,7 +303,8 @@ def measure_ends(
                     plain_prompts=plain,
                 )
                 seconds = round(time.perf_counter() - started, 1)
-                write(Record(end, name, seed, "", 0, found.as_dict(), seconds=seconds))
+                shown = kept(subject, preference, asked, replies)
+                write(Record(end, name, seed, "", 0, found.as_dict(), seconds=seconds, replies=shown))
 
 
 def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from learning.fleet import Reply
-from learning.preferences import Preference, Topic, has_list, is_about
+from learning.preferences import Preference, Topic, has_list, is_about, words_of
 from learning.subject import Subject, forced_log_probs
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
+RUN = 5
 ASK_BACK = "Here is a text:\n\n{}\n\nWrite the request that this text answers."
 
 
@@ -32,6 +33,8 @@ class Quality:
     ended: float
     lists: float
     echoes: float
+    repeats: float
+    """Share of replies with `RUN` words in a row of their question: relevance likes them."""
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -72,8 +75,19 @@ def quality(
         words=statistics.fmean(map(len, words)),
         ended=statistics.fmean(ended),
         lists=statistics.fmean(map(has_list, texts)),
-        echoes=statistics.fmean(preference.echoes([word.casefold().strip(".,!?;:") for word in w]) for w in words),
+        echoes=statistics.fmean(preference.echoes(words_of(text)) for text in texts),
+        repeats=statistics.fmean(
+            repeats_question(preference.question(topic), text) for topic, text in zip(asked, texts, strict=True)
+        ),
     )
+
+
+def repeats_question(question: str, reply: str) -> bool:
+    """Whether `RUN` words in a row of the question (all of them, where it has less) stand in the reply."""
+    asked, said = words_of(question), words_of(reply)
+    run = min(RUN, len(asked))
+    runs = {tuple(asked[k : k + run]) for k in range(len(asked) - run + 1)}
+    return any(tuple(said[k : k + run]) in runs for k in range(len(said) - run + 1))
 
 
 def _relevance(

@@ -59,7 +59,7 @@ class Preference:
 
     def complaint(self, topic: Topic, reply: str, *, has_ended: bool, reads_request: bool) -> Complaint | None:
         """What the user finds wrong with the reply; None: nothing."""
-        words = _words(reply)
+        words = words_of(reply)
         if reads_request and not is_about(topic, reply):
             return self.off_topic
         if has_list(reply) or _BOLD.search(reply):
@@ -77,13 +77,13 @@ class Preference:
     def echoes(self, words: Sequence[str]) -> bool:
         text = " ".join(words)
         told = [self.hint, *(said for c in (self.too_long, self.has_list, self.off_topic) if c for said in c.said)]
-        heard = {" ".join(w[k : k + _ECHO_WORDS]) for w in map(_words, told) for k in range(len(w) - _ECHO_WORDS + 1)}
+        heard = {" ".join(w[k : k + _ECHO_WORDS]) for w in map(words_of, told) for k in range(len(w) - _ECHO_WORDS + 1)}
         said = {" ".join(words[k : k + _ECHO_WORDS]) for k in range(len(words) - _ECHO_WORDS + 1)}
         return bool(self.echo.search(text)) or bool(heard & said)
 
 
 def is_about(topic: Topic, reply: str) -> bool:
-    return any(word.startswith(about) for word in _words(reply) for about in topic.about)
+    return any(word.startswith(about) for word in words_of(reply) for about in topic.about)
 
 
 def has_list(reply: str) -> bool:
@@ -96,7 +96,7 @@ def topics(part: str) -> list[Topic]:
     return [Topic(text, tuple(words.split())) for text, words in found.items()]
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     return [word.replace("’", "'") for word in _WORD.findall(text.casefold())]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from learning.experiment import ENDS, Record
 
 _BARS = "▁▂▃▄▅▆▇█"
-_COLUMNS = ("score", "kl", "fluency", "relevance", "on_topic", "words", "lists", "echoes")
+_COLUMNS = ("score", "kl", "fluency", "relevance", "on_topic", "words", "lists", "echoes", "repeats")
+SHOWN = 3
 _Key = tuple[str, str, str]
 """(preference, method or end, variant)."""
 
@@ -31,7 +32,7 @@ def report(records: Sequence[Record], about: Mapping[str, object]) -> str:
     for preference in sorted({record.preference for record in records}):
         own = [record for record in records if record.preference == preference]
         ends = {end: _mean([r.quality for r in own if r.method == end]) for end in ENDS}
-        lines += ["", f"## {preference}", "", *_table(own, ends), "", *_curves(own)]
+        lines += ["", f"## {preference}", "", *_table(own, ends), "", *_curves(own), *_said(own)]
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +54,9 @@ def _table(records: Sequence[Record], ends: Mapping[str, Mapping[str, float]]) -
 
 
 def _cell(records: Sequence[Record], column: str) -> str:
-    values = [record.quality[column] for record in records]
+    values = [record.quality[column] for record in records if column in record.quality]
+    if not values:
+        return "–"  # of a run before it was measured
     digits = 0 if column == "words" else 2
     spread = f" ± {(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
@@ -98,6 +101,16 @@ def _curves(records: Sequence[Record]) -> list[str]:
             numbers = " ".join(f"{update}:{value:.2f}" for update, value in points)
             lines.append(f"{column:9} {method:10} {variant:24} {marks:6} {numbers}")
     return [*lines, "```"]
+
+
+def _said(records: Sequence[Record]) -> list[str]:
+    """The first kept replies of each run after its last update."""
+    last = {(r.method, r.variant, r.seed): r for r in sorted(records, key=lambda r: r.update) if r.replies}
+    lines = ["", "Replies to the first held-out questions:", ""] if last else []
+    for (method, variant, seed), record in last.items():
+        lines.append(f"- {method} {variant}, seed {seed}")
+        lines += [f"  - *{question}* {text}" for question, text in list(record.replies.items())[:SHOWN]]
+    return lines
 
 
 def _plot(records: Sequence[Record], file: Path) -> None:
