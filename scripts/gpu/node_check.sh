@@ -15,8 +15,8 @@
 #   node_check.sh --budget-s 300 engine=120 engine_kill=240 ledger=10
 # One GPU: the same with --gpus 1 and without tp. Four (tensor parallelism 2, and a judge with a card of its own):
 #   node_check.sh --gpus 4 --budget-s 560 --streams 32 prm=150+ tp=120+ engine=120 binary=230 combine=230 recorded=30 weights=30 ledger=10
-# A launch script itself, four GPUs, 8 minutes (nothing else may run on them):
-#   node_check.sh --gpus 4 stop=30 script=460
+# A launch script itself, four GPUs, 9 minutes (nothing else may run on them):
+#   node_check.sh --gpus 4 stop=30 script=540
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.

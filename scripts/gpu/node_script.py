@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "openclaw-combine" / "run_qwen3_4b_openclaw_combine.sh"
 PORT, PRM_PORT = 30000, 30001
 UPDATES = 3
-GIVE_UP = 3
-END_S = 150.0
+GIVE_UP = 2
+END_S = 200.0
 """Of the stage's time: to stop all, the step in hand and its checkpoint included."""
 SETTINGS = (
     "log_format=json",
@@ -170,7 +170,11 @@ def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
         "SERVER_PYTHON": host.ours_python,
         "ENGINE_PYTHON": host.engine_python,
     }
-    flags = ["--no-transformer-engine", *(word for setting in SETTINGS for word in ("--set", setting))]
+    flags = [
+        "--no-transformer-engine",
+        *["--optimizer-on-gpu"] * host.optimizer_on_gpu,
+        *(word for setting in SETTINGS for word in ("--set", setting)),
+    ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
     flags += ["--set", f"engine.args={engine}"]
     if host.is_tiny:

@@ -62,6 +62,8 @@ class Host:
     load_s: float
     swaps: int
     full_swaps: int
+    dtype: str | None = None
+    """Of the engine; our own choice when unset."""
 
     @property
     def device(self) -> str:
@@ -73,7 +75,8 @@ class Host:
 
     @property
     def engine_args(self) -> list[str]:
-        return ["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch", "--context-length", "4096"]
+        args = ["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch", "--context-length", "4096"]
+        return args if self.dtype is None else [*args, "--dtype", self.dtype]
 
     def read(self, name: str) -> Any:
         return json.loads((self.work / f"{name}.json").read_text())
@@ -276,6 +279,7 @@ def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, LIMITS)
     own.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
     own.add_argument("--gguf", type=Path)
+    own.add_argument("--dtype", choices=("bfloat16", "float16"), help="of the engine; our own choice when unset")
     own.add_argument("--load-s", type=float, default=45.0, help="how long chats are streamed")
     own.add_argument("--swaps", type=int, default=10, help="adapter swaps to wait for")
     own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps to make beside the first two")
@@ -286,7 +290,7 @@ def main() -> int:
     options = arguments().parse_args()
     host = Host(
         options.work, options.out, options.engine, options.gguf, options.tiny,
-        options.streams, options.load_s, options.swaps, options.full_swaps,
+        options.streams, options.load_s, options.swaps, options.full_swaps, options.dtype,
     )  # fmt: skip
 
     def file(name: str) -> Path:
