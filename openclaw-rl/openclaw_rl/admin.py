@@ -21,7 +21,7 @@ from openclaw_rl.forgetting import Forgetting
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import OUT_AFTER, Meters
 from openclaw_rl.proxy.auth import Secret
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.retaining import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.supervisor import ChildStatus

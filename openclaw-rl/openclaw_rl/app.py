@@ -21,7 +21,6 @@ import structlog
 from openclaw_rl import c_heap, log
 from openclaw_rl.alerts import Alerts
 from openclaw_rl.bells import Bells
-from openclaw_rl.canary import Canary, read_canaries
 from openclaw_rl.children import trainer_child
 from openclaw_rl.core import Core, open_core
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
@@ -32,7 +31,8 @@ from openclaw_rl.lifetime import Lifetime
 from openclaw_rl.listening import announced, ready_to_listen
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.publisher import Publisher, WeightsElsewhere
+from openclaw_rl.publishing.canary import Canary, read_canaries
+from openclaw_rl.publishing.publisher import Publisher, WeightsElsewhere
 from openclaw_rl.retaining import Retention
 from openclaw_rl.routes import served_app
 from openclaw_rl.scoring import renderer

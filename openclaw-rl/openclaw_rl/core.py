@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl import version_folders
 from openclaw_rl.children import engine_child, free_port, sglang_engine_child
 from openclaw_rl.clock import SteadyClock
 from openclaw_rl.data_dir import DataDir
@@ -26,6 +25,7 @@ from openclaw_rl.ledger.lock import InstanceLock
 from openclaw_rl.lifetime import Lifetime
 from openclaw_rl.meters import Meters
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.publishing import version_folders
 from openclaw_rl.settings import Settings
 from openclaw_rl.types import WeightKind
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl import version_folders
 from openclaw_rl.data_dir import write_private
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Forgotten, Ledger
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.trainers import checkpoint
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from openclaw_rl.proxy.asgi import bounded
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.retaining import Retention
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings

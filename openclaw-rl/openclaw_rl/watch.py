@@ -18,7 +18,7 @@ from openclaw_rl.alerts import Alerts
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable
 from openclaw_rl.falling import Fall, find_fall
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import WatchSettings
 
 log = structlog.get_logger()

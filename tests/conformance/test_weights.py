@@ -15,8 +15,8 @@ from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError
-from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.publishing.full_weights import FullWeightSwap
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import SamplingParams
 

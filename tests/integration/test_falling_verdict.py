@@ -26,7 +26,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report

@@ -7,7 +7,7 @@ from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report

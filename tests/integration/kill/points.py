@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl import version_folders
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger import syncer as ledger_syncer
 from openclaw_rl.ledger import writer as ledger_writer
+from openclaw_rl.publishing import version_folders
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop

@@ -20,7 +20,7 @@ from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainers.api import Started, Tip

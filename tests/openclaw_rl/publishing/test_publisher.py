@@ -10,11 +10,11 @@ import pytest
 from publishing import PROMPT, World, publish, until
 from safetensors.numpy import save
 
-from openclaw_rl.canary import Canary
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
 from openclaw_rl.errors import EngineGone, LedgerError
-from openclaw_rl.gate import Gate
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.canary import Canary
+from openclaw_rl.publishing.gate import Gate
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
@@ -307,7 +307,7 @@ async def test_a_version_that_the_engine_has_no_numbers_for_is_refused(
 async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.publisher.RETRY_S", 0.01)
+    monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
     number = await world.commit(sampled_by=0)
     folder = (await world.ledger.version(number)).folder
     assert folder is not None

@@ -13,11 +13,11 @@ import pytest
 
 from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineError, EngineGone, EngineRefused
-from openclaw_rl.full_weights import FullWeightSwap
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
-from openclaw_rl.publisher import Publisher
+from openclaw_rl.publishing.full_weights import FullWeightSwap
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine, Scripted, ToyPolicy
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
@@ -335,7 +335,7 @@ async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
     """It is waited for: known before the swap, nothing is swapped; found out behind it, what served is put back."""
-    monkeypatch.setattr("openclaw_rl.publisher.RETRY_S", 0.01)
+    monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
     async with published(tmp_path) as (ledger, world, publisher):
         number = await commit(ledger, world.engine, tmp_path)
         mute = Speechless(versions=frozenset({0, number}))

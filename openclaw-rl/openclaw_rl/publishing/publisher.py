@@ -16,22 +16,22 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl import version_folders
 from openclaw_rl.alerts import Alert
-from openclaw_rl.canary import Canary
-from openclaw_rl.engine_adapters import EngineAdapters
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.serving import Closed, ServingVersions, adapter_name, is_unknown_adapter
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineRefused, LedgerError
-from openclaw_rl.finite_weights import not_finite
-from openclaw_rl.full_weights import FullWeightSwap, is_held
-from openclaw_rl.gate import Gate, GateResult
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.meters import Meters
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.canary import Canary
+from openclaw_rl.publishing.engine_adapters import EngineAdapters
+from openclaw_rl.publishing.finite_weights import not_finite
+from openclaw_rl.publishing.full_weights import FullWeightSwap, is_held
+from openclaw_rl.publishing.gate import Gate, GateResult
+from openclaw_rl.publishing.version_folders import is_elsewhere
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Report, Tip
 from openclaw_rl.types import Ids, Version, VersionState, WeightKind
-from openclaw_rl.version_folders import is_elsewhere
 
 log = structlog.get_logger()
 

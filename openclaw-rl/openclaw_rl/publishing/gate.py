@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import structlog
 
 from openclaw_rl.alerts import Alert
-from openclaw_rl.canary import Canary, CanaryScore, Score
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers.api import Probe, Report
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.canary import Canary, CanaryScore, read_canaries
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.messages import Message
+from openclaw_rl.publishing.canary import Canary, CanaryScore, read_canaries
 from openclaw_rl.types import Ids
 
 GOOD = '{"messages": [{"role": "user", "content": "hi"}], "reply": "hello"}\n'

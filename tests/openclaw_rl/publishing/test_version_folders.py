@@ -6,6 +6,7 @@ from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.publishing.version_folders import prune, remove_unnamed, tidy, without_optimizer
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.api import Commit, Manifest, Report
@@ -18,7 +19,6 @@ from openclaw_rl.types import (
     VersionState,
     WeightKind,
 )
-from openclaw_rl.version_folders import prune, remove_unnamed, tidy, without_optimizer
 
 
 def make(versions: Path, *names: str) -> None:

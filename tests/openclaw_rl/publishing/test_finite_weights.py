@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from openclaw_rl import finite_weights
-from openclaw_rl.finite_weights import not_finite
+from openclaw_rl.publishing import finite_weights
+from openclaw_rl.publishing.finite_weights import not_finite
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn)
 
