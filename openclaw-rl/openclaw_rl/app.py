@@ -32,7 +32,8 @@ from openclaw_rl.listening import announced, ready_to_listen
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
-from openclaw_rl.publishing.publisher import Publisher, WeightsElsewhere
+from openclaw_rl.publishing.policy_engine import WeightsElsewhere
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.retaining import Retention
 from openclaw_rl.routes import served_app
 from openclaw_rl.scoring import renderer
@@ -88,7 +89,7 @@ async def _serve(
         exited=bells.engine_exited,
         meters=core.meters,
     )
-    pushes = TrainerPushes(publisher.take_pushed)
+    pushes = TrainerPushes(publisher.pushed.take)
     sessions = Sessions(core.ledger, settings.sessions, paired=bells.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)

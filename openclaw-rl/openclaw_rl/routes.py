@@ -79,7 +79,7 @@ def _trainer(core: Core, bells: Bells, life: Lifetime, publisher: Publisher) -> 
         token=core.trainer_token,
         lease_wait=bells.lease_wait,
         on_commit=committed,
-        describe=publisher.describe,
+        describe=publisher.pushed.describe,
         meters=core.meters,
         on_word=bells.trainer_spoke.heard,
     )
@@ -94,7 +94,7 @@ def _pushes(settings: Settings, core: Core, bells: Bells, publisher: Publisher, 
         await ledger.lose_undurable("its trainer was started again")
         publisher.wake()
         bells.lease_wait.samples_came()
-        tip = await publisher.describe(await ledger.tip())
+        tip = await publisher.pushed.describe(await ledger.tip())
         return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
     return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)

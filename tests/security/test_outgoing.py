@@ -23,7 +23,7 @@ from openclaw_rl.errors import EngineError, JudgeError, SettingsError
 from openclaw_rl.judge.ask import AskUrl
 from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
-from openclaw_rl.publishing.publisher import REJECTIONS_IN_A_ROW
+from openclaw_rl.publishing.version_states import REJECTIONS_IN_A_ROW
 from openclaw_rl.settings import EngineSettings, JudgeSettings, load
 from openclaw_rl.testing import ToyPolicy
 

@@ -1,6 +1,9 @@
 """A real ledger, a fake engine and the publisher between them; what its tests wait for."""
 
 import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.engines.serving import ServingVersions, adapter_name
@@ -9,9 +12,11 @@ from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
-from openclaw_rl.testing import FakeEngine
+from openclaw_rl.testing import FakeEngine, ToyPolicy
+from openclaw_rl.testing.toy_policy import BASE_SEED
 from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
+    LogProbs,
     NextState,
     Request,
     Sample,
@@ -35,7 +40,9 @@ class World:
         self.ledger, self.engine, self.folder = ledger, engine, folder
         self.serving = ServingVersions(120.0)
         self.meters = Meters()
-        self.publisher = Publisher(ledger, engine, self.serving, settings, folder, meters=self.meters)
+        self.publisher = Publisher(
+            ledger, engine, self.serving, settings, folder, base_folder=folder / "base", meters=self.meters
+        )
         self.count = 0
 
     async def sampled(self, version: int) -> None:
@@ -96,14 +103,51 @@ class World:
         body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
         return await self.ledger.commit(body)
 
+    async def commit_full(self, *, probe_error: float = 0.0, step: float = 0.1) -> int:
+        """One step of full weights: its probe is what the engine will answer once they are pushed, less an error."""
+        await self.sampled((await self.ledger.tip()).weight_version)
+        lease = await self.ledger.lease(trainer="test", now=True)
+        assert lease is not None
+        log_probs = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), BASE_SEED ^ (lease.parent + 1))
+        probe = Probe(
+            prompt_ids=list(PROMPT),
+            response_ids=list(REPLY),
+            log_probs=[value + probe_error for value in log_probs],
+            parent_log_probs=[value + step for value in log_probs],
+        )
+        folder = f"versions/{lease.lease_id}"
+        (self.folder / folder).mkdir(parents=True)
+        manifest = Manifest(folder=folder, kind=WeightKind.FULL, base_hash="base", sha256="x", weights_file="model")
+        report = Report(metrics={"loss": 0.1}, probes=[probe])
+        body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
+        return await self.ledger.commit(body)
+
     async def state(self, number: int) -> VersionState:
         return (await self.ledger.version(number)).state
+
+
+@dataclass(frozen=True, slots=True)
+class Speechless(ToyPolicy):
+    """Has no numbers under these seeds."""
+
+    seeds: frozenset[int] = frozenset()
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        said = ToyPolicy.log_probs(self, ids, start, seed)
+        return (math.nan,) * len(said) if seed in self.seeds else said
 
 
 async def until(condition: object) -> None:
     async with asyncio.timeout(120):
         while not await condition():  # type: ignore[operator]
             await asyncio.sleep(0.005)
+
+
+async def ends(world: World, number: int, state: VersionState) -> None:
+    async def is_there() -> bool:
+        return await world.state(number) is state
+
+    await until(is_there)
 
 
 async def publish(world: World, number: int) -> None:

@@ -10,7 +10,8 @@ A request that passed the gate just before it closed may reach the engine after 
 no abort reaches it, and would start it on the new weights under the old version's name: so as long as a use of the old
 version may have something there, the engine is let go on for a moment, on the old weights, and paused again.
 
-Leaves to others: which version, the gate, the self-test (`publisher`), and resuming (`proxy.generation`).
+Leaves to others: which version (`publisher`), its tests (`publication`, `pushed_weights`), resuming
+(`proxy.generation`).
 """
 
 import asyncio

@@ -5,7 +5,7 @@ An engine that gives no numbers (NaN, or none) for a version, twice, and gives t
 fault: the version is refused. One that gives none for what serves either is: AlignmentError, and the gate is asked
 again later. Full weights take the place of what serves: there the engine is asked before they do (`needs_numbers`).
 
-Leaves to others: its files (`finite_weights`); what becomes of a version that fails (`publisher`, the ledger).
+Leaves to others: its files (`finite_weights`); what becomes of a version that fails (`publication`, `pushed_weights`).
 """
 
 import math
@@ -56,8 +56,13 @@ class Gate:
     ) -> None:
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
         self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
+        self.last: GateResult | None = None
 
     async def check(self, version: Version, report: Report) -> GateResult:
+        self.last = await self._measure(version, report)
+        return self.last
+
+    async def _measure(self, version: Version, report: Report) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving = self._serving.current

@@ -4,7 +4,7 @@ Promises: between the two calls nobody asks the engine anything, and chats wait 
 trainer that dies in between costs `deadline_s`, or less when it starts again: the engine may then hold half a version,
 so the gate stays shut until the keeper has restored what should serve, or a trainer has sent it again.
 
-Leaves to others: whether the version may serve, the swap and the self-test (`publisher`).
+Leaves to others: whether the version may serve, the swap and the self-test (`publishing.pushed_weights`).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from openclaw_rl.trainers.api import PushBegin, PushEnd
 log = structlog.get_logger()
 
 TakePushed = Callable[[int, Callable[[], Awaitable[None]]], Awaitable[None]]
-"""`Publisher.take_pushed`."""
+"""`PushedWeights.take`."""
 
 
 @dataclass(frozen=True, slots=True)

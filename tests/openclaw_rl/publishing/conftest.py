@@ -1,7 +1,8 @@
-"""A publisher that runs."""
+"""A publisher that runs: of adapters, and of full weights."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,14 @@ from publishing import World
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.settings import PublisherSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
+from openclaw_rl.types import WeightKind
 
 
-@pytest.fixture
-async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    settings = PublisherSettings(**getattr(request, "param", {}))
-    identity = Identity("base", "tokenizer", "tiny")
-    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=TrainingSettings(min_batch=1))
-    world = World(ledger, FakeEngine(), tmp_path, settings)
+@asynccontextmanager
+async def running(folder: Path, kind: WeightKind, settings: PublisherSettings) -> AsyncIterator[World]:
+    identity = Identity("base", "tokenizer", "tiny", kind)
+    ledger = await Ledger.open(folder / "ledger.sqlite3", identity=identity, training=TrainingSettings(min_batch=1))
+    world = World(ledger, FakeEngine(), folder, settings)
     await world.publisher.restore()
     task = asyncio.create_task(world.publisher.run())
     yield world
@@ -25,3 +26,15 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await ledger.aclose()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with running(tmp_path, WeightKind.LORA, PublisherSettings(**getattr(request, "param", {}))) as world:
+        yield world
+
+
+@pytest.fixture
+async def full_world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path, WeightKind.FULL, PublisherSettings()) as world:
+        yield world

@@ -1,4 +1,4 @@
-"""Adapters on the engine: loaded beside those that replies use, let go when none does, found again after a restart."""
+"""Adapters on the engine: loaded beside those that replies use, let go when none does."""
 
 import asyncio
 from pathlib import Path
@@ -33,41 +33,6 @@ async def test_a_running_reply_keeps_its_adapter_until_it_ends(world: World) -> 
     await until(unloaded)
 
 
-async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> None:
-    """An idle adapter is about to be unloaded when an operator pins its version."""
-    first = await world.commit(sampled_by=0)
-    await publish(world, first)
-    async with world.serving.use(first):  # a running reply keeps the first one loaded
-        second = await world.commit(sampled_by=first)
-        await publish(world, second)
-        swap = world.publisher._turn
-        await swap.acquire()
-    pinning = asyncio.create_task(world.publisher.pin(first))
-    await asyncio.sleep(0.02)  # it waits for the swap at hand
-    unloading = asyncio.create_task(world.publisher._retire_idle())
-    await asyncio.sleep(0.02)  # and this waits behind it
-    swap.release()
-    await asyncio.gather(pinning, unloading)
-    assert world.serving.current == first
-    assert list(world.engine.adapters) == ["policy-v1"]
-
-
-async def test_a_restarted_engine_gets_back_what_replies_still_use(world: World) -> None:
-    first = await world.commit(sampled_by=0)
-    await publish(world, first)
-    async with world.serving.use(first):
-        second = await world.commit(sampled_by=first)
-        await publish(world, second)
-        world.engine.go_down()
-        world.engine.come_up()
-        await world.publisher.restore()
-        assert set(world.engine.adapters) == {"policy-v1", "policy-v2"}
-    world.engine.go_down()
-    world.engine.come_up()
-    await world.publisher.restore()
-    assert set(world.engine.adapters) == {"policy-v2"}
-
-
 async def test_an_ema_teacher_is_loaded_beside_its_version_and_leaves_with_it(world: World) -> None:
     first = await world.commit(sampled_by=0, has_ema=True)
     world.publisher.wake()
@@ -84,15 +49,6 @@ async def test_an_ema_teacher_is_loaded_beside_its_version_and_leaves_with_it(wo
     await until(lambda: holds(world, {"policy-v2"}))
 
 
-async def test_an_engine_that_comes_back_empty_gets_the_teacher_again(world: World) -> None:
-    number = await world.commit(sampled_by=0, has_ema=True)
-    world.publisher.wake()
-    await until(lambda: is_served(world, number))
-    world.engine.adapters.clear()
-    await world.publisher.restore()
-    assert set(world.engine.adapters) == {"ema-v1", "policy-v1"}
-
-
 async def test_an_adapter_that_another_run_left_under_that_name_is_replaced(world: World, tmp_path: Path) -> None:
     """An attached engine outlives the server; what it has as `policy-v1` may be another data directory's."""
     (tmp_path / "other").mkdir()
@@ -102,17 +58,6 @@ async def test_an_adapter_that_another_run_left_under_that_name_is_replaced(worl
     await publish(world, number)
     folders = await world.engine.adapter_folders()
     assert folders == {"policy-v1": str(world.folder / ((await world.ledger.version(number)).folder or ""))}
-
-
-async def test_an_engine_that_lost_its_adapter_is_noticed_and_restored(world: World) -> None:
-    assert await world.publisher.is_in_place()
-    number = await world.commit(sampled_by=0)
-    await publish(world, number)
-    assert await world.publisher.is_in_place()
-    world.engine.adapters.clear()  # it was restarted, and is well
-    assert not await world.publisher.is_in_place()
-    await world.publisher.restore()
-    assert await world.publisher.is_in_place()
 
 
 @pytest.mark.parametrize("world", [{"keep_versions": 2}], indirect=True)

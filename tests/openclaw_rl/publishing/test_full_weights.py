@@ -1,41 +1,20 @@
 """Replacing an engine's own weights under running chats, over the fake engine whose log-probs tell its weights."""
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 
 import pytest
 
 from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineError, EngineGone, EngineRefused
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.full_weights import FullWeightSwap
-from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.settings import PublisherSettings, TrainingSettings
-from openclaw_rl.testing import FakeEngine, Scripted, ToyPolicy
+from openclaw_rl.testing import FakeEngine, Scripted
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
-from openclaw_rl.types import (
-    LogProbs,
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.types import SamplingParams
 
 PROMPT = (1, 5, 6)
 FOLDER = Path("weights")
@@ -170,30 +149,6 @@ async def test_a_refused_push_leaves_the_old_version_serving() -> None:
         assert sampled.runs == [[0, 60]]
 
 
-async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_was_pushed(tmp_path: Path) -> None:
-    """The engine may still be reading the new weights: what it says it holds proves nothing."""
-    async with published(tmp_path) as (_, world, publisher):
-        update = world.engine.update_weights
-
-        async def unanswered(folder: Path, weight_version: int) -> None:
-            raise EngineGone("silent")
-
-        world.engine.update_weights = unanswered  # type: ignore[method-assign]
-        with pytest.raises(EngineError, match="silent"):
-            await publisher._full.swap(1, FOLDER)
-        assert world.serving.is_closed_for(Closed.ENGINE)
-        pushed: list[tuple[Path, int]] = []
-
-        async def answered(folder: Path, weight_version: int) -> None:
-            pushed.append((folder, weight_version))
-            await update(folder, weight_version)
-
-        world.engine.update_weights = answered  # type: ignore[method-assign]
-        await publisher.restore()
-        assert pushed == [(tmp_path / "base", 0)]
-        assert not publisher._full.is_unsure
-
-
 async def test_a_reply_under_a_grammar_is_let_finish() -> None:
     world = World(drain_s=120.0)
     async with chats(world, 1, tokens=30, json_schema="{}") as (task,):
@@ -220,158 +175,6 @@ async def test_the_keeper_and_a_swap_each_open_their_own_lock() -> None:
     assert not serving.is_open
     serving.open_gate()
     assert serving.is_open
-
-
-async def commit(
-    ledger: Ledger, engine: FakeEngine, folder: Path, *, probe_error: float = 0.0, step: float = 0.1
-) -> int:
-    """One step of full weights: its probe is what the engine will answer once they are pushed, less an error."""
-    turn_id = f"turn-{uuid4().hex}"
-    reply = (11, 12, 13)
-    mask, runs = (True,) * 3, (VersionRun((await ledger.tip()).weight_version, 3),)
-    messages = (Message(role="user", content="q"),)
-    sampling = SamplingParams(max_new_tokens=8)
-    await ledger.begin(Request(turn_id, Scope("u", "s"), 0.0, messages, None, None, PROMPT, sampling))
-    turn = Turn(turn_id, turn_id, 0.0, reply, (-1.0,) * 3, mask, runs, "stop", Message(role="assistant", content="a"))
-    await ledger.finish(turn, TurnKey("r", "b", "h"))
-    await ledger.pair(turn_id, NextState((Message(role="user", content="thanks"),)), by_request_id=turn_id)
-    await ledger.record_verdict(turn_id, Verdict(1, (1,), "rules"))
-    await ledger.record_sample(Sample(turn_id, PROMPT, reply, mask, (-1.0,) * 3, runs, 0.7, reward=1.0))
-    lease = await ledger.lease(trainer="test", now=True)
-    assert lease is not None
-    number = lease.parent + 1
-    log_probs = list(engine.policy.log_probs((*PROMPT, *reply), len(PROMPT), BASE_SEED ^ number))
-    probe = Probe(
-        prompt_ids=list(PROMPT),
-        response_ids=list(reply),
-        log_probs=[value + probe_error for value in log_probs],
-        parent_log_probs=[value + step for value in log_probs],
-    )
-    (folder / "versions" / lease.lease_id).mkdir(parents=True)
-    manifest = Manifest(
-        folder=f"versions/{lease.lease_id}", kind=WeightKind.FULL, base_hash="base", sha256="x", weights_file="model"
-    )
-    report = Report(metrics={"loss": 0.1}, probes=[probe])
-    body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
-    assert await ledger.commit(body) == number
-    return number
-
-
-@asynccontextmanager
-async def published(tmp_path: Path) -> AsyncIterator[tuple[Ledger, World, Publisher]]:
-    identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
-    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=TrainingSettings(min_batch=1))
-    world = World()
-    publisher = Publisher(
-        ledger, world.engine, world.serving, PublisherSettings(), tmp_path, base_folder=tmp_path / "base"
-    )
-    await publisher.restore()
-    task = asyncio.create_task(publisher.run())
-    yield ledger, world, publisher
-    assert not task.done(), task
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await ledger.aclose()
-
-
-async def ends(ledger: Ledger, number: int, state: VersionState) -> None:
-    async with asyncio.timeout(120):
-        while (await ledger.version(number)).state is not state:
-            await asyncio.sleep(0.005)
-
-
-async def test_a_commit_is_gated_by_the_trainers_figures_pushed_tested_and_served(tmp_path: Path) -> None:
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path)
-        publisher.wake()
-        await ends(ledger, number, VersionState.SERVING)
-        assert (world.serving.current, world.engine.weight_version) == (1, 1)
-        assert publisher.last_gate is not None
-        assert publisher.last_gate.step_kl == pytest.approx(0.1)
-        async with world.serving.use() as use:
-            assert (use.lora_path, use.extra_key) == (None, "v1")
-
-
-async def test_a_step_beyond_the_bound_is_never_pushed(tmp_path: Path) -> None:
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path, step=9.0)
-        publisher.wake()
-        await ends(ledger, number, VersionState.REJECTED)
-        assert world.engine.weight_version == 0
-
-
-async def test_weights_that_are_not_the_trainers_are_swapped_back(tmp_path: Path) -> None:
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path, probe_error=0.5)
-        publisher.wake()
-        await ends(ledger, number, VersionState.REJECTED)
-        assert (world.serving.current, world.engine.weight_version) == (0, 0)
-        assert (await ledger.tip()).weight_version == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Speechless(ToyPolicy):
-    """Has no numbers under these versions."""
-
-    versions: frozenset[int] = frozenset()
-
-    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
-        said = ToyPolicy.log_probs(self, ids, start, seed)
-        return (math.nan,) * len(said) if BASE_SEED ^ seed in self.versions else said
-
-
-async def test_weights_that_the_engine_has_no_numbers_for_are_swapped_back(tmp_path: Path) -> None:
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path)
-        world.engine.policy = Speechless(versions=frozenset({number}))
-        publisher.wake()
-        await ends(ledger, number, VersionState.REJECTED)
-        assert f"no numbers for version {number}" in ((await ledger.version(number)).reason or "")
-        assert (world.serving.current, world.engine.weight_version) == (0, 0)
-
-
-@pytest.mark.parametrize("breaks", ["before", "in between"])
-async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
-) -> None:
-    """It is waited for: known before the swap, nothing is swapped; found out behind it, what served is put back."""
-    monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path)
-        mute = Speechless(versions=frozenset({0, number}))
-        pushed, push = [], world.engine.update_weights
-
-        async def update_weights(folder: Path, weight_version: int) -> None:
-            pushed.append(weight_version)
-            world.engine.policy = mute
-            await push(folder, weight_version)
-
-        world.engine.update_weights = update_weights  # type: ignore[method-assign]
-        if breaks == "before":
-            world.engine.policy = mute
-        publisher.wake()
-        async with asyncio.timeout(120):
-            while not any(told.startswith("publisher: failed") for told in publisher._meters.problems()):
-                await asyncio.sleep(0.005)
-        assert pushed == ([] if breaks == "before" else [number, 0])
-        assert (await ledger.version(number)).state is VersionState.LOADING
-        assert (world.serving.current, world.engine.weight_version) == (0, 0)
-        world.engine.update_weights = push  # type: ignore[method-assign]
-        world.engine.policy = ToyPolicy()
-        await ends(ledger, number, VersionState.SERVING)
-        assert world.serving.current == number
-
-
-async def test_an_engine_that_came_back_empty_gets_the_serving_weights(tmp_path: Path) -> None:
-    async with published(tmp_path) as (ledger, world, publisher):
-        number = await commit(ledger, world.engine, tmp_path)
-        publisher.wake()
-        await ends(ledger, number, VersionState.SERVING)
-        assert await publisher.is_in_place()
-        world.engine.weight_version = 0  # it was restarted: the base
-        assert not await publisher.is_in_place()
-        await publisher.restore()
-        assert world.engine.weight_version == number
 
 
 async def test_an_engine_that_never_lets_go_is_given_up_on() -> None:

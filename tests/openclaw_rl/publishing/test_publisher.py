@@ -1,84 +1,17 @@
-"""The publisher over the real ledger and a fake engine: gate, self-test, switch, drain, restore, rollback."""
+"""The publisher: which version serves and when the next is tried. Over the real ledger and a fake engine."""
 
 import asyncio
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
-from publishing import PROMPT, World, publish, until
-from safetensors.numpy import save
+from publishing import Speechless, World, publish, until
 
-from openclaw_rl.engines.serving import ServingVersions, adapter_name
+from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineGone, LedgerError
-from openclaw_rl.publishing.canary import Canary
-from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
-from openclaw_rl.trainers.api import Report
-from openclaw_rl.types import LogProbs, VersionState
-
-
-async def test_a_commit_is_gated_loaded_tested_and_served(world: World) -> None:
-    number = await world.commit(sampled_by=0)
-    await publish(world, number)
-    assert world.publisher.last_gate is not None
-    assert world.publisher.last_gate.step_kl is not None
-    assert list(world.engine.adapters) == ["policy-v1"]
-    assert await world.state(0) is VersionState.RETIRED
-
-
-@pytest.mark.parametrize("world", [{"max_step_kl": 1e-9, "max_base_kl": 10.0}, {"max_base_kl": 1e-9}], indirect=True)
-async def test_a_step_beyond_a_kl_bound_is_rejected_and_the_old_versionis_served(world: World) -> None:
-    number = await world.commit(sampled_by=0)
-    world.publisher.wake()
-
-    async def rejected() -> bool:
-        return await world.state(number) is VersionState.REJECTED
-
-    # The toy policy's KL is of either sign: take steps until one is beyond the bound.
-    for _ in range(60):
-        await asyncio.sleep(0.05)
-        if await rejected():
-            break
-        number = await world.commit(sampled_by=world.serving.current)
-        world.publisher.wake()
-    await until(rejected)
-    assert "KL(" in ((await world.ledger.version(number)).reason or "")
-    assert (await world.ledger.tip()).weight_version == (await world.ledger.version(number)).parent
-    assert world.serving.current != number
-    assert adapter_name(number) not in world.engine.adapters
-
-
-async def test_an_engine_that_disagrees_with_the_trainer_never_serves_the_version(world: World) -> None:
-    number = await world.commit(sampled_by=0, probe_error=0.2)
-    world.publisher.wake()
-
-    async def rejected() -> bool:
-        return await world.state(number) is VersionState.REJECTED
-
-    await until(rejected)
-    assert "self-test" in ((await world.ledger.version(number)).reason or "")
-    assert world.serving.current == 0
-
-
-async def test_three_rejections_in_a_row_pause_learning(world: World) -> None:
-    for _ in range(3):
-        number = await world.commit(sampled_by=0, probe_error=0.2)
-        world.publisher.wake()
-
-        async def rejected(n: int = number) -> bool:
-            return await world.state(n) is VersionState.REJECTED
-
-        await until(rejected)
-
-    async def paused() -> bool:
-        return not await world.ledger.learning()
-
-    await until(paused)
+from openclaw_rl.types import VersionState
 
 
 async def test_of_two_waiting_commits_the_newer_serves_and_the_older_is_superseded(world: World) -> None:
@@ -229,81 +162,6 @@ async def test_what_a_crash_left_behind_the_serving_version_neveris_served(world
     assert world.serving.current == second
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-async def test_a_version_under_which_canaries_are_lost_is_refused(world: World, is_lost: bool) -> None:
-    number = await world.commit(sampled_by=0)
-    version = await world.ledger.version(number)
-    assert version.folder is not None
-    seeds = {0: BASE_SEED, number: adapter_seed(world.folder / version.folder)}
-
-    async def score(n: int, prompt: tuple[int, ...], reply: tuple[int, ...]) -> tuple[float, ...]:
-        return world.engine.policy.log_probs((*prompt, *reply), len(prompt), seeds[n])
-
-    async def drop(reply: tuple[int, ...]) -> float:
-        base, new = await score(0, PROMPT, reply), await score(number, PROMPT, reply)
-        return (sum(base) - sum(new)) / len(reply)
-
-    replies = [(token, token + 1) for token in range(400, 420)]
-    drops = {reply: await drop(reply) for reply in replies}
-    reply = max(replies, key=lambda r: drops[r] if is_lost else -drops[r])
-    assert (drops[reply] > 0) is is_lost
-    settings = PublisherSettings(max_canary_drop=1e-6)
-    gate = Gate(world.ledger, world.serving, score, settings, canaries=[Canary(PROMPT, reply)])
-    result = await gate.check(version, Report(metrics={"loss": 0.1}, probes=[]))
-    assert result.canary_drop == pytest.approx(drops[reply])
-    assert result.refusal == (f"canaries lost {drops[reply]:.3f} nats per token > 1e-06" if is_lost else None)
-
-
-async def test_weights_that_are_no_numbers_never_reach_the_engine_whatever_was_measured(world: World) -> None:
-    spoilt = {"q.lora_A.weight": np.ones((2, 3), np.float32), "q.lora_B.weight": np.array([1.0, np.nan], np.float32)}
-    number = await world.commit(sampled_by=0, weights=save(spoilt))
-    world.publisher.wake()
-
-    async def rejected() -> bool:
-        return await world.state(number) is VersionState.REJECTED
-
-    await until(rejected)
-    said = "adapter_model.safetensors: q.lora_B.weight holds what is not a finite number"
-    assert (await world.ledger.version(number)).reason == said
-    assert (await world.ledger.counts())["dropped.gate_rejected"] == 1
-    assert world.serving.current == 0
-    assert "policy-v1" not in world.engine.folders, "it was never loaded"
-    await publish(world, await world.commit(sampled_by=0, weights=save({"q.lora_A.weight": spoilt["q.lora_A.weight"]})))
-
-
-@dataclass(frozen=True, slots=True)
-class Speechless(ToyPolicy):
-    """Has no numbers under these seeds."""
-
-    seeds: frozenset[int] = frozenset()
-
-    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
-        said = ToyPolicy.log_probs(self, ids, start, seed)
-        return (math.nan,) * len(said) if seed in self.seeds else said
-
-
-@pytest.mark.parametrize("has_probe", [True, False])
-@pytest.mark.parametrize("sampled", [True, False], ids=["on a reply", "on none of the parent"])
-async def test_a_version_that_the_engine_has_no_numbers_for_is_refused(
-    world: World, has_probe: bool, sampled: bool
-) -> None:
-    """Finite weights overflow, too; with or without probes, or replies of the parent."""
-    if not sampled:
-        await publish(world, await world.commit(sampled_by=0))
-    number = await world.commit(sampled_by=0, has_probe=has_probe)
-    folder = (await world.ledger.version(number)).folder
-    assert folder is not None
-    world.engine.policy = Speechless(seeds=frozenset({adapter_seed(world.folder / folder)}))
-    world.publisher.wake()
-
-    async def rejected() -> bool:
-        return await world.state(number) is VersionState.REJECTED
-
-    await until(rejected)
-    assert f"the engine has no numbers for version {number}" in ((await world.ledger.version(number)).reason or "")
-    assert world.serving.current == number - 1
-
-
 async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,3 +184,22 @@ async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
         return not world.meters.problems()
 
     await until(works)
+
+
+async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> None:
+    """An idle adapter is about to be unloaded when an operator pins its version."""
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    async with world.serving.use(first):  # a running reply keeps the first one loaded
+        second = await world.commit(sampled_by=first)
+        await publish(world, second)
+        swap = world.publisher._turn
+        await swap.acquire()
+    pinning = asyncio.create_task(world.publisher.pin(first))
+    await asyncio.sleep(0.02)  # it waits for the swap at hand
+    unloading = asyncio.create_task(world.publisher._retire_idle())
+    await asyncio.sleep(0.02)  # and this waits behind it
+    swap.release()
+    await asyncio.gather(pinning, unloading)
+    assert world.serving.current == first
+    assert list(world.engine.adapters) == ["policy-v1"]

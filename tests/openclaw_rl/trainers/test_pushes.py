@@ -20,7 +20,8 @@ from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
-from openclaw_rl.publishing.publisher import Publisher, WeightsElsewhere
+from openclaw_rl.publishing.policy_engine import WeightsElsewhere
+from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
@@ -55,7 +56,7 @@ class World:
         )
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
         self.publisher = Publisher(ledger, self.engine, self.serving, settings, folder, base_folder=folder / "base")
-        self.pushes = TrainerPushes(self.publisher.take_pushed)
+        self.pushes = TrainerPushes(self.publisher.pushed.take)
         self.keeper = EngineKeeper(
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
@@ -75,7 +76,7 @@ class World:
             token=TOKEN,
             lease_wait=LeaseWait(),
             on_commit=lambda _: self.publisher.wake(),
-            describe=self.publisher.describe,
+            describe=self.publisher.pushed.describe,
         )
         app.include_router(router)
         app.include_router(build_push_router(ledger, token=TOKEN, pushes=self.pushes, on_start=on_start))

@@ -94,7 +94,7 @@ class ToyServer:
             self.ledger, self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base"
         )
         await publisher.restore()
-        pushes = TrainerPushes(publisher.take_pushed)
+        pushes = TrainerPushes(publisher.pushed.take)
         keeper = EngineKeeper(
             self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
         )
@@ -104,12 +104,14 @@ class ToyServer:
             await self.ledger.revoke(trainer=name, reason="started again")
             await self.ledger.lose_undurable("started again")
             publisher.wake()
-            tip = await publisher.describe(await self.ledger.tip())
+            tip = await publisher.pushed.describe(await self.ledger.tip())
             return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings())
 
         app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}
-        app.include_router(build_trainer_router(self.ledger, describe=publisher.describe, meters=self.meters, **parts))
+        app.include_router(
+            build_trainer_router(self.ledger, describe=publisher.pushed.describe, meters=self.meters, **parts)
+        )
         app.include_router(build_push_router(self.ledger, token=TOKEN, pushes=pushes, on_start=on_start))
 
         @app.exception_handler(EngineError)

@@ -1,0 +1,130 @@
+"""One version's way to serving: *files → load → gate → self-test → prewarm → switch*.
+
+An adapter is loaded beside the one that serves and tested before it does; full weights take the place of what serves,
+are tested once they do, and what fails then is swapped back. A version that fails is rejected in the ledger with the
+reason; an engine that fails raises, and the version is tried again.
+"""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import structlog
+
+from openclaw_rl.alerts import Alert
+from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.errors import EngineRefused
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing import version_states
+from openclaw_rl.publishing.finite_weights import not_finite
+from openclaw_rl.publishing.gate import Gate
+from openclaw_rl.publishing.policy_engine import PolicyEngine
+from openclaw_rl.trainers.api import Report
+from openclaw_rl.types import Version, VersionState, WeightKind
+
+log = structlog.get_logger()
+
+
+class Publication:
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: PolicyEngine,
+        serving: ServingVersions,
+        gate: Gate,
+        data_dir: Path,
+        *,
+        prewarm_sessions: int,
+        alert: Alert,
+    ) -> None:
+        self._ledger, self._policy, self._serving, self._gate = ledger, policy, serving, gate
+        self._data_dir, self._prewarm_sessions, self._alert = data_dir, prewarm_sessions, alert
+
+    async def publish(self, version: Version) -> bool:
+        """Whether it serves now: one that does not is rejected. Raises EngineError, AlignmentError, TimeoutError when
+        it is the engine that fails."""
+        number, times = version.weight_version, _PhaseTimes()
+        refusal = await self._refusal(version, times)
+        if refusal is not None:
+            await version_states.reject(self._ledger, number, refusal, alert=self._alert)
+            return False
+        times.ends("switch_s")
+        await self._ledger.set_version_state(number, VersionState.SERVING)
+        log.info("published", weight_version=number, parent=version.parent, **times.seconds)
+        return True
+
+    async def _refusal(self, version: Version, times: "_PhaseTimes") -> str | None:
+        """Why it does not serve; None when it does now."""
+        if version.state is VersionState.CANDIDATE and version.folder is not None:
+            # Before the engine has it: full weights are tested while they serve.
+            refusal = await asyncio.to_thread(not_finite, self._data_dir / version.folder)
+            times.ends("files_s")
+            if refusal is not None:
+                return refusal
+        try:
+            await self._policy.adapters.load(version)
+        except EngineRefused as error:
+            return f"the engine refused it: {error}"
+        times.ends("load_s")
+        if version.state is VersionState.CANDIDATE and (refusal := await self._pass_gate(version, times)) is not None:
+            await self._policy.adapters.unload(version.weight_version)
+            return refusal
+        await version_states.to_loading(self._ledger, version)
+        if version.kind is WeightKind.FULL:
+            return await self._try_full(version)
+        await self._prewarm(version.weight_version)
+        await self._policy.serve(version)
+        return None
+
+    async def _pass_gate(self, version: Version, times: "_PhaseTimes") -> str | None:
+        report = Report.model_validate(json.loads(version.report_json))
+        result = await self._gate.check(version, report)
+        times.ends("gate_s")
+        refusal = result.refusal
+        if refusal is None and version.kind is WeightKind.LORA:
+            refusal = await self._gate.self_test(version.weight_version, report.probes)
+        times.ends("self_test_s")
+        log.info(
+            "gate",
+            weight_version=version.weight_version,
+            parent=version.parent,
+            step_kl=result.step_kl,
+            base_kl=result.base_kl,
+            canary_drop=result.canary_drop,
+            refusal=refusal,
+        )
+        return refusal
+
+    async def _try_full(self, version: Version) -> str | None:
+        """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not; it is none
+        when the engine has no numbers for the old weights either."""
+        before = await self._ledger.version(self._serving.current)
+        report = Report.model_validate(json.loads(version.report_json))
+        await self._gate.needs_numbers(report.probes)
+        await self._policy.serve(version)
+        refusal = await self._gate.self_test(version.weight_version, report.probes)
+        if refusal is not None:
+            await self._policy.serve(before)
+            await self._gate.needs_numbers(report.probes)
+        return refusal
+
+    async def _prewarm(self, number: int) -> None:
+        """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its
+        prefix cached.
+        """
+        for prompt_ids in await self._ledger.recent_prompts(limit=self._prewarm_sessions):
+            if len(prompt_ids) > 1:
+                await self._policy.score(number, prompt_ids[:-1], prompt_ids[-1:])
+
+
+class _PhaseTimes:
+    """What a publication spent its time on, for the log."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def ends(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._since = round(now - self._since, 3), now
