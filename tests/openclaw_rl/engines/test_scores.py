@@ -1,0 +1,62 @@
+"""Forced log-probs: those of the tokens that were asked about, or none."""
+
+import pytest
+from engine_client import raw_server, request, served
+
+from openclaw_rl.engines.dialect import GenerateReply
+from openclaw_rl.errors import AlignmentError
+from openclaw_rl.testing import FakeEngine, ToyPolicy
+from openclaw_rl.types import Ids, LogProbs
+
+
+async def test_scores_align_with_the_response() -> None:
+    fake = FakeEngine(policy=ToyPolicy())
+    async with served(fake) as engine:
+        score = await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
+        assert score.log_probs == fake.policy.log_probs([1, 2, 3, 400, 500], 3, 0)
+        assert score.top_ids is not None
+        assert score.top_log_probs is not None
+        assert [row[0] for row in score.top_ids] == [400, 500]
+        assert [len(row) for row in score.top_log_probs] == [3, 3]
+        call = fake.calls[-1]
+        assert (call.logprob_start_len, call.sampling_params.max_new_tokens, call.extra_key) == (2, 0, "v0")
+
+
+async def score_answered_by(told: list[int], asked: Ids) -> LogProbs:
+    """What scoring gives where the engine says that these were the tokens."""
+    entries = [[None, 1, None], *([-float(n), token, None] for n, token in enumerate(told, start=1))]
+    text = GenerateReply.model_validate({"meta_info": {"input_token_logprobs": entries}}).model_dump_json().encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
+    async with raw_server(answer) as engine:
+        return (await engine.score((1,), asked, lora_path=None, extra_key=None)).log_probs
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ((2,), [9]),
+        ((2, 3), [2]),
+        ((5, 6, 7, 8), [1, 5, 6, 7]),  # shifted
+        ((5, 6, 7, 8), [6, 7, 8, 0]),
+        ((7, 7, 7, 5), [0, 7, 7, 7]),
+        ((5, 6, 7, 7), [5, 6, 7, 0]),  # not each time
+        ((5, 8, 7), [0, 8, 7]),  # not the last of any vocabulary
+        ((5, 8, 7), [0, 0, 7]),
+    ],
+)
+async def test_scores_of_other_tokens_are_refused(asked: Ids, told: list[int]) -> None:
+    with pytest.raises(AlignmentError):
+        await score_answered_by(told, asked)
+
+
+@pytest.mark.parametrize(("asked", "told"), [((5, 999, 6), [5, 0, 6]), ((999, 0, 999), [0, 0, 0]), ((999,), [0])])
+async def test_sglangs_zero_for_the_last_id_of_the_vocabulary_is_that_id(asked: Ids, told: list[int]) -> None:
+    assert await score_answered_by(told, asked) == tuple(-float(n) for n in range(1, len(asked) + 1))
+
+
+async def test_generated_log_probs_are_those_that_scoring_gives() -> None:
+    fake = FakeEngine()
+    async with served(fake) as engine:
+        reply = await engine.generate(request([1, 2, 3], n=20))
+        score = await engine.score((1, 2, 3), tuple(reply.output_ids), lora_path=None, extra_key=None)
+    assert [lp for lp, _, _ in reply.meta_info.output_token_logprobs or []] == list(score.log_probs)
