@@ -2,16 +2,19 @@
 
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.cli import app
+from openclaw_rl.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = {
-    "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl --set method.baseline=others"
-    " --set trainer.learning_rate=1e-3 --set trainer.kl_coef=0.1",
+    "scripts/serve.sh": "openclaw-rl serve",
+    "openclaw-rl/run_embedded_rl.sh": "openclaw-rl serve --method binary_rl",
     "openclaw-opd/run_embedded_opd.sh": "openclaw-rl serve --method opd",
     "openclaw-combine/run_embedded_combine.sh": "openclaw-rl serve --method combine",
 }
@@ -32,13 +35,43 @@ def test_what_the_user_says_comes_last(script: str) -> None:
     assert dry_run(script, "--port", "0", "--set", "a.b=c") == f"{PRINTED[script]} --port 0 --set a.b=c"
 
 
-def test_what_the_scripts_ship_is_what_was_measured() -> None:
-    """OPD and Combined name a method and nothing else: the settings' own defaults must be those of the table that says
-    what each method teaches (`openclaw-opd/README.md`). Binary RL's own are in its line above."""
-    method, trainer = MethodSettings(), TrainerSettings()
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Settings]:
+    """The settings that a script's command line, given to the real command, would serve with."""
+    given: list[Settings] = []
+
+    async def run(settings: Settings) -> None:
+        given.append(settings)
+
+    monkeypatch.chdir(tmp_path)  # no openclaw-rl.toml
+    monkeypatch.setattr("openclaw_rl.app.run", run)
+
+    def settings_of(script: str, *arguments: str) -> Settings:
+        result = CliRunner().invoke(app, dry_run(script, *arguments).split()[1:])
+        assert result.exit_code == 0, result.output
+        return given[-1]
+
+    return settings_of
+
+
+@pytest.mark.parametrize("script", ["openclaw-opd/run_embedded_opd.sh", "openclaw-combine/run_embedded_combine.sh"])
+def test_opd_and_combined_ship_what_was_measured(script: str, served: Callable[..., Settings]) -> None:
+    """The row of the table that says what each method teaches (`openclaw-opd/README.md`)."""
+    method, trainer = served(script).method, served(script).trainer
     assert (method.teacher, method.hint_source, method.opd_clip, method.opd_weight) == ("base", "verbatim", 2.0, 1.0)
     assert (method.binary_weight, method.baseline, method.baseline_limit) == (0.3, "ema", 1.0)
     assert (trainer.learning_rate, trainer.kl_coef) == (3e-4, 0.0)
+
+
+@pytest.mark.parametrize("script", ["scripts/serve.sh", "openclaw-rl/run_embedded_rl.sh"])
+def test_who_only_serves_gets_the_binary_rl_that_teaches(script: str, served: Callable[..., Settings]) -> None:
+    settings = served(script)
+    assert settings.method.name == "binary_rl"
+    assert (settings.method.baseline, settings.trainer.learning_rate, settings.trainer.kl_coef) == ("others", 1e-3, 0.1)
+    own = served(script, "--set", "trainer.learning_rate=3e-4")
+    assert (own.method.baseline, own.trainer.learning_rate) == ("others", 3e-4)
+    other = served(script, "--model", "some/model")
+    assert (other.method.baseline, other.trainer.learning_rate, other.trainer.kl_coef) == ("ema", 3e-4, 0.0)
 
 
 @pytest.mark.parametrize("script", PRINTED)

@@ -31,6 +31,7 @@ from openclaw_rl.cli_common import (
 )
 from openclaw_rl.data_dir import DataDir, write_private
 from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.settings import measured
 
 app = typer.Typer(
     name="openclaw-rl",
@@ -183,7 +184,8 @@ def turns(
 @app.command("settings")
 def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Print every setting: its key, its value now, its meaning."""
-    _print_branch(settings_of(config, parse_sets(sets)), "")
+    settings = settings_of(config, parse_sets(sets))
+    _print_branch(settings, "", measured.in_force(settings))
 
 
 @app.command()
@@ -216,14 +218,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _print_branch(branch: settings_module.Branch, prefix: str) -> None:
+def _print_branch(branch: settings_module.Branch, prefix: str, taught: measured.Values) -> None:
     for name, field in type(branch).model_fields.items():
         value = getattr(branch, name)
         if isinstance(value, settings_module.Branch):
             print(f"\n[{prefix}{name}]")
-            _print_branch(value, f"{prefix}{name}.")
+            _print_branch(value, f"{prefix}{name}.", taught)
         else:
             meaning = " ".join((field.description or "").split())
+            if f"{prefix}{name}" in taught:
+                meaning = (
+                    f"{meaning} Measured for this method on the bundled model; {field.default} for others.".strip()
+                )
             print(f"{prefix}{name} = {value}" + (f"    # {meaning}" if meaning else ""))
 
 

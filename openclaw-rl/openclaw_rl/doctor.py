@@ -25,7 +25,7 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.bundled import BUNDLED_PACKAGE
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import Settings
+from openclaw_rl.settings import Settings, measured
 
 Level = Literal["ok", "differs", "missing"]
 NODE_MODULE = "openclaw_slime"
@@ -173,6 +173,21 @@ def engine(question: Question) -> Iterator[Finding]:
             yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
 
 
+def learning(question: Question) -> Iterator[Finding]:
+    settings = question.settings
+    if question.model not in (None, settings.model.path):
+        return
+    name = settings.method.name
+    if taught := measured.in_force(settings):
+        values = ", ".join(f"{key} {value}" for key, value in taught.items())
+        says = f"{name}, with the defaults that taught this model: {values}"
+    elif measured.defaults(settings) is not None:
+        says = f"{name}, with the settings' own defaults where you set none"
+    else:
+        says = f"{name}, with cautious defaults: what teaches this model, trained so, was not measured"
+    yield Finding("learning", "ok", says)
+
+
 def node(question: Question) -> Iterator[Finding]:
     """slime's environment answers for itself."""
     python = question.slime_python
@@ -197,7 +212,7 @@ def node(question: Question) -> Iterator[Finding]:
     yield from findings
 
 
-CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, engine, node)
+CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, engine, learning, node)
 
 
 def _version(distribution: str) -> str | None:

@@ -51,6 +51,8 @@ def test_chats_become_a_new_version_that_serves(server: RunningServer, tmp_path:
         )
     status = server.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
     assert status["counts"]["trained"] == 2
+    given = json.loads((server.data_dir / "run" / "trainer.json").read_text())  # what taught this model, unasked for
+    assert (given["method"]["baseline"], given["trainer"]["learning_rate"]) == ("others", 1e-3)
     turns = [server.admin("GET", f"/v1/turns/{turn_id}") for turn_id in turn_ids]
     assert [turn["verdict"]["value"] for turn in turns] == [-1, 1]
     assert [turn["trained_in"] for turn in turns] == [1, 1]

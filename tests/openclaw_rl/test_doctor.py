@@ -90,3 +90,23 @@ def test_marks():
     assert Finding("a", "ok", "b").line().startswith("  a ")
     assert Finding("a", "differs", "b").line().startswith("? a ")
     assert Finding("a", "missing", "b").line().startswith("! a ")
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (
+            {},
+            "binary_rl, with the defaults that taught this model: method.baseline others, trainer.learning_rate 0.001,",
+        ),
+        ({"trainer.learning_rate": 0.01}, "this model: method.baseline others, trainer.kl_coef 0.1"),
+        ({"method.name": "opd"}, "opd, with the settings' own defaults"),
+        ({"model.path": "/some/model"}, "binary_rl, with cautious defaults: what teaches this model"),
+    ],
+)
+def test_what_the_learning_goes_by_is_said(tmp_path, sets, says):
+    question = Question(load(None, {"data_dir": str(tmp_path)} | sets, {}))
+    (finding,) = examine(question, [doctor.learning])
+    assert (finding.what, finding.level) == ("learning", "ok")
+    assert says in finding.says
+    assert examine(Question(question.settings, model="/another"), [doctor.learning]) == []

@@ -1,8 +1,8 @@
 """One frozen tree of settings; `loading` is the only reader of the environment.
 
 Sources, strongest first: command-line flags (`--port 8000`, `--set server.port=8000`), the environment
-(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), the
-branches' defaults.
+(`OPENCLAW_RL__SERVER__PORT=8000`), a TOML file (`--config FILE`, or `openclaw-rl.toml` in the working directory), what
+was measured for the method on the bundled model (`measured`), the branches' defaults.
 Wrong keys and values are one `SettingsError`, a line for each that names it. Each part of the system gets its own
 branch, never the tree.
 """

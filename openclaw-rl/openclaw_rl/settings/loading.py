@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import measured
 from openclaw_rl.settings.tree import Settings
 
 ENV_PREFIX = "OPENCLAW_RL__"
@@ -24,6 +25,7 @@ def load(
     config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
     overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
     values.
+    What none of them says is `measured` where something was, else the branches' default.
     Raises SettingsError: one line a problem, each names its key.
     """
     environ = os.environ if environ is None else environ
@@ -44,7 +46,7 @@ def load(
     for key, value in (overrides or {}).items():
         _put(tree, key.split("."), _parse(value) if isinstance(value, str) else value, source=key)
     try:
-        return Settings.model_validate(tree)
+        return measured.applied(Settings.model_validate(tree))
     except ValidationError as error:
         raise SettingsError(_explained(error, path)) from error
 
