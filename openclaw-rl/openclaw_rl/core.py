@@ -78,8 +78,7 @@ async def open_core(
     folder = None
     if frontend is None:
         folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
-        texts_mb = settings.memory.texts_mb
-        frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, texts_mb=texts_mb)
+        frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, memory=settings.memory)
     info = await _first_answer(engine, life, settings.engine.start_timeout_s)
     if info is None:
         return None

@@ -35,7 +35,7 @@ from openclaw_rl.proxy.sglang import (
     TemplateManager,
     Tool,
 )
-from openclaw_rl.settings import ModelSettings
+from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids
 
 log = structlog.get_logger()
@@ -62,8 +62,8 @@ class Rendered:
 class FrontEnd:
     """One tokenizer, one template. Thread-safe."""
 
-    def __init__(self, model: ModelSettings, folder: Path, *, texts_mb: float = 32.0) -> None:
-        """folder: tokenizer files and config.json. texts_mb: for tokens of texts seen. Blocks for half a second."""
+    def __init__(self, model: ModelSettings, folder: Path, *, memory: MemorySettings = MemorySettings()) -> None:  # noqa: B008 (frozen)
+        """folder: tokenizer files and config.json. Blocks for half a second."""
         self._tokenizer = _load_tokenizer(folder)
         config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
         server = ServerArgs(
@@ -107,7 +107,11 @@ class FrontEnd:
         backend = self._tokenizer.backend_tokenizer
         backend_json = backend.to_str()
         self._pieces = PieceTokenizer(
-            backend, backend_json, assistant_may_write=self._format.markers, cache_bytes=int(texts_mb * 2**20)
+            backend,
+            backend_json,
+            assistant_may_write=self._format.markers,
+            cache_bytes=int(memory.texts_mb * 2**20),
+            words=memory.words,
         )
         self.end_ids = _end_ids(self._tokenizer, config, generation)
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}

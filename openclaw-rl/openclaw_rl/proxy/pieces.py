@@ -42,12 +42,15 @@ class PieceTokenizer:
         *,
         assistant_may_write: Iterable[str] = (),
         cache_bytes: int = 2**25,
+        words: int = 4000,
     ) -> None:
         """backend_json: `backend.to_str()`, which takes a while.
 
         assistant_may_write: control strings that keep their meaning inside replayed assistant messages (`<think>`).
 
         cache_bytes: of memory that the cache may take; where text is English, for some ten million characters.
+
+        words: that the library keeps of its own, each with its tokens.
         """
         config = orjson.loads(backend_json)
         tokens = {token["content"]: token for token in config["added_tokens"] if token["content"]}
@@ -75,6 +78,8 @@ class PieceTokenizer:
         config["post_processor"] = None
         config["truncation"] = config["padding"] = None
         self._plain = Tokenizer.from_str(orjson.dumps(config).decode())
+        for tokenizer in (backend, self._plain):
+            _keep_words(tokenizer, words)
         self._cache: OrderedDict[str, Ids] = OrderedDict()
         self._cached_bytes, self._cache_bytes = 0, cache_bytes
         self._shared_ints = tuple(range(backend.get_vocab_size()))
@@ -188,6 +193,13 @@ class PieceTokenizer:
         marks = controls[:8] or [""]
         text = "".join(f"{piece}{marks[i % len(marks)]}" for i, piece in enumerate(_PROBE * 2)) + _PROBE[0]
         return self.encode(text) == tuple(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _keep_words(tokenizer: Tokenizer, most: int) -> None:
+    """Its own bound counts words, not bytes: 10,000 of up to 256 characters each came to 80 MB."""
+    resize = getattr(tokenizer.model, "_resize_cache", None)
+    if resize is not None:  # some kinds of models keep none
+        resize(most)
 
 
 def _bytes(text: str, ids: Ids) -> int:

@@ -23,7 +23,7 @@ import chaos
 from chaos import report
 from chaos.memory import Memory, held
 from chaos.people import Manners, People
-from chaos.roles import MAX_TOKENS, TEXTS_MB, Place, roles
+from chaos.roles import KEPT, MAX_TOKENS, Place, roles
 from chaos.sides import EmbeddedSide, StubSide
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = plan.folder
     folder.mkdir(parents=True)
     torch.set_num_threads(1)
-    frontend = make_frontend(folder / "tokenizer", texts_mb=TEXTS_MB)
+    frontend = make_frontend(folder / "tokenizer", memory=KEPT)
     policy = make_policy(frontend, mean_tokens=64)
     place = Place(folder / "stub", free_port(), free_port(), free_port(), plan.tokens_per_s)
     forks = ForkServer.start(roles(place, frontend, policy))
@@ -106,7 +106,8 @@ def _numbers(text: str) -> dict[str, int]:
 def _embedded(plan: Plan) -> EmbeddedSide:
     port = free_port()
     arguments = ["--port", str(port), "--batch-size", "8", "--set", "log_format=json"]
-    arguments += ["--set", "memory.texts_mb=1", "--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
+    arguments += ["--set", "memory.texts_mb=1", "--set", "memory.words=500"]
+    arguments += ["--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
     server = RunningServer(plan.folder / "embedded", arguments)
     manners = Manners(plan.embedded, session_s=120.0, think_s=5 * plan.think_s, max_tokens=24)
     people = People(port, manners, f"e{plan.seed}")

@@ -26,7 +26,7 @@ from chaos.memory import tell_what_is_held
 from chaos.stubs import TimedEngine, stub_judge
 from openclaw_rl import app, log
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import Settings
+from openclaw_rl.settings import MemorySettings, Settings
 from openclaw_rl.testing import ToyPolicy, stub_app
 from openclaw_rl.trainers import client as trainer_client
 from openclaw_rl.trainers import loop as trainer_loop
@@ -40,8 +40,9 @@ _AT_FIRST_USE = (
     "uvicorn.protocols.http.auto",
 )
 MAX_TOKENS = 160
-TEXTS_MB = 1.0
-"""Of the front end, which is made before the server is."""
+KEPT = MemorySettings(texts_mb=1, words=500, ledger_mb=2, clean_texts=1000)
+"""What fills to a bound does so within a minute: what grows then is a leak. The front end has it too, which is made
+before the server is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,7 @@ class Place:
                 "training": {"batch_size": 16, "min_batch": 1, "max_wait_s": 3, "max_staleness": 8, "lease_s": 5},
                 "trainer": {"kind": "external"},
                 "publisher": {"self_test_tolerance": 0.01, "gate_replies": 4},
-                # What fills to a bound does so within a minute: what grows then is a leak.
-                "memory": {"texts_mb": TEXTS_MB, "ledger_mb": 2, "clean_texts": 1000},
+                "memory": KEPT,
                 "sessions": {"max_open_turns": 100},
             }
         )

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import ModelSettings
+from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
 from openclaw_rl.trainers.api import Probe
@@ -45,7 +45,7 @@ _TEMPLATE = """\
 _WORDS = "the a topic line short one tell about answer is sea river stone bread winter garden letter window green slow"
 
 
-def make_frontend(folder: Path, *, texts_mb: float = 32.0) -> FrontEnd:
+def make_frontend(folder: Path, *, memory: MemorySettings = MemorySettings()) -> FrontEnd:  # noqa: B008 (frozen)
     """The real front end over a tokenizer of a few hundred tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,7 +68,7 @@ def make_frontend(folder: Path, *, texts_mb: float = 32.0) -> FrontEnd:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 8192}))
-    return FrontEnd(ModelSettings(), folder, texts_mb=texts_mb)
+    return FrontEnd(ModelSettings(), folder, memory=memory)
 
 
 def make_policy(frontend: FrontEnd, low_id: int = 256, mean_tokens: int = 12) -> ToyPolicy:

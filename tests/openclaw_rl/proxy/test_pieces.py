@@ -1,5 +1,6 @@
 """Piecewise tokenising equals full tokenising, is not repeated, and never makes a control id of what a client typed."""
 
+import ctypes
 import json
 import random
 import tracemalloc
@@ -165,6 +166,27 @@ def test_a_full_cache_takes_no_more_memory_than_it_says(smollm: FrontEnd) -> Non
         tracemalloc.stop()
     assert limit / 2 < full < 1.25 * limit
     assert later < 1.25 * limit
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc that tells what its heap holds")
+def test_the_library_keeps_as_many_words_as_it_is_told(smollm: FrontEnd) -> None:
+    """They are in no heap of Python's, and by the library's own default may take 80 MB."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = type(
+        "Mallinfo", (ctypes.Structure,), {"_fields_": [(str(k), ctypes.c_size_t) for k in range(10)]}
+    )
+    backend = smollm._tokenizer.backend_tokenizer
+    chance = random.Random(0)
+
+    def grown_mb(words: int) -> float:
+        pieces = PieceTokenizer(backend, backend.to_str(), cache_bytes=1, words=words)
+        before = getattr(mallinfo(), "7")
+        for _ in range(3000):
+            pieces.encode("".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=250)))
+        return float(getattr(mallinfo(), "7") - before) / 2**20
+
+    assert grown_mb(3000) > 10
+    assert grown_mb(100) < 3
 
 
 def test_a_tokenizer_whose_pieces_differ_is_not_cut_and_still_safe() -> None:
