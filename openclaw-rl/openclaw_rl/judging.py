@@ -2,8 +2,8 @@
 they work is `rollout`.
 """
 
-import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
 
@@ -15,11 +15,8 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.lifetime import Lifetime
 from openclaw_rl.methods.base import Method, ScoringTools
 from openclaw_rl.rollout import judge_turns, score_turns
-from openclaw_rl.scoring import judge_model, renderer
+from openclaw_rl.scoring import Places, judge_model, renderer
 from openclaw_rl.settings import EngineSettings, Settings
-
-BACKGROUND_SHARE = 2
-"""Judging and scoring take at most the engine's places divided by this."""
 
 
 def start_judging(
@@ -33,18 +30,19 @@ def start_judging(
     stack: AsyncExitStack,
 ) -> None:
     """From paired turns to samples that wait."""
-    slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
-    ask = judge_model(settings.judge, core.engine, core.frontend, client=client, slots=slots)
-    judge = RulesJudge() if settings.judge.kind == "rules" else LlmJudge(ask, settings.judge)
+    places = Places.of(settings, method)
+    ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
+    is_ruled = settings.judge.kind == "rules"
+    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=places.verdicts), settings.judge)
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
         base_teacher=_base_teacher(settings.method.teacher_url, stack),
         serving=core.serving,
         render=renderer(core.frontend),
-        ask=ask,
+        ask=ask(slots=places.hints),
         context_length=core.context_length,
-        slots=slots,
+        slots=places.scores,
         meters=core.meters,
     )
     judging = judge_turns(core.ledger, judge, settings.judge, bells.paired, judged=bells.judged, meters=core.meters)

@@ -31,7 +31,7 @@ _POLL_S = 0.2
 @asynccontextmanager
 async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> AsyncIterator[ScoringTools]:
     """What `method.score` needs. Raises EngineError when the engine does not come up."""
-    slots = asyncio.Semaphore(settings.method.score_workers)
+    hints, scores = (asyncio.Semaphore(settings.method.score_workers) for _ in range(2))
     async with (
         _url(settings, cache) as (url, child),
         httpx.AsyncClient(trust_env=False) as client,
@@ -48,9 +48,9 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
                 teacher=engine,
                 serving=serving,
                 render=renderer(frontend),
-                ask=judge_model(settings.judge, engine, frontend, client=client, slots=slots),
+                ask=judge_model(settings.judge, engine, frontend, client=client, slots=hints),
                 context_length=info.context_length or frontend.context_length,
-                slots=slots,
+                slots=scores,
             )
         finally:
             await engine.aclose()

@@ -78,7 +78,7 @@ class AskUrl:
 class AskEngine:
     """The base model behind the policy's engine: adapter off, behind every chat in the queue.
 
-    `slots`: places for judging and scoring calls together; a call that waits for one is not timed yet.
+    `slots`: the engine's places for this judge's calls; one that waits for a place is not timed yet.
     """
 
     def __init__(

@@ -61,7 +61,8 @@ class ScoringTools:
     context_length: int = 0
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
-    """Taken for each scoring call: judging and scoring together leave the engine room for chats."""
+    """One is taken for each scoring call: the engine has room for chats, and whoever is asked for hints has places of
+    its own."""
     meters: "Meters" = field(default_factory=_no_meters)
     """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
     base_teacher: Engine | None = None

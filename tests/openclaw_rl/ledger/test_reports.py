@@ -1,6 +1,6 @@
 """What people and gates see."""
 
-from openclaw_rl.types import DropReason, SideCount, TurnState, VersionRun
+from openclaw_rl.types import DropReason, SideCount, TurnState, Verdict, VersionRun
 
 
 async def test_the_story_of_a_turn_is_told(ledger, driver, clock):
@@ -86,3 +86,24 @@ async def test_the_newest_prompts_of_recent_sessions(ledger, driver):
     for prompt, session in (((1,), "a"), ((2,), "b"), ((3,), "a"), ((4,), "c")):
         await driver.served(prompt=prompt, session=session)
     assert await ledger.recent_prompts(2) == [(4,), (3,)]
+
+
+async def test_what_users_said_counts_no_silence_and_loses_nothing_to_a_step(ledger, driver):
+    """D29: a turn without a verdict is no verdict of 0, whatever ended it; one that is judged while a batch trains, or
+    after it was trained, stands with the version that gave the reply; tools are not users."""
+    first = await driver.sampled()
+    late = await driver.paired()
+    await driver.served()  # nobody answered it
+    await ledger.drop(await driver.served(), DropReason.NO_NEXT_STATE)
+    await ledger.drop(await driver.paired(), DropReason.UNJUDGED, "no quorum")
+    await driver.judged(is_tool=True)
+    assert await ledger.user_verdicts(limit=100) == [(0, 1)]
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [first]
+    await ledger.record_verdict(late, Verdict(-1, (-1,), "rules"))
+    assert await ledger.user_verdicts(limit=100) == [(0, 1), (0, -1)]
+    await driver.serve(await driver.commit(lease))
+    await ledger.record_verdict(await driver.paired(version=1), Verdict(0, (0,), "rules"))
+    await ledger.record_verdict(await driver.paired(version=0), Verdict(-1, (-1,), "rules"))
+    assert await ledger.user_verdicts(limit=100) == [(0, 1), (0, -1), (1, 0), (0, -1)]
+    assert await ledger.user_verdicts(limit=2) == [(1, 0), (0, -1)]
