@@ -1,8 +1,9 @@
 """Compares an environment with the pins: `PYTHON -m openclaw_slime.doctor [--json]`, by slime's own interpreter.
 
 Promises: says what is there, where, and how it differs from what this plugin was written against; imports none of it,
-so it needs no GPU and a second. A checkout's commit is read from its `.git`; where there is none, the files whose
-functions we call are compared one by one. Standard library and `pins` only.
+so it needs no GPU and a second. A checkout's commit is read from its `.git`; the files that we lean on are compared one
+by one, and slime's with what we take for granted of them (`contracts`). A start does the same (`check_start`), and goes
+on where it can: another commit is the user's to choose. Standard library and our own modules only.
 """
 
 import argparse
@@ -11,12 +12,13 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
 
-from openclaw_slime import pins
+from openclaw_rl.errors import SettingsError
+from openclaw_slime import contracts, pins
 
 
 class Row(TypedDict):
@@ -28,12 +30,28 @@ class Row(TypedDict):
 
 
 def rows(environ: Mapping[str, str]) -> Iterator[Row]:
-    for pin, variable in ((pins.SLIME, "SLIME_ROOT"), (pins.MEGATRON, "MEGATRON_ROOT")):
-        yield from _checkout(pin, environ.get(variable))
+    yield from checkouts(environ)
     for pin in (pins.SGLANG, *pins.PACKAGES):
         yield _package(pin)
     yield _numpy()
     yield _transformer_engine()
+
+
+def checkouts(environ: Mapping[str, str]) -> Iterator[Row]:
+    """slime and Megatron-LM: what differs may do, what is missing cannot."""
+    for pin, variable in ((pins.SLIME, "SLIME_ROOT"), (pins.MEGATRON, "MEGATRON_ROOT")):
+        yield from _checkout(pin, environ.get(variable))
+
+
+def check_start(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
+    """Before anything is started: a line for each difference. Raises SettingsError for what cannot work: a checkout
+    that is not there, a function that cannot be called as we call it."""
+    found = list(checkouts(environ))
+    if problems := [f"{row['what']}: {row['says']}" for row in found if row["level"] == "missing"]:
+        raise SettingsError("\n".join(problems))
+    for row in found:
+        if row["level"] == "differs":
+            warn(f"{row['what']}: {row['says']}")
 
 
 def _row(what: str, level: str, says: str) -> Row:
@@ -42,7 +60,7 @@ def _row(what: str, level: str, says: str) -> Row:
 
 def _checkout(pin: pins.Pin, root: str | None) -> Iterator[Row]:
     proof = Path(*pin.module.split("."))
-    places = [Path(root)] if root else [Path(entry) for entry in sys.path if entry]
+    places = [Path(root)] if root else _holding(proof.parts[0])
     place = next((p for p in places if (p / proof).is_dir() or (p / proof).with_suffix(".py").is_file()), None)
     if place is None:
         where = f"{root} holds none" if root else "not on the path, and no variable names a checkout"
@@ -61,6 +79,28 @@ def _checkout(pin: pins.Pin, root: str | None) -> Iterator[Row]:
             yield _row(pin.name, "differs", f"{name} is missing")
         elif hashlib.sha256(file.read_bytes()).hexdigest()[: len(digest)] != digest:
             yield _row(pin.name, "differs", f"{name} is not the pin's")
+    if pin is pins.SLIME:
+        yield from _contracts(place)
+
+
+def _contracts(slime: Path) -> Iterator[Row]:
+    for call in contracts.CALLS:
+        if (says := contracts.broken(slime, call)) is not None:
+            yield _row(pins.SLIME.name, "missing", says)
+        elif (says := contracts.renamed(slime, call)) is not None:
+            yield _row(pins.SLIME.name, "differs", says)
+    for line in contracts.LINES:
+        if (says := contracts.gone(slime, line)) is not None:
+            yield _row(pins.SLIME.name, "differs", says)
+
+
+def _holding(package: str) -> list[Path]:
+    """Folders that a package would be imported from: of a path, a `.pth` or an editable install."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [] if spec is None else [Path(place).parent for place in spec.submodule_search_locations or ()]
 
 
 def _commit(place: Path) -> str | None:

@@ -9,6 +9,7 @@ slime's arguments are (`arguments`), which GPU does what (`layout`), running pro
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from openclaw_rl.errors import SettingsError
 from openclaw_slime.arguments import METHODS, PUSHES, NodeOptions, slime_arguments
+from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B, read_config
 from openclaw_slime.processes import Command, run
@@ -321,6 +323,10 @@ def _plan_of(given: argparse.Namespace) -> Plan:
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
 
 
+def _warn(difference: str) -> None:
+    sys.stderr.write(f"warning: {difference}\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or Ctrl-C, then stop what was started, and nothing else. 2 and one line on stderr when it
     cannot work."""
@@ -328,6 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = _plan_of(given)
         if not given.dry_run:
+            check_start(os.environ, _warn)  # the driver does too, after minutes of loading models
             return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")

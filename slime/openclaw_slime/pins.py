@@ -33,6 +33,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "slime/ray/rollout.py": "a54dea5e8e3c",
         "slime/ray/actor_group.py": "779d845723fa",
         "slime/ray/placement_group.py": "3c5064102ea3",
+        "slime/observability/logging_utils.py": "30ba0ccefdee",
         "slime/utils/arguments.py": "434f78ffce78",
         "slime/backends/megatron_utils/actor.py": "fba3c8d92c61",
         "slime/backends/megatron_utils/model.py": "f413ab3d486a",

@@ -1,13 +1,15 @@
 """slime's parts, started and driven: placement groups, rollout manager and train group, by slime's own functions.
 
-Every name used here is one of the pinned slime; the contract tests look each up in its sources. The policy's engine is
-not slime's: the server runs it, and slime attaches to it by address, so that no end of this process touches a chat.
+Every name used here is one of the pinned slime (`contracts`), and looked up in the sources that are there before
+anything is started. The policy's engine is not slime's: the server runs it, and slime attaches to it by address, so
+that no end of this process touches a chat.
 """
 
 # slime and Ray are untyped, and there only on hosts that train with them.
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call"
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from openclaw_slime import pulse
+from openclaw_slime.doctor import check_start
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
 
@@ -48,7 +51,9 @@ class SlimeNode:
     def started(
         cls, arguments: Sequence[str], config: NodeConfig, *, ray_address: str | None, resumed: int | None
     ) -> Iterator["SlimeNode"]:
-        """`resumed`: the iteration of the checkpoint that `arguments` load."""
+        """`resumed`: the iteration of the checkpoint that `arguments` load. Raises SettingsError before anything is
+        started when this slime or Megatron-LM cannot be driven from here; what else differs from the pins is logged."""
+        check_start(os.environ, log.warning)
         import ray
         from slime.observability.logging_utils import configure_logger, finish_tracking, init_tracking
         from slime.ray.placement_group import create_placement_groups, create_rollout_manager, create_training_models

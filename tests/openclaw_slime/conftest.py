@@ -1,10 +1,12 @@
-"""Samples of every kind a batch may hold, and the node's part of slime's args."""
+"""Samples of every kind a batch may hold, the node's part of slime's args, and checkouts that look like slime's."""
 
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import slime_sources
 
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import Sample, VersionRun
@@ -12,6 +14,16 @@ from openclaw_slime.node import NodeConfig
 
 VOCABULARY = 48
 K = 3
+
+
+@pytest.fixture
+def slime_tree(tmp_path: Path) -> Path:
+    """Checkouts of a slime and a Megatron-LM that hold what the plugin takes for granted, and nothing else."""
+    for name, source in slime_sources.FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    (tmp_path / "megatron/training").mkdir(parents=True)
+    return tmp_path
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from openclaw_rl.trainers.api import SampleBody, Tip
 from openclaw_rl.types import WeightKind
 from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
 from openclaw_slime.checkpoints import Checkpoints
+from openclaw_slime.contracts import CALLS, LINES, broken, gone, renamed
 from openclaw_slime.driver import engine_arguments
 from openclaw_slime.layout import Layout
 from openclaw_slime.model_shape import QWEN3_4B
@@ -124,121 +125,12 @@ def test_the_pinned_files_are_those_of_the_checkouts(slime, megatron):
             assert hashlib.sha256((root / name).read_bytes()).hexdigest().startswith(digest), name
 
 
-def function(source: Path, name: str, *, within: str | None = None) -> ast.FunctionDef:
-    tree = ast.parse(source.read_text())
-    scope = tree if within is None else next(n for n in ast.walk(tree) if getattr(n, "name", "") == within)
-    return next(n for n in ast.walk(scope) if isinstance(n, ast.FunctionDef) and n.name == name)
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_what_we_call_and_override_is_as_we_call_it(slime, call):
+    assert broken(slime, call) is None
+    assert renamed(slime, call) is None
 
 
-def parameters(definition: ast.FunctionDef) -> list[str]:
-    arguments = definition.args
-    return [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
-@pytest.mark.parametrize(
-    ("file", "within", "name", "wanted"),
-    [
-        ("slime/ray/placement_group.py", None, "create_placement_groups", ["args"]),
-        ("slime/ray/placement_group.py", None, "create_rollout_manager", ["args", "pg"]),
-        (
-            "slime/ray/placement_group.py",
-            None,
-            "create_training_models",
-            ["args", "pgs", "rollout_manager", "actor_cls"],
-        ),
-        (
-            "slime/ray/actor_group.py",
-            "RayTrainGroup",
-            "async_train",
-            ["self", "rollout_id", "rollout_data_ref", "external_data"],
-        ),
-        ("slime/ray/actor_group.py", "RayTrainGroup", "save_model", ["self", "rollout_id", "force_sync"]),
-        ("slime/ray/rollout.py", "RolloutManager", "generate", ["self", "rollout_id"]),
-        ("slime/ray/rollout.py", "RolloutManager", "save", ["self", "rollout_id"]),
-        ("slime/ray/rollout.py", "RolloutManager", "load", ["self", "rollout_id"]),
-        ("slime/ray/rollout.py", "RolloutManager", "dispose", ["self"]),
-        ("slime/observability/logging_utils.py", None, "init_tracking", ["args", "primary"]),
-        ("slime/observability/logging_utils.py", None, "finish_tracking", ["args"]),
-        ("slime/backends/megatron_utils/actor.py", "MegatronTrainRayActor", "update_weights", ["self"]),
-        (
-            "slime/backends/megatron_utils/actor.py",
-            "MegatronTrainRayActor",
-            "train",
-            ["self", "rollout_id", "rollout_data_ref", "external_data"],
-        ),
-        (
-            "slime/backends/megatron_utils/actor.py",
-            "MegatronTrainRayActor",
-            "train_actor",
-            ["self", "rollout_id", "rollout_data", "external_data"],
-        ),
-        (
-            "slime/backends/megatron_utils/cp_utils.py",
-            None,
-            "slice_log_prob_with_cp",
-            ["log_prob", "total_length", "response_length"],
-        ),
-        (
-            "slime/backends/megatron_utils/loss.py",
-            None,
-            "get_responses",
-            ["logits", "args", "unconcat_tokens", "total_lengths", "response_lengths", "apply_temperature"],
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_what_we_call_and_override_is_as_we_call_it(slime, file, within, name, wanted):
-    assert parameters(function(slime / file, name, within=within)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("file", "within", "name", "text"),
-    [
-        # what rides on the advantages' tensors reaches the loss: neither the hook's caller nor the iterator copies them
-        (
-            "slime/backends/megatron_utils/loss.py",
-            None,
-            "compute_advantages_and_returns",
-            "custom_adv_fn(args, rollout_data)",
-        ),
-        ("slime/backends/megatron_utils/data.py", "DataIterator", "get_next", "[vals[i] for i in indices]"),
-        (
-            "slime/backends/megatron_utils/loss.py",
-            None,
-            "loss_function",
-            "func(args, batch, logits, sum_of_sample_mean)",
-        ),
-        # a step that is not finite is left out by every rank, and the scheduler says so
-        ("slime/backends/megatron_utils/model.py", None, "train_one_step", "opt_param_scheduler.step(increment="),
-        ("slime/backends/megatron_utils/model.py", None, "train_one_step", "if valid_step:"),
-        # the number that the engine will say
-        (
-            "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py",
-            "UpdateWeightFromDistributed",
-            "update_weights",
-            "self.weight_version += 1",
-        ),
-        (
-            "slime/ray/actor_group.py",
-            "RayTrainGroup",
-            "update_weights",
-            "actor.update_weights.remote() for actor in self._actor_handlers",
-        ),
-        (
-            "slime/backends/megatron_utils/actor.py",
-            "MegatronTrainRayActor",
-            "save_model",
-            "self.args.save_hf.format(rollout_id=rollout_id)",
-        ),
-        (
-            "slime/ray/actor_group.py",
-            "RayTrainGroup",
-            "update_weights",
-            "weight_version = self._disk_weight_version + 1",
-        ),
-        ("slime/ray/rollout.py", "RolloutManager", "_get_rollout_data", "evaluation=False"),
-    ],
-)
-def test_the_lines_that_we_lean_on(slime, file, within, name, text):
-    body = ast.unparse(function(slime / file, name, within=within))
-    assert ast.unparse(ast.parse(text)) in body if text.isidentifier() else text in body
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.text)
+def test_the_lines_that_we_lean_on(slime, line):
+    assert gone(slime, line) is None

@@ -1,6 +1,6 @@
 """An environment beside the pins."""
 
-import subprocess
+import hashlib
 
 import pytest
 
@@ -8,14 +8,11 @@ from openclaw_slime import doctor, pins
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """Of a slime with one file, which the pins know."""
-    file = tmp_path / "slime/ray/rollout.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("x = 1\n")
-    digest = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True).stdout[:12]
+def checkout(slime_tree, monkeypatch):
+    """Of a slime with one file that the pins know."""
+    digest = hashlib.sha256((slime_tree / "slime/ray/rollout.py").read_bytes()).hexdigest()[:12]
     monkeypatch.setattr(pins, "FILES", {"slime": {"slime/ray/rollout.py": digest}})
-    return tmp_path
+    return slime_tree
 
 
 def of_slime(checkout):
@@ -50,7 +47,8 @@ def test_a_commit_among_packed_refs_is_read(checkout):
 
 
 def test_a_changed_file_is_named_whatever_the_commit(checkout):
-    (checkout / "slime/ray/rollout.py").write_text("x = 2\n")
+    file = checkout / "slime/ray/rollout.py"
+    file.write_text(file.read_text() + "x = 2\n")
     assert any("slime/ray/rollout.py is not the pin's" in row["says"] for row in of_slime(checkout))
 
 

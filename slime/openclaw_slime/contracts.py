@@ -1,0 +1,169 @@
+"""What the plugin takes for granted of slime's sources: functions it calls or replaces, and lines it leans on.
+
+Sources are parsed, never imported: no GPU, Ray or Megatron is needed. A function that is gone, or that cannot be called
+as we call it, means that nothing works. One whose parameters have other names, and a line that is gone, may do; what it
+would cost is said. Leaves to others: which flags slime knows, and what its lists of keys hand on (the contract tests);
+whole files (`pins.FILES`).
+"""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+ROLLOUT = "slime/ray/rollout.py"
+GROUP = "slime/ray/actor_group.py"
+PLACEMENT = "slime/ray/placement_group.py"
+TRACKING = "slime/observability/logging_utils.py"
+ACTOR = "slime/backends/megatron_utils/actor.py"
+MODEL = "slime/backends/megatron_utils/model.py"
+LOSS = "slime/backends/megatron_utils/loss.py"
+DATA = "slime/backends/megatron_utils/data.py"
+CONTEXT_PARALLEL = "slime/backends/megatron_utils/cp_utils.py"
+NCCL_PUSH = "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function that we call, or that slime calls in our class instead: with these, the first of them by position."""
+
+    file: str
+    name: str
+    """`function`, or `Class.method`."""
+    positional: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join((*self.positional, *(f'{name}=' for name in self.keywords)))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a function says somewhere, as `ast.unparse` writes it."""
+
+    file: str
+    name: str
+    text: str
+    costs: str
+    """What may be wrong without it."""
+
+
+CALLS = (
+    Call(PLACEMENT, "create_placement_groups", ("args",)),
+    Call(PLACEMENT, "create_rollout_manager", ("args", "pg")),
+    Call(PLACEMENT, "create_training_models", ("args", "pgs", "rollout_manager"), ("actor_cls",)),
+    Call(TRACKING, "configure_logger"),
+    Call(TRACKING, "init_tracking", ("args",)),
+    Call(TRACKING, "finish_tracking", ("args",)),
+    Call(GROUP, "RayTrainGroup.async_train", ("self", "rollout_id", "rollout_data_ref")),
+    Call(GROUP, "RayTrainGroup.save_model", ("self", "rollout_id"), ("force_sync",)),
+    Call(GROUP, "RayTrainGroup.update_weights", ("self",)),
+    Call(ROLLOUT, "RolloutManager.generate", ("self", "rollout_id")),
+    Call(ROLLOUT, "RolloutManager.save", ("self", "rollout_id")),
+    Call(ROLLOUT, "RolloutManager.load", ("self", "rollout_id")),
+    Call(ROLLOUT, "RolloutManager.dispose", ("self",)),
+    Call(ACTOR, "MegatronTrainRayActor.update_weights", ("self",)),
+    Call(ACTOR, "MegatronTrainRayActor.train", ("self", "rollout_id", "rollout_data_ref"), ("external_data",)),
+    Call(ACTOR, "MegatronTrainRayActor.train_actor", ("self", "rollout_id", "rollout_data"), ("external_data",)),
+    Call(ACTOR, "MegatronTrainRayActor.save_model", ("self", "rollout_id"), ("force_sync",)),
+    Call(CONTEXT_PARALLEL, "slice_log_prob_with_cp", ("log_prob", "total_length", "response_length")),
+    Call(
+        LOSS,
+        "get_responses",
+        ("logits",),
+        ("args", "unconcat_tokens", "total_lengths", "response_lengths", "apply_temperature"),
+    ),
+)
+LINES = (
+    Line(
+        LOSS,
+        "compute_advantages_and_returns",
+        "custom_adv_fn(args, rollout_data)",
+        "credit and top-k may not reach the loss",
+    ),
+    Line(DATA, "DataIterator.get_next", "[vals[i] for i in indices]", "credit and top-k may not reach the loss"),
+    Line(LOSS, "loss_function", "func(args, batch, logits, sum_of_sample_mean)", "our loss may not be the one"),
+    Line(MODEL, "train_one_step", "if valid_step:", "a step that is not finite may move the weights"),
+    Line(
+        MODEL,
+        "train_one_step",
+        "opt_param_scheduler.step(increment=",
+        "a step that was left out may be taken for one that was made",
+    ),
+    Line(
+        NCCL_PUSH,
+        "UpdateWeightFromDistributed.update_weights",
+        "self.weight_version += 1",
+        "the engine may get another version's number",
+    ),
+    Line(
+        GROUP,
+        "RayTrainGroup.update_weights",
+        "weight_version = self._disk_weight_version + 1",
+        "the engine may get another version's number",
+    ),
+    Line(
+        GROUP,
+        "RayTrainGroup.update_weights",
+        "actor.update_weights.remote() for actor in self._actor_handlers",
+        "a push may leave something out",
+    ),
+    Line(
+        ACTOR,
+        "MegatronTrainRayActor.save_model",
+        "self.args.save_hf.format(rollout_id=rollout_id)",
+        "a version's files may lie elsewhere",
+    ),
+    Line(ROLLOUT, "RolloutManager._get_rollout_data", "evaluation=False", "a batch may be asked for in another way"),
+)
+
+
+def broken(root: Path, call: Call) -> str | None:
+    """Why it cannot be called as we call it; None when it can. What it wants beside that must have a default."""
+    function = _function(root / call.file, call.name)
+    if function is None:
+        return f"{call.file} has no {call.name}, which is called as {call}"
+    given = function.args
+    by_position = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    filled, left = len(call.positional), by_position[len(call.positional) :]
+    required = set(by_position[filled : len(by_position) - len(given.defaults)])
+    required |= {arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None}
+    known = {*left, *(argument.arg for argument in given.kwonlyargs)}
+    takes = (filled <= len(by_position) or given.vararg is not None) and required <= set(call.keywords)
+    if takes and (set(call.keywords) <= known or given.kwarg is not None):
+        return None
+    return f"{call.file}: {call.name}({ast.unparse(given)}) cannot be called as {call}"
+
+
+def renamed(root: Path, call: Call) -> str | None:
+    """What is given by position goes by other names there: it may mean something else."""
+    function = _function(root / call.file, call.name)
+    if function is None:
+        return None
+    given = function.args
+    names = tuple(argument.arg for argument in (*given.posonlyargs, *given.args))[: len(call.positional)]
+    if names == call.positional:
+        return None
+    return f"{call.file}: {call.name}({ast.unparse(given)}) is called as {call}, and may mean something else"
+
+
+def gone(root: Path, line: Line) -> str | None:
+    """What it may cost that the line is not there; None when it is."""
+    function = _function(root / line.file, line.name)
+    if function is not None and line.text in ast.unparse(function):
+        return None
+    return f"{line.file}: {line.name} does not say `{line.text}`: {line.costs}"
+
+
+def _function(file: Path, name: str) -> ast.FunctionDef | None:
+    try:
+        scope: ast.AST = ast.parse(file.read_text())
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    *owner, function = name.split(".")
+    for class_name in owner:
+        found = (node for node in ast.walk(scope) if isinstance(node, ast.ClassDef) and node.name == class_name)
+        if (inner := next(found, None)) is None:
+            return None
+        scope = inner
+    body = (node for node in ast.walk(scope) if isinstance(node, ast.FunctionDef) and node.name == function)
+    return next(body, None)
