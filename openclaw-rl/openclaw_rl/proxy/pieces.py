@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from openclaw_rl.proxy.few_threads import FewThreads
 from openclaw_rl.types import Ids
 
 _ESCAPE = "\U0010f000"
@@ -50,7 +51,7 @@ class PieceTokenizer:
 
         cache_bytes: of memory that the cache may take; where text is English, for some ten million characters.
 
-        words: that the library keeps of its own, each with its tokens.
+        words: that the library keeps of its own, each with its tokens, for each of `few_threads`.
         """
         config = orjson.loads(backend_json)
         tokens = {token["content"]: token for token in config["added_tokens"] if token["content"]}
@@ -77,6 +78,7 @@ class PieceTokenizer:
         config["added_tokens"] = []
         config["post_processor"] = None
         config["truncation"] = config["padding"] = None
+        self._threads = FewThreads()
         self._plain = Tokenizer.from_str(orjson.dumps(config).decode())
         for tokenizer in (backend, self._plain):
             _keep_words(tokenizer, words)
@@ -107,7 +109,7 @@ class PieceTokenizer:
             text = self._show.sub(
                 lambda match: _broken(match.group(1) or self._stood_for.get(match.group(), "")), rendered
             )
-            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            return self._threads.run(lambda: tuple(self._backend.encode(text, add_special_tokens=False).ids))
         return self._joined(self._split(rendered))
 
     def encode_if_short(self, rendered: str, new_chars: int) -> Ids | None:
@@ -156,7 +158,9 @@ class PieceTokenizer:
                 self._cache.move_to_end(text)
                 return ids
         ints, known = self._shared_ints, len(self._shared_ints)
-        ids = tuple([ints[i] if i < known else i for i in self._encode_plain(self._shown(text))])
+        shown = self._shown(text)
+        found = self._threads.run(lambda: self._encode_plain(shown))
+        ids = tuple([ints[i] if i < known else i for i in found])
         with self._lock:
             if text not in self._cache:
                 self._cache[text] = ids

@@ -31,8 +31,9 @@ class MemorySettings(Branch):
     texts_mb: float = Field(default=32.0, gt=0)
     """Tokens of texts seen: some ten million characters of English."""
     words: int = Field(default=4000, ge=0)
-    """Words that the tokenizer library itself keeps, which are never thrown out again: 2 MB of English, 20 of Chinese,
-    where a sentence is a word, 32 at most. A text not seen takes a seventh longer than with 10,000 of them.
+    """Words that the tokenizer library itself keeps, in each of three threads, and never throws out again: 2 MB of
+    English, 20 of Chinese, where a sentence is a word, 32 at most. A text not seen takes a seventh longer than with
+    10,000 of them.
     """
     ledger_mb: float = Field(default=32.0, gt=0)
     """Pages of the ledger, its four connections together."""

@@ -3,7 +3,9 @@
 import ctypes
 import json
 import random
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,24 +171,35 @@ def test_a_full_cache_takes_no_more_memory_than_it_says(smollm: FrontEnd) -> Non
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc that tells what its heap holds")
-def test_the_library_keeps_as_many_words_as_it_is_told(smollm: FrontEnd) -> None:
-    """They are in no heap of Python's, and by the library's own default may take 80 MB."""
+def test_the_library_keeps_as_many_words_as_it_is_told_in_few_threads(smollm: FrontEnd) -> None:
+    """They are in no heap of Python's, for each thread that ever tokenised: by the library's default up to 80 MB."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = type(
         "Mallinfo", (ctypes.Structure,), {"_fields_": [(str(k), ctypes.c_size_t) for k in range(10)]}
     )
     backend = smollm._tokenizer.backend_tokenizer
-    chance = random.Random(0)
+    threads, letters = 6, "abcdefghijklmnopqrstuvwxyz"
+
+    def fill(pieces: PieceTokenizer, seed: int, all_have: threading.Barrier) -> None:
+        chance = random.Random(seed)
+        for _ in range(1000):
+            pieces.encode("".join(chance.choices(letters, k=250)))
+        all_have.wait(60)  # a thread that ends takes its words with it
 
     def grown_mb(words: int) -> float:
         pieces = PieceTokenizer(backend, backend.to_str(), cache_bytes=1, words=words)
-        before = getattr(mallinfo(), "7")
-        for _ in range(3000):
-            pieces.encode("".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=250)))
-        return float(getattr(mallinfo(), "7") - before) / 2**20
+        before, measured = getattr(mallinfo(), "7"), 0
+        all_have = threading.Barrier(threads + 1)
+        with ThreadPoolExecutor(threads) as pool:
+            for seed in range(threads):
+                pool.submit(fill, pieces, seed, all_have)
+            all_have.wait(60)
+            measured = getattr(mallinfo(), "7") - before
+        return float(measured) / 2**20
 
-    assert grown_mb(3000) > 10
-    assert grown_mb(100) < 3
+    one = 1000 * 8 / 2**10  # MB: 8 kB a word
+    assert one < grown_mb(1000) < 3 * one
+    assert grown_mb(100) < one / 2
 
 
 def test_a_tokenizer_whose_pieces_differ_is_not_cut_and_still_safe() -> None:
