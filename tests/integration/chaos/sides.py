@@ -197,15 +197,22 @@ class EmbeddedSide:
         await asyncio.to_thread(self.server.start)
 
     async def chaos(self, duration_s: float, times: Mapping[str, int]) -> None:
-        plan = [role for role, number in times.items() for _ in range(number)]
+        # One after the other. The engine's last life is long, as the stub side's server's is.
+        trainers = times.get("trainer", 0)
+        plan = [role for role, number in times.items() if role != "trainer" for _ in range(number)]
+        plan += ["trainer"] * (trainers // 2)
         self.chance.shuffle(plan)
-        roles = iter(plan)
+        early, late = len(plan), trainers - trainers // 2
+        roles = iter([*plan, *["trainer"] * late])
 
         async def kill() -> None:
             role = next(roles)
             await (self._kill_server() if role == "server" else self._kill_child(role))
 
-        await on_schedule(kill, len(plan), duration_s * 0.9, self.chance)
+        half = time.monotonic() + duration_s / 2
+        await on_schedule(kill, early, duration_s / 2, self.chance)
+        await asyncio.sleep(max(0.0, half - time.monotonic()))
+        await on_schedule(kill, late, duration_s * 0.4, self.chance)
 
     async def look_at_pids(self) -> None:
         """Who is who now; children come and go."""
