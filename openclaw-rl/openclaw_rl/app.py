@@ -25,7 +25,6 @@ from openclaw_rl.children import trainer_child
 from openclaw_rl.core import Core, open_core
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.hung_trainer import LastWord, end_when_hung
-from openclaw_rl.judging import start_judging
 from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.lifetime import Lifetime
 from openclaw_rl.listening import announced, ready_to_listen
@@ -35,8 +34,9 @@ from openclaw_rl.publishing.canary import Canary, read_canaries
 from openclaw_rl.publishing.policy_engine import WeightsElsewhere
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.retaining import Retention
+from openclaw_rl.rollout.asking import renderer
+from openclaw_rl.rollout.start import start_judging
 from openclaw_rl.routes import served_app
-from openclaw_rl.scoring import renderer
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.trainers.pushes import TrainerPushes

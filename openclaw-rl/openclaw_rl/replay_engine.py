@@ -21,7 +21,7 @@ from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.scoring import judge_model, renderer
+from openclaw_rl.rollout.asking import judge_model, renderer
 from openclaw_rl.settings import Settings
 from openclaw_rl.supervisor import Child
 

@@ -15,12 +15,12 @@ from turns import make_request, make_turn, serve_turn
 from openclaw_rl.bells import Bells
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
 from openclaw_rl.engines.serving import ServingVersions
-from openclaw_rl.judging import start_judging
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.meters import Meters
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.scoring import BACKGROUND_SHARE, Places
+from openclaw_rl.rollout.asking import BACKGROUND_SHARE, Places
+from openclaw_rl.rollout.start import start_judging
 from openclaw_rl.settings import Settings, TrainingSettings, load
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import Feedback, Ids, NextState, TurnState

@@ -1,19 +1,14 @@
-"""The workers between serving and training: paired turn → verdict → sample.
+"""One stage of the rollout: turns that stand in the ledger are taken up, a few at once, and what comes out is written.
 
-Both loops are owned by the app's TaskGroup. The ledger is the queue: memory holds the ids of turns in hand and of
-those that rest after a failure, everything else is read again. An event wakes a loop, and a slow look at the ledger
-finds what no event told.
-
-What fails is one turn, not the server: a judge that cannot be asked is asked again with growing pauses, then the turn
-goes on without a verdict, and the method decides what to make of it; a ledger that cannot write makes its worker wait,
-with the verdict in hand. Where turn after turn fails, it is not the turns: they wait, none uses up its tries, and one
-after the other is tried until one works; then all are taken up at once. What waits is bounded: beyond `max_waiting` the
-oldest end as `backlog`. Any other exception is a bug, and climbs to the app.
+The ledger is the queue: memory holds the ids of turns in hand and of those that rest after a failure, everything else
+is read again. An event wakes the loop, and a slow look at the ledger finds what no event told. A turn that fails rests,
+longer each time, and is given up after its retries; where turn after turn fails it is not the turns (`outage`), and
+none uses up its tries. A ledger that cannot write makes its worker wait, with the result in hand. What waits behind the
+stage is bounded: beyond `max_waiting` the oldest end as `backlog`.
 """
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -21,41 +16,14 @@ from typing import Protocol
 
 import structlog
 
-from openclaw_rl.errors import AlignmentError, JudgeError, LedgerError, LedgerUnavailable, TeacherError
-from openclaw_rl.judge.judge import Judge, Undecided
-from openclaw_rl.meters import Meters
-from openclaw_rl.methods.base import Dropped, Method, ScoringTools
-from openclaw_rl.settings import JudgeSettings
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.rollout.outage import Outage
+from openclaw_rl.rollout.pace import Pace
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
 _log = structlog.get_logger()
 
 Write = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long the loops wait; tests shorten it."""
-
-    poll_s: float = 10.0
-    """Between two looks at the ledger when nothing wakes the loop."""
-    gather_s: float = 0.05
-    """From the wake of an idle loop to its look: what wakes it is a chat's request, whose first token goes first."""
-    first_rest_s: float = 5.0
-    """A turn's pause after its first failure; it doubles with each."""
-    longest_rest_s: float = 600.0
-    ledger_pause_s: float = 1.0
-    """After the ledger failed; it doubles up to `longest_ledger_pause_s`."""
-    longest_ledger_pause_s: float = 30.0
-    longest_outage_rest_s: float = 30.0
-    """Between two tries while everything fails."""
-
-
-_OUT_AFTER = 3
-"""Turns that failed one after the other, and nothing worked in between: it is the judge, or the teacher."""
-_OUTAGE_TRIES = 500
-"""Of one turn while everything fails: hours. Should it be the turns after all, they do not wait for ever."""
-USUAL_PACE = Pace()
 
 
 class RolloutLedger(Protocol):
@@ -81,73 +49,7 @@ class RolloutLedger(Protocol):
         ...
 
 
-async def judge_turns(
-    ledger: RolloutLedger,
-    judge: Judge,
-    settings: JudgeSettings,
-    wake: asyncio.Event,
-    *,
-    judged: asyncio.Event | None = None,
-    meters: Meters | None = None,
-    pace: Pace = USUAL_PACE,
-) -> None:
-    """Give paired turns their verdicts, `settings.workers` at once, until cancelled. `wake` is set when a turn was
-    paired; `judged` is set here; `meters` learn whether the judge answers."""
-    health = meters or Meters()
-
-    async def work(turn: JudgedTurn) -> Write:
-        turn_id = turn.turn.turn_id
-        verdict: Verdict | None = None
-        try:
-            verdict = await judge.verdict(turn)
-        except Undecided as error:
-            _log.warning("judge.undecided", turn_id=turn_id, error=str(error))
-        except JudgeError as error:
-            health.failed("judge", str(error))
-            raise _Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
-        health.worked("judge")
-        return partial(ledger.record_verdict, turn_id, verdict)
-
-    queue = _Queue(TurnState.PAIRED, settings.max_waiting)
-    stage = _Stage("judge", ledger, settings.workers, settings.retries, queue, pace)
-    await stage.run(ledger.to_judge, work, wake=wake, done=judged)
-
-
-async def score_turns(
-    ledger: RolloutLedger,
-    method: Method,
-    tools: ScoringTools,
-    wake: asyncio.Event,
-    *,
-    sampled: asyncio.Event | None = None,
-    workers: int = 4,
-    retries: int = 5,
-    max_waiting: int = 10_000,
-    pace: Pace = USUAL_PACE,
-) -> None:
-    """Make samples of judged turns, until cancelled. `wake` is set when a turn was judged; `sampled` is set here, for
-    whoever waits for a batch. `max_waiting`: samples that may wait for a trainer."""
-
-    async def work(turn: JudgedTurn) -> Write:
-        turn_id = turn.turn.turn_id
-        drop = partial(ledger.drop, turn_id, seen_feedback=len(turn.feedback))
-        try:
-            made = await method.score(turn, tools)
-        except TeacherError as error:
-            detail = f"teacher: {error}"
-            raise _Failed(detail, partial(drop, DropReason.METHOD, detail)) from error
-        except AlignmentError as error:  # it would come back at every start, and stop the server each time
-            _log.error("score.misaligned", turn_id=turn_id, error=str(error))
-            made = Dropped(DropReason.MISALIGNED, str(error))
-        if isinstance(made, Dropped):
-            return partial(drop, made.reason, made.detail)
-        return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
-
-    stage = _Stage("score", ledger, workers, retries, _Queue(TurnState.SAMPLED, max_waiting), pace)
-    await stage.run(ledger.to_score, work, wake=wake, done=sampled)
-
-
-class _Failed(Exception):
+class Failed(Exception):
     """It may work later; after the last try `give_up` says what becomes of the turn. `is_refused`: the ledger would not
     have what was made of it, so it is this turn and no other."""
 
@@ -157,17 +59,17 @@ class _Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
+class Queue:
     """What a stage keeps bounded."""
 
     state: TurnState
     max_waiting: int
 
 
-class _Stage:
+class Stage:
     """One loop: takes turns from the ledger, has at most `workers` of them in work, writes what comes out."""
 
-    def __init__(self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: _Queue, pace: Pace) -> None:
+    def __init__(self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: Queue, pace: Pace) -> None:
         self._name = name
         self._ledger = ledger
         self._workers = workers
@@ -175,7 +77,7 @@ class _Stage:
         self._queue = queue
         self._pace = pace
         self._shed_at = time.monotonic()
-        self._outage = _Outage(pace)
+        self._outage = Outage(pace)
         self._busy: set[str] = set()
         self._failures: dict[str, int] = {}
         self._rests_until: dict[str, float] = {}
@@ -256,14 +158,14 @@ class _Stage:
                     self._failures.clear()
                 if done is not None:
                     done.set()
-            except _Failed as failure:
+            except Failed as failure:
                 if await self._fail(turn, failure) and done is not None:
                     done.set()
         finally:
             self._busy.discard(turn_id)
             wake.set()
 
-    async def _fail(self, turn: JudgedTurn, failure: _Failed) -> bool:
+    async def _fail(self, turn: JudgedTurn, failure: Failed) -> bool:
         """Let the turn rest, or give it up; whether it has left this stage."""
         turn_id, seen = turn.turn.turn_id, len(turn.feedback)
         if not failure.is_refused and self._outage.takes(turn_id):
@@ -280,14 +182,14 @@ class _Stage:
         drop = partial(self._ledger.drop, turn_id, DropReason.UNJUDGED, failure.detail, seen_feedback=seen)
         try:
             await self._write(failure.give_up or drop)
-        except _Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
+        except Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
             _log.error(f"{self._name}.not_given_up", turn_id=turn_id, error=refused.detail)
             return False
         self._forget(turn_id)
         return True
 
     async def _write(self, write: Write) -> None:
-        """Write, and wait while the ledger cannot. Raises _Failed when it will not: the turn may have moved on."""
+        """Write, and wait while the ledger cannot. Raises Failed when it will not: the turn may have moved on."""
         pause_s = self._pace.ledger_pause_s
         while True:
             try:
@@ -295,7 +197,7 @@ class _Stage:
             except LedgerUnavailable as error:
                 _log.error(f"{self._name}.ledger_unavailable", error=str(error), pause_s=pause_s)
             except LedgerError as error:
-                raise _Failed(f"not recorded: {error}", is_refused=True) from error
+                raise Failed(f"not recorded: {error}", is_refused=True) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
 
@@ -322,56 +224,3 @@ class _Stage:
     def _forget(self, turn_id: str) -> None:
         self._failures.pop(turn_id, None)
         self._rests_until.pop(turn_id, None)
-
-
-class _Outage:
-    """Whether it is the turns that fail, or whoever is asked about them; and what is tried meanwhile."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._failed: set[str] = set()
-        """Turns that failed since anything worked."""
-        self._tries: Counter[str] = Counter()
-        self._tried: set[str] = set()
-        """One after the other, so that none which always fails stands before the rest."""
-        self._rest_s = pace.first_rest_s
-        self._rests_until = 0.0
-        self.is_new = False
-
-    @property
-    def is_on(self) -> bool:
-        return len(self._failed) >= _OUT_AFTER
-
-    @property
-    def rest_s(self) -> float:
-        return max(self._rests_until - time.monotonic(), 0.0)
-
-    @property
-    def tried(self) -> frozenset[str]:
-        return frozenset(self._tried)
-
-    def all_were_tried(self) -> None:
-        self._tried.clear()
-
-    def takes(self, turn_id: str) -> bool:
-        """A turn failed: whether that is put down to an outage, and not to the turn."""
-        was_on = self.is_on
-        if not was_on:
-            self._failed.add(turn_id)
-            self._rest_s = self._pace.first_rest_s
-        self.is_new = self.is_on and not was_on
-        if not self.is_on:
-            return False
-        self._tried.add(turn_id)
-        self._rests_until = time.monotonic() + self._rest_s
-        self._rest_s = min(2 * self._rest_s, self._pace.longest_outage_rest_s)
-        self._tries[turn_id] += 1
-        return self._tries[turn_id] <= _OUTAGE_TRIES
-
-    def ends(self) -> bool:
-        """Something worked; whether that ends an outage."""
-        was_on = self.is_on
-        self._failed.clear()
-        self._tries.clear()
-        self._tried.clear()
-        return was_on

@@ -1,6 +1,4 @@
-"""The workers between chats and training, made of the parts of one server: who judges, who scores, and with what. How
-they work is `rollout`.
-"""
+"""The workers of one server, made of its parts: who judges, who scores, and with what."""
 
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,8 +12,8 @@ from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.lifetime import Lifetime
 from openclaw_rl.methods.base import Method, ScoringTools
-from openclaw_rl.rollout import judge_turns, score_turns
-from openclaw_rl.scoring import Places, judge_model, renderer
+from openclaw_rl.rollout.asking import Places, judge_model, renderer
+from openclaw_rl.rollout.workers import judge_turns, score_turns
 from openclaw_rl.settings import EngineSettings, Settings
 
 

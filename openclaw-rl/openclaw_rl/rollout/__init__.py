@@ -1,0 +1,1 @@
+"""Rollout: the way between serving and training. *paired turn → verdict → sample.*"""
