@@ -1,4 +1,4 @@
-"""One chat, from the checked request to the recorded turn; HTTP and SSE are the routes' business.
+"""One chat, from the prepared request to the recorded turn; HTTP and SSE are the routes' business.
 
 The order is the promise: rendered and classified → the engine is asked, and beside it the request row is committed and
 the former turn paired → only then the first token goes out → the turn is committed → only then the finish. A ledger
@@ -15,28 +15,23 @@ nobody's.
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import orjson
 import structlog
 
 from openclaw_rl.errors import EngineRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.asgi import unbroken
-from openclaw_rl.proxy.auth import Caller
-from openclaw_rl.proxy.body import ParsedBody, sampling_of
-from openclaw_rl.proxy.frontend import Rendered
-from openclaw_rl.proxy.generation import EngineExtras, Generation
+from openclaw_rl.proxy.generation import Generation
 from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.proxy.ports import ProxyDeps
+from openclaw_rl.proxy.prepare import Prepared
 from openclaw_rl.proxy.recorder import Ending, record
 from openclaw_rl.proxy.wire import TokenLogProb, Usage
-from openclaw_rl.sessions.identity import identify
-from openclaw_rl.sessions.turn_type import Classified, classify
-from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn, TurnType
+from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
 
 log = structlog.get_logger()
 
@@ -45,62 +40,11 @@ NUMBERS = "engine's numbers"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that can be served."""
-
-    request: Request
-    rendered: Rendered
-    classified: Classified
-    extras: EngineExtras
-    opted_out: bool
-    session_done: bool
-    wants_log_probs: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """What one engine event made visible, and the tokens it took."""
 
     delta: Delta | None
     log_probs: tuple[TokenLogProb, ...] | None = None
-
-
-async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
-    """Render and classify. Raises RequestError; nothing is recorded yet."""
-    chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
-    tools, kwargs = chat.offered_tools, chat.template_kwargs
-    rendered = await deps.frontend.render_async(messages, tools, kwargs)
-    sampling = sampling_of(
-        chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
-    )
-    classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
-    request = Request(
-        request_id=f"req-{uuid.uuid4().hex}",
-        scope=Scope(caller.user, identify(headers, body.raw, messages)),
-        received_at=received_at,
-        messages=tuple(messages),
-        tools_json=orjson.dumps(tools).decode() if tools else None,
-        template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else None,
-        prompt_ids=rendered.ids,
-        sampling=sampling,
-        episode=_text(body.raw.get("episode")),
-        task=_text(body.raw.get("task")),
-        step=_step(body.raw.get("step")),
-    )
-    return Prepared(
-        request=request,
-        rendered=rendered,
-        classified=classified,
-        extras=EngineExtras(
-            json_schema=chat.json_schema,
-            logit_bias=chat.logit_bias,
-            top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else 0,
-            ignore_eos=bool(chat.ignore_eos),
-        ),
-        opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
-        session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
-        wants_log_probs=bool(chat.logprobs),
-    )
 
 
 class Reply:
@@ -343,15 +287,3 @@ def _status(error: BaseException | None) -> int:
     if isinstance(error, RequestError | EngineRefused):
         return error.status
     return 502 if isinstance(error, Exception) else 499
-
-
-def _step(value: object) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    if abs(value) >= 2**63:
-        raise RequestError("step is larger than a step can be", param="step")
-    return value
-
-
-def _text(value: object) -> str | None:
-    return None if value is None or isinstance(value, bool | dict | list) else str(value)

@@ -20,9 +20,10 @@ from openclaw_rl.proxy import wire
 from openclaw_rl.proxy.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
 from openclaw_rl.proxy.auth import Keys
 from openclaw_rl.proxy.body import ParsedBody, parse_body
-from openclaw_rl.proxy.chat import Prepared, Reply, prepare
+from openclaw_rl.proxy.chat import Reply
 from openclaw_rl.proxy.model_names import ModelNames
 from openclaw_rl.proxy.ports import ProxyDeps
+from openclaw_rl.proxy.prepare import Prepared, prepare
 
 log = structlog.get_logger()
 
