@@ -54,10 +54,6 @@ class Hindsight:
     top_ids: tuple[Ids, ...] | None = None  # [T, K], the teacher's
     top_log_probs: tuple[LogProbs, ...] | None = None  # [T, K], the teacher's
 
-    @property
-    def is_present(self) -> bool:
-        return self.absent is None
-
     def extra_json(self) -> str:
         """For `Sample.extra_json`: {"hint": {…}} and, with a top-k, {"top_k": {"ids": [T, K], "log_probs": [T, K]}}."""
         hint: dict[str, object] = {"text": self.hint, "source": self.source, "gain": self.gain}

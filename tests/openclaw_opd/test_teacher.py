@@ -171,7 +171,7 @@ async def test_after_a_failure_the_pair_is_scored_anew(bench, judged, failure: E
 
     engine.values = values
     term = await hindsight(judged("hi", "a", SHORT), b.tools)
-    assert term.is_present
+    assert term.absent is None
     assert [call[2] for call in engine.seen] == [None, None, "policy-v3", "policy-v3"]
     assert term.scored_version == 3
 
@@ -271,7 +271,7 @@ async def test_calls_at_once_are_bounded_and_health_is_told(bench, judged) -> No
             await asyncio.sleep(0)
         assert len(b.engine.seen) == b.serving.users(0) == 1
         hold.set()
-    assert all(task.result().is_present for task in tasks)
+    assert all(task.result().absent is None for task in tasks)
     assert tools.meters.problems() == []
 
 
@@ -286,7 +286,7 @@ async def test_a_dead_hint_judge_is_told_too(bench, judged, no) -> None:
 
 async def test_the_fake_engine_will_do(bench, judged) -> None:
     term = await hindsight(judged("hi", "a", SHORT), bench(hint_source="verbatim", top_k=3).tools)
-    assert term.is_present
+    assert term.absent is None
     assert term.teacher_log_probs is not None
     assert len(term.teacher_log_probs) == 3
 

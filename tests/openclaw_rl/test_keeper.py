@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import until
 
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineGone
@@ -42,12 +43,6 @@ async def watched() -> AsyncIterator[Watched]:
     assert not task.done(), task
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.001)
 
 
 async def test_an_engine_that_is_down_shuts_the_gate_and_one_that_is_back_opens_it(watched: Watched) -> None:

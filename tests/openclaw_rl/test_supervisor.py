@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from waiting import until
 
 from openclaw_rl import supervisor
 from openclaw_rl.supervisor import SAID_QUICK_EXITS, Child
@@ -23,12 +24,6 @@ def module(folder: Path, source: str = CHILD) -> str:
 
 def pids(file: Path) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-async def until(condition: object, seconds: float = 120.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

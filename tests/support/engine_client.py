@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import uvicorn
@@ -64,9 +64,3 @@ def request(ids: list[int], n: int = 32, **fields: object) -> GenerateRequest:
 async def collect(engine: HttpEngine, body: GenerateRequest) -> list[GenerateReply]:
     async with aclosing(engine.stream(body)) as events:
         return [event async for event in events]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.005)

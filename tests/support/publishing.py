@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,9 +137,9 @@ class Speechless(ToyPolicy):
         return (math.nan,) * len(said) if seed in self.seeds else said
 
 
-async def until(condition: object) -> None:
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(120):
-        while not await condition():  # type: ignore[operator]
+        while not await condition():
             await asyncio.sleep(0.005)
 
 

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from engine_client import collect, raw_server, request, served, until
+from engine_client import collect, raw_server, request, served
+from waiting import until
 
 from openclaw_rl.engines.dialect import GenerateReply
 from openclaw_rl.testing import FakeEngine, Scripted

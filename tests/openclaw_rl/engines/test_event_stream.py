@@ -6,7 +6,8 @@ from contextlib import aclosing
 
 import pytest
 import uvicorn
-from engine_client import SETTINGS, collect, raw_server, request, served, until
+from engine_client import SETTINGS, collect, raw_server, request, served
+from waiting import until
 
 from openclaw_rl.engines.dialect import GenerateReply
 from openclaw_rl.engines.http import HttpEngine

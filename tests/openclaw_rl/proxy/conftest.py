@@ -206,11 +206,6 @@ class Proxy:
         lines = [line[6:] for line in reply.text.split("\n\n") if line.startswith("data: ")]
         return [{} if line == "[DONE]" else json.loads(line) for line in lines]
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(120):
-            while not condition():
-                await asyncio.sleep(0.005)
-
 
 @pytest.fixture
 def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 from chats import HI, ids_of
+from waiting import until
 
 from openclaw_rl.settings import ServerSettings
 from openclaw_rl.testing import Scripted
@@ -37,7 +38,7 @@ async def test_nothing_of_a_reply_goes_out_before_its_request_is_recorded(qwen, 
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello")))
         request = proxy.client.build_request("POST", "/v1/chat/completions", json={**HI, "stream": stream})
         head = asyncio.create_task(proxy.client.send(request, stream=True))
-        await proxy.until(lambda: proxy.fake.calls)
+        await until(lambda: proxy.fake.calls)
         await asyncio.wait((head,), timeout=0.3)  # longer than a stream's head waits for an engine
         assert not head.done()
         assert proxy.book.requests == []
@@ -60,7 +61,7 @@ async def test_nothing_of_a_reply_goes_out_when_its_recording_is_broken(qwen, pr
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=0))  # the engine is the later of the two
         request = proxy.client.build_request("POST", "/v1/chat/completions", json={**HI, "stream": stream})
         head = asyncio.create_task(proxy.client.send(request, stream=True))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         await asyncio.wait((head,), timeout=0.3)
         proxy.fake.release()
         said = b""
@@ -75,15 +76,15 @@ async def test_a_request_that_ends_before_it_is_recorded_is_recorded_first(qwen,
     async with slow_ledger(qwen) as (proxy, go):
         proxy.fake.script(Scripted(ids=(), refuse=(422, "no")), Scripted(ids=ids_of(qwen, "Hello"), hold_after=0))
         refused = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: len(proxy.fake.calls) == 1)
+        await until(lambda: len(proxy.fake.calls) == 1)
         leaving = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         leaving.cancel()
-        await proxy.until(lambda: proxy.fake.aborted)
+        await until(lambda: proxy.fake.aborted)
         assert proxy.book.log.count("abandon") == 0
         go.set()
         assert (await refused).status_code == 422
-        await proxy.until(lambda: len(proxy.book.abandoned) == 2)
+        await until(lambda: len(proxy.book.abandoned) == 2)
         begun = [request.request_id for request in proxy.book.requests]
         assert {reason: begun.index(request_id) for request_id, reason, _ in proxy.book.abandoned} == {
             DropReason.REFUSED: 0,

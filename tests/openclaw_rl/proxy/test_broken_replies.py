@@ -8,6 +8,7 @@ import struct
 
 import pytest
 from chats import HI, finishes, ids_of, joined
+from waiting import until
 
 from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.engines.serving import ServingVersions
@@ -24,8 +25,8 @@ async def test_a_client_that_leaves_aborts_the_engine(qwen, proxy_over, before: 
             async for line in reply.aiter_lines():
                 if before == 0 or '"l"' in line:
                     break
-        await proxy.until(lambda: proxy.fake.aborted)
-        await proxy.until(lambda: proxy.book.turns or proxy.book.abandoned)
+        await until(lambda: proxy.fake.aborted)
+        await until(lambda: proxy.book.turns or proxy.book.abandoned)
         if before:
             turn = proxy.book.turns[0]
             assert (turn.drop, turn.finish_reason) == (DropReason.CANCELLED, "cancelled")
@@ -39,9 +40,9 @@ async def test_a_client_that_leaves_a_whole_reply_aborts_the_engine(qwen, proxy_
     async with proxy_over(qwen) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
         task = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         task.cancel()
-        await proxy.until(lambda: proxy.fake.aborted and proxy.book.turns)
+        await until(lambda: proxy.fake.aborted and proxy.book.turns)
         assert proxy.book.turns[0].drop is DropReason.CANCELLED
         assert proxy.book.turns[0].reply.text() == "He"
 
@@ -85,7 +86,7 @@ async def test_a_resumed_reply_keeps_its_version_while_the_engine_has_it(qwen, p
         proxy.serving.switch(1, "policy-v1")
         proxy.fake.script(Scripted(ids=ids, hold_after=2, break_after=3), Scripted(ids=ids[3:]))
         task = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         proxy.serving.switch(2, "policy-v2")
         proxy.fake.release()
         assert (await task).headers["x-weight-version"] == "1"
@@ -100,10 +101,10 @@ async def test_a_resumed_reply_takes_the_current_version_when_its_own_is_lost(qw
         proxy.serving.switch(1, "policy-v1")
         proxy.fake.script(Scripted(ids=ids, hold_after=2))
         task = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         proxy.serving.close_gate()
         proxy.fake.go_down()
-        await proxy.until(lambda: not proxy.fake.running)
+        await until(lambda: not proxy.fake.running)
         proxy.fake.come_up()
         proxy.fake.adapters = {"policy-v2": 2}
         proxy.fake.script(Scripted(ids=(), refuse=(400, "policy-v1 was never loaded")), Scripted(ids=ids[2:]))
@@ -144,7 +145,7 @@ async def test_a_stream_that_cannot_be_finished_ends_without_done(qwen, proxy_ov
     async with proxy_over(qwen, serving=ServingVersions(hold_s=0.3)) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
         task = asyncio.create_task(proxy.events(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         proxy.fake.go_down()
         events = await task
         assert events[-1]["error"]["code"] == "engine_unavailable"
@@ -202,7 +203,7 @@ async def test_one_chat_too_many_is_503_with_retry_after(qwen, proxy_over) -> No
     async with proxy_over(qwen, server=ServerSettings(max_streams=1)) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hi"), hold_after=1))
         first = asyncio.create_task(proxy.post(HI))
-        await proxy.until(lambda: proxy.fake.holding)
+        await until(lambda: proxy.fake.holding)
         second = await proxy.post(HI)
         assert (second.status_code, second.json()["error"]["code"]) == (503, "overloaded")
         assert "retry-after" in second.headers
@@ -243,7 +244,7 @@ async def test_a_client_that_left_is_written_to_no_more(qwen, proxy_over, caplog
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()  # a reset, behind what the engine sent
             ended = len(proxy.book.turns) + 1
-            await proxy.until(lambda ended=ended: len(proxy.book.turns) == ended)
+            await until(lambda ended=ended: len(proxy.book.turns) == ended)
         assert {turn.drop for turn in proxy.book.turns} == {DropReason.CANCELLED}
     await engine.aclose()
     engine_server.close()

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.engines.serving import Closed, ServingVersions
@@ -49,12 +50,6 @@ async def collect(engine: FakeEngine, serving: ServingVersions, **fields: object
             async for _ in events:
                 pass
         return running.sampled
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_swap_of_full_weights_joins_two_versions_in_one_reply() -> None:

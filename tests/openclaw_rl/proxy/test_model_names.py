@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from structlog.testing import capture_logs
+from waiting import until
 
 from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import RequestError
@@ -79,7 +80,7 @@ async def test_a_version_that_goes_while_the_request_waits_does_not_answer_in_it
     serving.close_gate()
     async with proxy_over(qwen, serving=serving, keep_gate=True) as proxy:
         waiting = asyncio.create_task(proxy.post({**HI, "model": "policy@v0"}))
-        await proxy.until(lambda: proxy.book.requests)
+        await until(lambda: proxy.book.requests)
         serving.switch(1, "policy-v1")
         serving.open_gate()
         reply = await waiting

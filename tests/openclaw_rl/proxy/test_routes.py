@@ -5,6 +5,7 @@ import json
 
 from chats import CALL, HI, TOOLS, finishes, ids_of, joined
 from pydantic import SecretStr
+from waiting import until
 
 from openclaw_rl.settings import ApiKey, ServerSettings
 from openclaw_rl.testing import Scripted
@@ -180,7 +181,7 @@ async def test_tokens_cut_by_a_stop_string_are_recorded_outside_the_mask(qwen, p
         assert turn.response_ids == ids[:7]
         assert turn.loss_mask == (True,) * 3 + (False,) * 4
         assert turn.drop is None
-        await proxy.until(lambda: proxy.fake.aborted)
+        await until(lambda: proxy.fake.aborted)
 
 
 async def test_side_requests_are_served_and_counted_never_recorded(qwen, proxy_over) -> None:

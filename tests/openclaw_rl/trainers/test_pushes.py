@@ -12,6 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from fastapi import FastAPI
+from waiting import until
 
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.serving import ServingVersions
@@ -171,12 +172,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     assert await ledger.audit() == []
     await world.http.aclose()
     await ledger.aclose()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_version_that_only_its_trainer_has_waits_for_its_push(world: World) -> None:
