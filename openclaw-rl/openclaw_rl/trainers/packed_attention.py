@@ -7,7 +7,7 @@ length and never with its square. Two kernels, one meaning: `varlen` (torch's ow
 CUDA, 16 bits) and `split` (one causal SDPA call a sequence; any device and type). `choose_kernel` takes the first only
 where it was seen to equal the second on this very card, gradients included.
 
-Leaves to others: positions, and whether a model's layers pass the layout on (`policy` measures that).
+Leaves to others: positions, and whether a model's layers pass the layout on (`architecture` measures that).
 """
 
 import inspect

@@ -4,7 +4,8 @@ Promises: the log-probs are those of a plain forward pass, log_softmax(logits / 
 micro-batch lie. The model is never in training mode: dropout would train a policy that nobody served. With 16-bit
 weights the matrix products are in 16 bits, and what is trained is kept in fp32.
 
-Leaves to others: what is trained of the model and how it is written (`lora`, `full`), the loss, the optimizer.
+Leaves to others: what is trained of the model and how it is written (`lora`, `full`), whether its rows can be packed
+(`architecture`), the loss, the optimizer.
 """
 
 import contextlib
@@ -15,16 +16,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import structlog
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from openclaw_rl.errors import SettingsError
 from openclaw_rl.losses import TokenLogProbs, selected_log_probs
 from openclaw_rl.memory_budget import LOGITS_AT_ONCE
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention
+from openclaw_rl.trainers.architecture import HALF, decode, decoder_layers, head_of, packing_of
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row, micro_batches
 from openclaw_rl.trainers.card import Card
 from openclaw_rl.trainers.fused import fuse_norms
@@ -34,11 +34,8 @@ from openclaw_rl.types import Ids, WeightKind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-log = structlog.get_logger()
-
 _CPU_CHUNK = 256
 """Positions whose logits exist at a time; a GPU is given more of them, `LOGITS_AT_ONCE` logits in all."""
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class Policy(ABC):
@@ -64,9 +61,9 @@ class Policy(ABC):
         self._card = Card.of(base.config.to_dict(), self.device, settings)
         self._decoder: nn.Module = base.get_decoder()
         with torch.no_grad():
-            self._head = _head_of(base)
-            self._kernel: packed_attention.Kernel | None = _packing_of(base, settings)
-        if self._dtype in _HALF:
+            self._head = head_of(base)
+            self._kernel: packed_attention.Kernel | None = packing_of(base, settings)
+        if self._dtype in HALF:
             fuse_norms(base)
         for layer in decoder_layers(self._decoder):
             self._wrap(layer)
@@ -184,7 +181,7 @@ class Policy(ABC):
 
     def _precision(self) -> AbstractContextManager[object]:
         """fp32 adapters beside 16-bit weights are multiplied in 16 bits, and their gradients arrive in fp32."""
-        is_half = self._dtype in _HALF
+        is_half = self._dtype in HALF
         return torch.autocast(self.device.type, self._dtype) if is_half else contextlib.nullcontext()
 
     def _hidden(self, batch: MicroBatch, *, recompute: bool) -> Tensor:
@@ -195,11 +192,11 @@ class Policy(ABC):
                 raise ValueError("this policy's rows are padded: cut them by its own `cut`")
             layout = PackedLayout.of(batch.lengths, self.device, self._kernel)
             ids = torch.tensor([[i for row in batch.rows for i in row.ids[:-1]]])
-            return _decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
+            return decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
         ids = torch.zeros(len(batch.rows), batch.width, dtype=torch.long)
         for number, row in enumerate(batch.rows):
             ids[number, : len(row.ids) - 1] = torch.tensor(row.ids[:-1])
-        return _decode(self._decoder, ids.to(self.device)).flatten(0, 1)
+        return decode(self._decoder, ids.to(self.device)).flatten(0, 1)
 
     def _wrap(self, layer: nn.Module) -> None:
         """Our own activation checkpointing: transformers' needs training mode, which would switch dropout on."""
@@ -233,99 +230,3 @@ def _placed(values: Tensor, piece: Piece) -> Tensor:
     """The values of a piece's trained tokens in their places among all T; zeros elsewhere."""
     places = torch.tensor(piece.trained, device=values.device)
     return values.new_zeros(piece.length, *values.shape[1:]).index_put((places,), values)
-
-
-def decoder_layers(decoder: nn.Module) -> list[nn.Module]:
-    """The repeated blocks; none where a model keeps them elsewhere: then no pass is cut short or recomputed."""
-    lists = [list(module) for module in decoder.children() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
-def _decode(decoder: nn.Module, ids: Tensor, layout: PackedLayout | None = None) -> Tensor:
-    """Hidden states [R, W, H]. A mask of four dimensions is passed on to the layers as it is: with a layout nobody
-    reads it, and transformers makes none of its own, whose size would be the row's length squared."""
-    more: dict[str, Any] = {}
-    if layout is not None:
-        unread = ids.new_empty((0, 0, 0, 0))
-        more = {"position_ids": layout.positions, "attention_mask": unread, "packed_layout": layout}
-    hidden: Tensor = decoder(input_ids=ids, use_cache=False, **more).last_hidden_state
-    return hidden
-
-
-def _head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
-    """Hidden states → logits as in the model's own forward pass. Raises SettingsError where that is something else."""
-    project: nn.Module | None = base.get_output_embeddings()
-    if project is None:
-        raise SettingsError(f"{type(base).__name__} has no output head: it is not a causal language model")
-    config: Mapping[str, object] = base.config.to_dict()
-    cap = config.get("final_logit_softcapping")
-
-    def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = project(hidden)
-        return torch.tanh(logits / cap) * cap if isinstance(cap, float) else logits
-
-    ids = torch.arange(8, device=next(base.parameters()).device).unsqueeze(0)
-    own = base(input_ids=ids, use_cache=False).logits
-    ours = head(_decode(base.get_decoder(), ids))
-    if not torch.allclose(own.float(), ours.float(), rtol=1e-3, atol=1e-3):
-        raise SettingsError(f"{type(base).__name__} computes its logits in a way that this trainer does not know")
-    return head
-
-
-def _packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_attention.Kernel | None:
-    """The kernel for packed rows; None: rows are padded, because the settings say so, because only the slow kernel
-    serves here, or because this model's layers would let a packed neighbour be seen. Raises SettingsError when the
-    settings insist."""
-    if settings.packing == "off":
-        return None
-    config = base.config.get_text_config()
-    heads = config.num_attention_heads
-    kernel = packed_attention.choose_kernel(
-        heads,
-        getattr(config, "num_key_value_heads", None) or heads,
-        getattr(config, "head_dim", None) or config.hidden_size // heads,
-        base.dtype,
-        next(base.parameters()).device,
-    )
-    if settings.packing == "auto" and kernel == "split":
-        return None
-    reason = _why_not_packed(base)
-    if reason is None:
-        log.info("rows_are_packed", kernel=kernel)
-        return kernel
-    if settings.packing == "on":
-        raise SettingsError(f'trainer.packing "on": {type(base).__name__} {reason}')
-    log.warning("rows_are_padded", model=type(base).__name__, reason=reason)
-    return None
-
-
-def _why_not_packed(base: "PreTrainedModel") -> str | None:
-    """Whether two sequences behind each other have the numbers that each has alone; if so the model is left with our
-    attention, else as it was."""
-    config = base.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return f"has layers of the kinds {', '.join(sorted(kinds))}"
-    device, decoder = next(base.parameters()).device, base.get_decoder()
-    lengths = (9, 15)
-    ids = torch.arange(sum(lengths), device=device).unsqueeze(0) % config.vocab_size
-    others = torch.cat([ids[:, : lengths[0]].flip(1), ids[:, lengths[0] :]], 1)
-    alone = torch.cat([_decode(decoder, part) for part in ids.split(lengths, 1)], 1).float()
-    before = config._attn_implementation
-    packed_attention.register()
-    base.set_attn_implementation(packed_attention.ATTENTION_NAME)
-    layout = PackedLayout.of(lengths, device)
-    try:
-        packed, beside = (_decode(decoder, row, layout).float() for row in (ids, others))
-    except (NotImplementedError, TypeError, RuntimeError) as error:
-        reason = f"does not take packed rows ({error})"
-    else:
-        # Means, not the largest: of 16 bits, deep models and other kernels some values differ by a tenth of the spread.
-        spread = float(alone.std())
-        leak = float((packed - beside)[:, lengths[0] :].abs().mean())
-        drift = float((packed - alone).abs().mean())
-        if leak <= 1e-3 * spread and drift <= (0.1 if base.dtype in _HALF else 1e-3) * spread:
-            return None
-        reason = f"lets packed rows see each other ({leak / spread:.2g}, {drift / spread:.2g} of the spread)"
-    base.set_attn_implementation(before)
-    return reason
