@@ -3,7 +3,8 @@
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
-from openclaw_rl.admin import AdminDeps, build_admin_router
+from openclaw_rl.admin.ports import AdminDeps
+from openclaw_rl.admin.routes import build_admin_router
 from openclaw_rl.bells import Bells
 from openclaw_rl.core import Core
 from openclaw_rl.feedback import FeedbackDeps, build_feedback_router

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.admin import problems
+from openclaw_rl.admin.ports import problems
 from openclaw_rl.meters import Meters
 from openclaw_rl.supervisor import ChildStatus
 
