@@ -1,8 +1,8 @@
 """Counters and means of what happens beside the ledger: hints not found, teachers that failed, the scorer's noise; and
 which parts fail now.
 
-One object, made with the core and handed to whoever counts; `/metrics` and `/healthz` read it. It starts empty with each
-server: the ledger is the memory, this tells how a run goes. Event loop only.
+One object, made with the core and handed to whoever counts; `/metrics` and `/healthz` read it. It starts empty with
+each server: the ledger is the memory, this tells how a run goes. Event loop only.
 
 A part that fails says so in one log line, whatever number of requests meet it, and in one more when it works again: the
 callers say what happened to each call, and at `OUT_AFTER` failures in a row the part is out of order.

@@ -3,12 +3,12 @@
     python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
 
 Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
-and the local LoRA trainer, all at their default settings (the cautious ones, as for any method of one's own) but for the
-batch of 8 and the gate's two bounds on distance, which are 10 nats: replies of a word or two, all alike in the end, are further from the base than its 3, and a step that
-turns them around is a long one. At the defaults the gate may refuse the spoilt versions before the watch has anything
-to see (one seed of three did); what is to be shown here is the watch alone. Simulated: the people. Each asks "Yes or
-no: is it worth the effort to …?" and is content (in words that the judge reads) when the reply begins with No, which
-the base does two times in three.
+and the local LoRA trainer, all at their default settings (the cautious ones, as for any method of one's own) but for
+the batch of 8 and the gate's two bounds on distance, which are 10 nats: replies of a word or two, all alike in the end,
+are further from the base than its 3, and a step that turns them around is a long one. At the defaults the gate may
+refuse the spoilt versions before the watch has anything to see (one seed of three did); what is to be shown here is the
+watch alone. Simulated: the people. Each asks "Yes or no: is it worth the effort to …?" and is content (in words that
+the judge reads) when the reply begins with No, which the base does two times in three.
 
 The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
 around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. For
