@@ -9,11 +9,9 @@ nothing is ever left out in silence.
 import asyncio
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -21,20 +19,13 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
+from openclaw_rl.proxy.chat_format import load_chat_format
 from openclaw_rl.proxy.detokenizer import TokenTable
-from openclaw_rl.proxy.parser import ReplyFormat, StreamParser
+from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.pieces import PieceTokenizer
-from openclaw_rl.proxy.sglang import (
-    ChatCompletionRequest,
-    FunctionCallParser,
-    OpenAIServingChat,
-    ReasoningParser,
-    ServerArgs,
-    TemplateManager,
-    Tool,
-)
+from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids
 
@@ -64,46 +55,10 @@ class FrontEnd:
 
     def __init__(self, model: ModelSettings, folder: Path, *, memory: MemorySettings = MemorySettings()) -> None:  # noqa: B008 (frozen)
         """folder: tokenizer files and config.json. Blocks for half a second."""
-        self._tokenizer = _load_tokenizer(folder)
-        config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
-        server = ServerArgs(
-            model_path=str(folder),
-            device="cpu",
-            tool_call_parser=model.tool_call_parser,
-            reasoning_parser=model.reasoning_parser,
-        )
-        self._sglang_tokenizer = _TextTokenizer(self._tokenizer)
-        manager = SimpleNamespace(
-            tokenizer=self._sglang_tokenizer,
-            processor=None,
-            model_path=str(folder),
-            server_args=server,
-            image_token_id=None,
-            model_config=SimpleNamespace(
-                hf_config=SimpleNamespace(
-                    model_type=config.get("model_type", ""),
-                    architectures=config.get("architectures") or [],
-                    to_dict=lambda: dict(config),
-                ),
-                get_default_sampling_params=dict,
-            ),
-        )
-        templates = TemplateManager()
-        try:
-            templates.load_chat_template(manager, model.chat_template, str(folder))
-        except (RuntimeError, OSError) as error:
-            raise SettingsError(f"model.chat_template: {error}") from error
-        if templates.chat_template_name is None and not self._sglang_tokenizer.chat_template:
-            raise SettingsError(
-                f"model.path {model.path!r} has no chat template: name a Jinja file in model.chat_template"
-            )
-        server.tool_call_parser = model.tool_call_parser or templates.suggested_tool_call_parser
-        server.reasoning_parser = model.reasoning_parser or templates.suggested_reasoning_parser
-        template = self._sglang_tokenizer.chat_template or ""
-        self.renders_tools = "tools" in template and server.tool_call_parser is not None
+        chats = load_chat_format(model, folder)
+        self._tokenizer, self._format, self._serving = chats.tokenizer, chats.reply, chats.serving
+        self.renders_tools = chats.renders_tools
         """Whether the template shows tools to the model and a parser finds its calls."""
-        self._format = _reply_format(server)
-        self._serving = OpenAIServingChat(manager, templates)
         backend = self._tokenizer.backend_tokenizer
         backend_json = backend.to_str()
         self._pieces = PieceTokenizer(
@@ -113,13 +68,13 @@ class FrontEnd:
             cache_bytes=int(memory.texts_mb * 2**20),
             words=memory.words,
         )
-        self.end_ids = _end_ids(self._tokenizer, config, generation)
+        self.end_ids = chats.end_ids
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)
-        self.vocab_size = max(len(self._tokenizer), int(config.get("vocab_size") or 0))
+        self.vocab_size = max(len(self._tokenizer), chats.vocab_size or 0)
         """Rows of the model's embedding, as far as is known: an id beyond them was never sampled."""
-        self.context_length = int(model.context_length or config.get("max_position_embeddings") or 8192)
-        self.tokenizer_hash = _hash(backend_json, template)
+        self.context_length = model.context_length or chats.context_length or 8192
+        self.tokenizer_hash = hashlib.sha256(f"{backend_json}\0{chats.template}".encode()).hexdigest()
         if not self._pieces.is_exact:
             log.warning("tokenizer_not_cut", reason="pieces do not tokenise alone as they do together")
 
@@ -207,36 +162,6 @@ class FrontEnd:
         return "".join(pieces), parsed
 
 
-class _TextTokenizer:
-    """What SGLang's code sees as the tokenizer: it renders, and its "ids" are the rendered text, which we then
-    tokenise ourselves.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-        self.chat_template = tokenizer.chat_template
-        self.bos_token_id = tokenizer.bos_token_id
-
-    def encode(self, text: str, **_: object) -> list[str]:
-        return [text]
-
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        *,
-        tokenize: bool = True,
-        return_dict: bool = False,
-        **kwargs: Any,
-    ) -> str | list[str]:
-        text = self._tokenizer.apply_chat_template(
-            conversation, tokenize=False, chat_template=self.chat_template, **kwargs
-        )
-        return [text] if tokenize else text
-
-    def get_vocab(self) -> dict[str, int]:
-        return dict(self._tokenizer.get_vocab())
-
-
 def _plain(message: Message, index: int) -> dict[str, Any]:
     """The message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
     fields = message.model_dump(exclude_none=True)
@@ -252,57 +177,6 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
                 )
         fields["content"] = message.text()
     return fields
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    if (folder / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    from transformers import AutoTokenizer  # here, because it imports torch
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def _reply_format(server: ServerArgs) -> ReplyFormat:
-    think_start = think_end = None
-    if server.reasoning_parser is not None:
-        try:
-            detector = ReasoningParser(server.reasoning_parser).detector
-        except ValueError as error:
-            known = ", ".join(sorted(ReasoningParser.DetectorMap))
-            raise SettingsError(f"model.reasoning_parser {server.reasoning_parser!r}: one of {known}") from error
-        think_start, think_end = detector.think_start_token, detector.think_end_token
-    call_start = call_end = None
-    if server.tool_call_parser is not None:
-        try:
-            calls = FunctionCallParser([], server.tool_call_parser).detector
-        except ValueError as error:
-            known = ", ".join(sorted(FunctionCallParser.ToolCallParserEnum))
-            raise SettingsError(f"model.tool_call_parser {server.tool_call_parser!r}: one of {known}") from error
-        call_start, call_end = getattr(calls, "bot_token", None), getattr(calls, "eot_token", None)
-    return ReplyFormat(
-        reasoning_parser=server.reasoning_parser,
-        tool_call_parser=server.tool_call_parser,
-        think_start=think_start,
-        think_end=think_end,
-        call_start=call_start,
-        call_end=call_end,
-    )
-
-
-def _end_ids(tokenizer: PreTrainedTokenizerFast, *configs: Mapping[str, Any]) -> frozenset[int]:
-    found = {tokenizer.eos_token_id}
-    for config in configs:
-        ids = config.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [ids])
-    return frozenset(token for token in found if token is not None)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def _hash(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def _fault(error: Exception) -> RequestError:
