@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -189,25 +190,35 @@ def learning(question: Question) -> Iterator[Finding]:
 
 
 def node(question: Question) -> Iterator[Finding]:
-    """slime's environment answers for itself."""
+    """slime's environment answers for itself; this project need not be installed there."""
     python = question.slime_python
     if python is None:
         return
-    if find_spec(NODE_MODULE) is None:
+    ours = [find_spec(name) for name in ("openclaw_rl", NODE_MODULE)]
+    folders = [Path(spec.origin).parent for spec in ours if spec is not None and spec.origin is not None]
+    if len(folders) < len(ours):
         yield Finding("node", "missing", f"{NODE_MODULE} is not installed here")
         return
+    said = ""
     try:
-        answer = subprocess.run(
-            [python, "-m", f"{NODE_MODULE}.doctor", "--json"],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_S,
-            check=False,  # it ends with 1 when something is missing, and says what
-        )
+        with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as place:
+            # Our packages alone: what lies beside them here would be taken for what that environment holds.
+            for folder in folders:
+                (Path(place) / folder.name).symlink_to(folder)
+            path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
+            answer = subprocess.run(
+                [python, "-m", f"{NODE_MODULE}.doctor", "--json"],
+                capture_output=True,
+                text=True,
+                timeout=_ASK_S,
+                check=False,  # it ends with 1 when something is missing, and says what
+                env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            )
+        said = answer.stderr.strip().rpartition("\n")[2]
         rows = json.loads(answer.stdout.splitlines()[-1])
         findings = [Finding(row["what"], row["level"], row["says"]) for row in rows]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError) as error:
-        yield Finding("node", "missing", f"{python} cannot say what it holds: {error!r}")
+        yield Finding("node", "missing", f"{python} cannot say what it holds: {said or repr(error)}")
         return
     yield from findings
 

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+import venv
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +70,14 @@ def test_an_sglang_that_is_not_there_is_named(question, tmp_path):
 def test_the_node_answers_by_its_own_interpreter(question):
     found = examine(Question(question.settings, slime_python=sys.executable), [doctor.node])
     assert {"slime", "Megatron-LM", "sglang", "ray", "torch", "numpy"} <= {finding.what for finding in found}
+
+
+def test_an_environment_that_does_not_know_this_project_answers_for_itself_alone(question, tmp_path):
+    """Ours holds torch and numpy; that one holds nothing, and must not be told to hold ours."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    found = examine(Question(question.settings, slime_python=str(tmp_path / "bare/bin/python")), [doctor.node])
+    assert {"slime", "Megatron-LM", "sglang", "ray", "torch", "numpy"} <= {finding.what for finding in found}
+    assert {finding.level for finding in found if finding.what in ("torch", "numpy")} == {"missing"}
 
 
 def test_an_interpreter_that_cannot_answer_is_a_finding(question):
