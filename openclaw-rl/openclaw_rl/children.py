@@ -85,5 +85,6 @@ def sglang_engine_child(settings: Settings, data: DataDir, port: int, on_exit: C
         adapters=launch.Adapters.of(settings.trainer, settings.publisher)
         if settings.training.weights == "lora"
         else None,
+        dtype=launch.dtype_of(engine, settings.model),
     )
     return launch.sglang_child(arguments, engine, log_file=data.logs / "engine.log", on_exit=on_exit)

@@ -5,12 +5,15 @@ held against plain forward passes.
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +65,16 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
             watch.start()
             try:
                 figures |= asyncio.run(_load(host, server, watch, kill=kill))
+                sampled = _sampled(server, data_dir, host.work / "sampled-under")
                 figures |= _rest(server)
             finally:
                 watch.stop()
             figures |= watch.figures()
             host.so_far("child" if kill else "attached", figures)
-            turns = server.turns(limit=120)
-            versions = {row["weight_version"]: row for row in server.status()["versions"]}
-        recorded = _recorded(host, data_dir, turns, versions)
+            rows = server.status()["versions"]
+            ratios = [row["metrics"]["abs_log_ratio"] for row in rows if "abs_log_ratio" in row.get("metrics", {})]
+            figures["trainer against engine, mean |log ratio| of the last steps"] = [round(r, 5) for r in ratios[-5:]]
+        recorded = _recorded(host, data_dir, sampled)
         figures |= recorded | {"findings": figures["findings"] + recorded["findings"]}
     finally:
         keep_logs(data_dir, host.out, "child" if kill else "attached")
@@ -225,26 +230,46 @@ def _rest(server: RunningServer) -> dict[str, Any]:
     }
 
 
-def _recorded(host: "Host", data_dir: Path, turns: list[Any], versions: dict[int, Any]) -> dict[str, Any]:
-    """The recorded log-probs of the newest turns against plain forward passes under the versions the ledger names."""
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The newest turns of one version, and a copy of its adapter: the trainer goes on, and old ones are deleted."""
+
+    version: int
+    adapter: Path | None
+    replies: list[models.Forced]
+
+
+def _sampled(server: RunningServer, data_dir: Path, copies: Path) -> list[Sampled]:
+    """Of the two versions that the newest turns came from most often."""
+    shutil.rmtree(copies, ignore_errors=True)
     by_version: dict[int, list[models.Forced]] = {}
-    mixed = 0
-    for turn in turns:
+    for turn in server.turns(limit=120):
         runs, reply = turn["turn"]["versions"], turn["turn"]
-        if len(runs) != 1:
-            mixed += 1
-        elif reply["response_ids"]:
+        if len(runs) == 1 and reply["response_ids"]:
             by_version.setdefault(runs[0]["weight_version"], []).append(models.forced_of(turn))
-    figures: dict[str, Any] = {}
-    folders = {n: data_dir / row["folder"] for n, row in versions.items() if row["folder"]} | {0: None}
-    most = sorted((n for n in by_version if n in folders), key=lambda version: -len(by_version[version]))[:2]
-    for version in most:
-        where = folders[version]
-        figures[f"recorded under v{version}"] = models.compare(by_version[version][:24], host.model, where, host.device)
+    found = []
+    rows = {row["weight_version"]: row["folder"] for row in server.status()["versions"]} | {0: None}
+    for version, replies in sorted(by_version.items(), key=lambda pair: -len(pair[1])):
+        adapter = copies / str(version) if rows.get(version) else None
+        if version not in rows or len(found) == 2:
+            continue
+        with suppress(shutil.Error, OSError):  # deleted meanwhile
+            if adapter is not None:
+                shutil.copytree(data_dir / rows[version], adapter)
+            found.append(Sampled(version, adapter, replies))
+    return found
+
+
+def _recorded(host: "Host", data_dir: Path, sampled: list[Sampled]) -> dict[str, Any]:
+    """Their recorded log-probs against plain forward passes; and the audit of the ledger."""
+    figures = {
+        f"recorded under v{one.version}": models.compare(one.replies[:24], host.model, one.adapter, host.device)
+        for one in sampled
+    }
     found = audit(data_dir)
     findings = [*models.too_far(figures), *(f"audit: {one}" for one in found)]
     findings += ["no recorded log-probs were compared"] * (not figures)
-    return {"recorded log-probs": figures, "replies of two versions": mixed, "audit": found, "findings": findings}
+    return {"recorded log-probs": figures, "audit": found, "findings": findings}
 
 
 def p50_p99(values: list[float]) -> list[float]:

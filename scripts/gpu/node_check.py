@@ -8,7 +8,7 @@ checkpoint   a random-weight Qwen3 of the 0.6B's shape with the given tokenizer
 binary       chats through the node with Binary RL, five updates; then a Megatron worker is killed in a step
 combine      the same ledger and engine with hints and verdicts; then Ray's head is killed in a step
 opd          the same with on-policy distillation; then the trainer is stopped
-script       a launch script as a user starts it: four GPUs, the 4B's shape, Combined, a judge; `stop` must come before
+script       a launch script as a user starts it, on one GPU or four: Combined and a judge; `stop` must come before
 engine_kill  two updates with Binary RL; then the policy's SGLang is killed and started again, with the base's weights
 recorded     recorded log-probs against plain passes under what Megatron exported
 weights      what the engine held after the pushes against what Megatron exported, tensor by tensor

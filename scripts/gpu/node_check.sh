@@ -15,8 +15,9 @@
 #   node_check.sh --budget-s 300 engine=120 engine_kill=240 ledger=10
 # One GPU: the same with --gpus 1 and without tp. Four (tensor parallelism 2, and a judge with a card of its own):
 #   node_check.sh --gpus 4 --budget-s 560 --streams 32 prm=150+ tp=120+ engine=120 binary=230 combine=230 recorded=30 weights=30 ledger=10
-# A launch script itself, four GPUs, 9 minutes (nothing else may run on them):
+# A launch script itself (nothing else of the check may run), with the 4B's shape on four GPUs, the 0.6B's on one:
 #   node_check.sh --gpus 4 stop=30 script=540
+#   node_check.sh --gpus 1 stop=30 script=400
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.

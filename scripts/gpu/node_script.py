@@ -1,9 +1,10 @@
-"""The launch script itself on four GPUs: a Qwen3 of the 4B's shape, Combined, tensor parallelism 2, a judge of its own.
+"""The launch script itself: Combined, with a judge of its own. On four GPUs a Qwen3 of the 4B's shape, at tensor
+parallelism 2; on one card, which all parts share, the check's 0.6B.
 
     openclaw-combine/run_qwen3_4b_openclaw_combine.sh, as a user starts it, stopped by SIGTERM
 
-Its variables say what four GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
-context, memory, the optimizer's state on the CPU. Its flags say what this host and random weights need: no Transformer
+Its variables say what the GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
+context, the optimizer's state on the CPU. Its flags say what this host and random weights need: no Transformer
 Engine, slow kernels, a gate that lets noise pass.
 """
 
@@ -35,6 +36,12 @@ SCRIPT = ROOT / "openclaw-combine" / "run_qwen3_4b_openclaw_combine.sh"
 PORT, PRM_PORT = 30000, 30001
 UPDATES = 3
 GIVE_UP = 2
+ONE_EACH = {"ROLLOUT_GPUS": "1", "PRM_GPUS": "1"}
+CARDS = {
+    1: {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
+    4: {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH},
+}
+"""By the number of GPUs; one is shared by all parts."""
 END_S = 200.0
 """Of the stage's time: to stop all, the step in hand and its checkpoint included."""
 SETTINGS = (
@@ -115,8 +122,8 @@ class Script:
 def run(host: "Host") -> dict[str, Any]:
     import models
 
-    name = "qwen3-tiny" if host.is_tiny else "qwen3-4b"
-    checkpoint = models.qwen3(host.work / "tokenizer", host.work / name, device=host.device)
+    where = host.work / "qwen3-4b" if host.gpus == 4 and not host.is_tiny else host.checkpoint
+    checkpoint = models.qwen3(host.work / "tokenizer", where, device=host.device)
     end = host.ends_at - END_S
     figures: dict[str, Any] = {"model": checkpoint.name, "start-up s": {}}
     cards = Cards()
@@ -158,10 +165,7 @@ def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
     variables = {
         "HF_CKPT": str(checkpoint),
         "SAVE_CKPT": str(data_dir),
-        "NUM_GPUS": "4",
-        "ACTOR_GPUS": "2",
-        "ROLLOUT_GPUS": "1",
-        "PRM_GPUS": "1",
+        **CARDS[host.gpus],
         "PORT": str(PORT),
         "PRM_PORT": str(PRM_PORT),
         "PRM_URL": judge_url,  # the way to the script's own PRM on which votes are made
@@ -177,6 +181,7 @@ def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
     ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
     flags += ["--set", f"engine.args={engine}"]
+    flags += ["--share-gpus"] * (host.gpus == 1)
     if host.is_tiny:
         flags += ["--set", "training.min_batch=4", "--batch-size", "8"]
     command = ["bash", str(SCRIPT), *flags]

@@ -8,7 +8,7 @@ import pytest
 
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings
+from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings, load
 
 OPTIONS = frozenset(
     {
@@ -42,6 +42,20 @@ def test_the_command_line_of_a_lora_run() -> None:
         " --enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj --max-loras-per-batch 5"
         " --enable-priority-scheduling --disable-priority-preemption --disable-prefill-cuda-graph"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "served"),
+    [
+        ("auto", "bundled", "float16"),
+        ("auto", "Qwen/Qwen3-4B", "bfloat16"),
+        ("bfloat16", "bundled", "bfloat16"),
+        ("float16", "Qwen/Qwen3-4B", "float16"),
+    ],
+)
+def test_the_bundled_model_is_served_in_float16(asked: str, model: str, served: str) -> None:
+    settings = load(None, {"engine.dtype": asked, "model.path": model}, {})
+    assert launch.dtype_of(settings.engine, settings.model) == served
 
 
 def test_full_weights_need_no_room_for_adapters() -> None:
