@@ -71,8 +71,8 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
                 watch.stop()
             figures |= watch.figures()
             host.so_far("child" if kill else "attached", figures)
-            rows = server.status()["versions"]
-            ratios = [row["metrics"]["abs_log_ratio"] for row in rows if "abs_log_ratio" in row.get("metrics", {})]
+            rows = server.admin("GET", "/v1/admin/history?versions=20")["versions"]
+            ratios = [row["metrics"]["abs_log_ratio"] for row in rows if "abs_log_ratio" in row["metrics"]]
             figures["trainer against engine, mean |log ratio| of the last steps"] = [round(r, 5) for r in ratios[-5:]]
         recorded = _recorded(host, data_dir, sampled)
         figures |= recorded | {"findings": figures["findings"] + recorded["findings"]}
