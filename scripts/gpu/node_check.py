@@ -61,8 +61,6 @@ class Host:
     is_tiny: bool
     streams: int
     gpus: int = 2
-    optimizer_on_gpu: bool = False
-    """Of the launch script; it keeps it on the CPU by itself."""
     ends_at: float = float("inf")
     """When the stage's time is over, by the monotonic clock."""
 
@@ -282,7 +280,6 @@ def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, LIMITS)
     own.add_argument("--gpus", type=int, choices=tuple(LAYOUTS), default=2, help=GPUS)
     own.add_argument("--budget-s", type=float, default=3600.0, help="of all stages together")
-    own.add_argument("--optimizer-on-gpu", action="store_true", help="in `script`, which has it on the CPU by itself")
     own.add_argument("--go-on", action="store_true", help="the other methods too where the first failed")
     return own
 
@@ -295,7 +292,6 @@ def main() -> int:
         is_tiny=options.tiny,
         streams=options.streams,
         gpus=options.gpus,
-        optimizer_on_gpu=options.optimizer_on_gpu,
     )
     results: dict[str, bool | str] = {}
     end = time.monotonic() + options.budget_s

@@ -4,7 +4,7 @@ parallelism 2; on one card, which all parts share, the check's 0.6B.
     openclaw-combine/run_qwen3_4b_openclaw_combine.sh, as a user starts it, stopped by SIGTERM
 
 Its variables say what the GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
-context, the optimizer's state on the CPU. Its flags say what this host and random weights need: no Transformer
+context. Its flags say what this host and random weights need: no Transformer
 Engine, slow kernels, a gate that lets noise pass.
 """
 
@@ -176,7 +176,6 @@ def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
     }
     flags = [
         "--no-transformer-engine",
-        *["--optimizer-on-gpu"] * host.optimizer_on_gpu,
         *(word for setting in SETTINGS for word in ("--set", setting)),
     ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'

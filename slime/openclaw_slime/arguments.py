@@ -61,6 +61,10 @@ class NodeOptions:
             )
         if self.kl_coef < 0:
             raise SettingsError(f"KL_COEF is {self.kl_coef}; it cannot be negative")
+        if not self.has_transformer_engine and self.optimizer_on_cpu:
+            raise SettingsError(
+                "the optimizer's state on the CPU needs Transformer Engine; keep it on the GPUs without"
+            )
         if not self.has_transformer_engine and self.layout.context_parallel > 1:
             raise SettingsError("CONTEXT_PARALLEL > 1 needs Transformer Engine: our own layer spec has none")
 

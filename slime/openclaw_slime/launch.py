@@ -264,7 +264,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
     add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
     add("--optimizer-on-gpu", action="store_true", help="keep the optimizer's state on the GPUs")
-    add("--no-transformer-engine", action="store_true", help="use our own layer spec, for hosts without it")
+    add(
+        "--no-transformer-engine",
+        action="store_true",
+        help="for hosts without it: our own layer spec, and the optimizer on the GPU",
+    )
     add("--ray-address", help="a running Ray cluster; a local Ray when unset")
     add("--server-python", help="interpreter of the server's environment; this one when unset")
     add("--engine-python", help="interpreter of SGLang's environment; this one when unset")
@@ -296,7 +300,8 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
         push=given.push,
-        optimizer_on_cpu=not given.optimizer_on_gpu,
+        # Megatron's offload asks for Transformer Engine's version, and fails where there is none.
+        optimizer_on_cpu=not (given.optimizer_on_gpu or given.no_transformer_engine),
         has_transformer_engine=not given.no_transformer_engine,
     )
     server = ServerOptions(

@@ -61,7 +61,13 @@ def flags_of(text: str) -> set[str]:
 
 @pytest.mark.parametrize("transformer_engine", [True, False])
 def test_every_argument_is_known(slime, megatron, transformer_engine):
-    options = NodeOptions("CK", kl_coef=0.1, layout=Layout(actor_tp=2), has_transformer_engine=transformer_engine)
+    options = NodeOptions(
+        "CK",
+        kl_coef=0.1,
+        layout=Layout(actor_tp=2),
+        has_transformer_engine=transformer_engine,
+        optimizer_on_cpu=transformer_engine,
+    )
     ours = {word for word in slime_arguments(options, QWEN3_4B) if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
     ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", DataDir(Path("D"))) if word[:2] == "--")}

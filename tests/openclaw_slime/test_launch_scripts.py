@@ -79,6 +79,15 @@ def test_more_words_reach_the_prms_engine():
     assert "--log-level 'very low'" in prm
 
 
+def test_without_transformer_engine_the_optimizer_stays_on_the_gpus():
+    with_it = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C")
+    without = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C")
+    assert "--optimizer-cpu-offload" in with_it.stdout
+    assert "openclaw_slime.spec" in without.stdout
+    assert "offload" not in without.stdout
+    assert "precision-aware" not in without.stdout
+
+
 def test_the_checkpoint_is_needed():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run")
     assert done.returncode == 2
