@@ -47,7 +47,7 @@ LAYOUTS = {
 GPUS = "1: one card for both, weights by disk; 4: tensor parallelism 2, and a judge with a card of its own"
 TP_FP32, TP_BF16 = 1e-4, 0.1
 """Largest relative error of the gradient against a plain fp32 pass, as whole vectors."""
-WORTH = {"binary": 70, "combine": 70, "opd": 70, "engine_kill": 150, "script": 300}
+WORTH = {"binary": 70, "combine": 70, "opd": 70, "engine_kill": 150, "script": 150}
 """Seconds without which a stage shows nothing."""
 LIMITS |= {"engine_kill": 240, "script": 560, "recorded": 60, "weights": 40, "ledger": 30, "stop": 30}
 

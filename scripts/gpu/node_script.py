@@ -42,8 +42,8 @@ CARDS = {
     4: {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH},
 }
 """By the number of GPUs; one is shared by all parts."""
-END_S = 200.0
-"""Of the stage's time: to stop all, the step in hand and its checkpoint included."""
+END_S = {1: 60.0, 4: 200.0}
+"""Of the stage's time, by the number of GPUs: to stop all, the step in hand and its checkpoint included."""
 SETTINGS = (
     "log_format=json",
     "training.max_wait_s=10",
@@ -124,7 +124,7 @@ def run(host: "Host") -> dict[str, Any]:
 
     where = host.work / "qwen3-4b" if host.gpus == 4 and not host.is_tiny else host.checkpoint
     checkpoint = models.qwen3(host.work / "tokenizer", where, device=host.device)
-    end = host.ends_at - END_S
+    end = host.ends_at - END_S[host.gpus]
     figures: dict[str, Any] = {"model": checkpoint.name, "start-up s": {}}
     cards = Cards()
     cards.watch()
@@ -150,7 +150,7 @@ def run(host: "Host") -> dict[str, Any]:
         except (RuntimeError, TimeoutError, OSError, httpx.HTTPError) as error:
             figures["failed"] = repr(error)[:500]
             started = started or (script.below() if script.process.poll() is None else [])
-        figures |= _stop(script, started)
+        figures |= _stop(script, started, END_S[host.gpus] - 20)
         cards.stop()
         figures["most memory of a card MiB"] = cards.most
         figures["the judge said"] = dict(votes.answers)
@@ -234,13 +234,13 @@ def _learn(script: Script, load: Load, end: float) -> dict[str, Any]:
     }
 
 
-def _stop(script: Script, started: list[psutil.Process]) -> dict[str, Any]:
+def _stop(script: Script, started: list[psutil.Process], grace_s: float) -> dict[str, Any]:
     """As Ctrl-C does. What it started must be gone; what it left is named, then ended."""
     asked = time.monotonic()
     if script.process.poll() is None:
         script.process.send_signal(signal.SIGTERM)
         try:
-            script.process.wait(END_S - 20)
+            script.process.wait(grace_s)
         except subprocess.TimeoutExpired:
             started = started + script.below()
             os.killpg(script.process.pid, signal.SIGKILL)
