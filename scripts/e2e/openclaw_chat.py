@@ -101,7 +101,7 @@ def judge(report: dict[str, Any]) -> int:
         and answered[-1] is None,
         "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, 1, None],
         "the client sends back what was recorded": all(
-            last_reply(after["request"]["messages"]) in (text, unstamped(text))
+            is_sent_back(last_reply(after["request"]["messages"]), text)
             for after, text in zip(turns[1:], texts, strict=False)
         ),
         "side requests were served and not recorded": side >= 1,
@@ -116,6 +116,12 @@ def judge(report: dict[str, Any]) -> int:
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(checks.values()) else 1
+
+
+def is_sent_back(sent: str, recorded: str) -> bool:
+    """To the letter; but a stamp that the reply began with is taken off, and then what stood around it may be, too."""
+    is_stamped = unstamped(recorded) != recorded.strip()
+    return sent == recorded or (is_stamped and unstamped(sent) == unstamped(recorded))
 
 
 def last_reply(messages: list[Any]) -> str:

@@ -4,8 +4,8 @@ parallelism 2; on one card, which all parts share, the check's 0.6B.
     openclaw-combine/run_qwen3_4b_openclaw_combine.sh, as a user starts it, stopped by SIGTERM
 
 Its variables say what the GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
-context. Its flags say what this host and random weights need: no Transformer
-Engine, slow kernels, a gate that lets noise pass.
+context. Its flags say what this host and random weights need: no Transformer Engine, slow kernels, a gate that lets
+noise pass.
 """
 
 import os
@@ -35,7 +35,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "openclaw-combine" / "run_qwen3_4b_openclaw_combine.sh"
 PORT, PRM_PORT = 30000, 30001
 UPDATES = 3
+"""At least; twice as many are waited for."""
 GIVE_UP = 2
+"""A driver that ended so often does not come up."""
 ONE_EACH = {"ROLLOUT_GPUS": "1", "PRM_GPUS": "1"}
 CARDS = {
     1: {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
@@ -122,6 +124,8 @@ class Script:
 def run(host: "Host") -> dict[str, Any]:
     import models
 
+    if host.gpus not in CARDS:
+        raise ValueError(f"--gpus {host.gpus}: the script is checked on {' or '.join(map(str, CARDS))}")
     where = host.work / "qwen3-4b" if host.gpus == 4 and not host.is_tiny else host.checkpoint
     checkpoint = models.qwen3(host.work / "tokenizer", where, device=host.device)
     end = host.ends_at - END_S[host.gpus]

@@ -27,6 +27,8 @@ from openclaw_slime.processes import Command, run
 DATA_DIR = "~/.openclaw-rl/node"
 HOLD_S = 300
 """Chats wait while an engine that died comes back and then the driver, which sends its weights: 80 s for a 0.6B."""
+PRM_FLAGS = ("--host", "--port", "--model-path")
+"""What is known of the PRM elsewhere, and that it listens on loopback alone: it asks for no key."""
 LOCAL_RAY = {
     "SLIME_HOST_IP": "127.0.0.1",
     "MASTER_ADDR": "127.0.0.1",
@@ -317,7 +319,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         judge_max_new_tokens=given.prm_max_new_tokens,
         judge_url=given.prm_url,
         prm_port=given.prm_port,
-        prm_args=tuple(shlex.split(given.prm_args)),
+        prm_args=_prm_args(given.prm_args),
         mem_fraction_static=given.mem_fraction_static,
         top_k=given.top_k,
         extra=tuple(given.set),
@@ -326,6 +328,16 @@ def _plan_of(given: argparse.Namespace) -> Plan:
     pythons = Pythons(python, given.server_python or python, given.engine_python or python)
     training = Training(given.checkpoint_every, given.ray_address)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
+
+
+def _prm_args(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise SettingsError(f"PRM_ARGS {text!r}: {error}") from error
+    if taken := [word for word in words if word.partition("=")[0] in PRM_FLAGS]:
+        raise SettingsError(f"PRM_ARGS {taken[0]}: it is set here (PRM_PORT, PRM_MODEL_PATH; loopback alone)")
+    return words
 
 
 def _warn(difference: str) -> None:

@@ -79,6 +79,21 @@ def test_more_words_reach_the_prms_engine():
     assert "--log-level 'very low'" in prm
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--log-level 'half open", 'PRM_ARGS "--log-level \'half open": No closing quotation'),
+        ("--host 0.0.0.0", "PRM_ARGS --host: it is set here"),
+        ("--tp 1 --port=9", "PRM_ARGS --port=9: it is set here"),
+    ],
+)
+def test_words_that_cannot_be_given_to_the_prm_are_refused(given, says):
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_ARGS=given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_transformer_engine_the_optimizer_stays_on_the_gpus():
     with_it = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C")
     without = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C")

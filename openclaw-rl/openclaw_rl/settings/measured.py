@@ -24,8 +24,8 @@ BUNDLED: Mapping[str, Values] = {
     "combine": {},
 }
 """By method. Binary RL: `benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1` beside
-`follows`, eight seeds and two). OPD and Combined: what the branches hold is what was measured,
-`benchmarks/results/learning_preferences-users.md`."""
+`follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. OPD and Combined: what the branches hold
+is what was measured, `benchmarks/results/learning_preferences-users.md`."""
 
 
 def defaults(settings: Settings) -> Values | None:
