@@ -68,6 +68,7 @@ def test_who_only_serves_gets_the_binary_rl_that_teaches(script: str, served: Ca
     settings = served(script)
     assert settings.method.name == "binary_rl"
     assert (settings.method.baseline, settings.trainer.learning_rate, settings.trainer.kl_coef) == ("others", 1e-3, 0.1)
+    assert settings.publisher.max_step_kl == 1.0
     own = served(script, "--set", "trainer.learning_rate=3e-4")
     assert (own.method.baseline, own.trainer.learning_rate) == ("others", 3e-4)
     other = served(script, "--model", "some/model")

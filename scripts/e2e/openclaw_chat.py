@@ -53,7 +53,9 @@ def main() -> int:
         ) as client:
             replies = [timed(report, f"turn {number}", client.say, "e2e", text) for number, text in enumerate(CHAT, 1)]
             client.event("The oven is hot.")  # a heartbeat: served, not recorded
-            server.wait_for("version 1 serves", lambda status: status["serving"] >= 1, 600)
+            status = server.wait_for("version 1 serves, or is refused", is_decided, 600)
+            if status["serving"] < 1:
+                raise RuntimeError(f"version 1 is refused: {status['last_gate']}")
             replies.append(timed(report, "turn after the step", client.say, "e2e", AFTER_THE_STEP))
             server.wait_for("the heartbeat was served", lambda status: "side.heartbeat" in status["counts"], 600)
             report["header"] = version_header(server.url)
@@ -116,6 +118,10 @@ def judge(report: dict[str, Any]) -> int:
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(checks.values()) else 1
+
+
+def is_decided(status: Any) -> bool:
+    return any(row["weight_version"] == 1 and row["state"] in ("serving", "rejected") for row in status["versions"])
 
 
 def is_sent_back(sent: str, recorded: str) -> bool:
