@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from openclaw_rl.engines.bundled import load_model, resolve
+from openclaw_rl.models.resolve import load_model, resolve
 from openclaw_rl.settings import ModelSettings
 
 TEMPERATURE = 0.7

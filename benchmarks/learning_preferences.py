@@ -42,7 +42,7 @@ from learning.experiment import METHODS, Job, Plan, Run, Variant, shared_out, wo
 from learning.preferences import PREFERENCES
 from learning.report import load, write_report
 
-from openclaw_rl.engines import bundled
+from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings
 
 PLANS = {
@@ -113,7 +113,7 @@ BINARY: dict[str, tuple[str, ...]] = {
 VARIANTS = {"sweep": SWEEP, "users": USERS, "binary": BINARY}
 SHIPPED = "shipped:reads_request=1"
 """The branches' own defaults, and a user who notices replies about something else. They ship for OPD and Combined; what
-ships of Binary RL for the bundled model is in `openclaw_rl.settings.measured`, and was measured as a `--variant`."""
+ships of Binary RL for the bundled model is in `openclaw_rl.settings.tuned`, and was measured as a `--variant`."""
 
 
 def main() -> int:
@@ -169,7 +169,7 @@ def main() -> int:
     ]
     workers = args.workers or (5 if device == "cuda" else 1)
     model = ModelSettings(path=args.model)
-    bundled.base_hash(bundled.resolve(model, args.cache))  # once, before the workers race for it
+    resolve.base_hash(resolve.resolve(model, args.cache))  # once, before the workers race for it
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / f"{name}.jsonl"
     results.write_text("")
@@ -188,7 +188,7 @@ def main() -> int:
     for error in failed:
         print(f"a worker failed: {error!r}", flush=True)  # before the report, which may have nothing to say
     about = {
-        "model": bundled.model_display_name(model),
+        "model": resolve.model_display_name(model),
         "device": _device_name(device),
         "plan": str(plan),
         "scoring pairs": "the embedded engine" if args.pairs == "engine" else "a plain forward",

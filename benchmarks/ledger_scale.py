@@ -34,7 +34,7 @@ from scale.lag import lag
 from scale.talk import Talk
 
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.ledger.backup import backup
+from openclaw_rl.ledger.snapshot import backup
 from openclaw_rl.types import TurnState
 
 SMALL, CHECKED = 10_000, 500

@@ -31,10 +31,10 @@ import torch
 from chat_load import Reply, chat, quantile
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from openclaw_rl.engines.bundled import load_model, load_tokenizer, resolve
+from openclaw_rl.models.resolve import load_model, load_tokenizer, resolve
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
-from openclaw_rl.trainers.api import Commit, Manifest, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.trainers.checkpoint import sha256
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind

@@ -35,7 +35,7 @@ def loggers_start_anew(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 @pytest.fixture(scope="session")
 def bundled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds the bundled model, converted once for the whole suite: conversion takes half a minute."""
-    from openclaw_rl.engines.bundled import tokenizer_folder
+    from openclaw_rl.models.resolve import tokenizer_folder
     from openclaw_rl.settings import ModelSettings
 
     cache = tmp_path_factory.mktemp("bundled-cache")

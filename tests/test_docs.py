@@ -9,7 +9,7 @@ import click
 import pytest
 import typer
 
-from openclaw_rl.cli import app
+from openclaw_rl.cli.main import app
 from openclaw_rl.settings import Branch, Settings
 
 ROOT = Path(__file__).parents[1]

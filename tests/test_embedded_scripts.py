@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from openclaw_rl.cli import app
+from openclaw_rl.cli.main import app
 from openclaw_rl.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Set
         given.append(settings)
 
     monkeypatch.chdir(tmp_path)  # no openclaw-rl.toml
-    monkeypatch.setattr("openclaw_rl.app.run", run)
+    monkeypatch.setattr("openclaw_rl.server.app.run", run)
 
     def settings_of(script: str, *arguments: str) -> Settings:
         result = CliRunner().invoke(app, dry_run(script, *arguments).split()[1:])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli_common import parse_sets
+from openclaw_rl.cli.options import parse_sets
 from openclaw_rl.settings import load
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from openclaw_rl.engines.base import Score
-from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings, ModelSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, Sample

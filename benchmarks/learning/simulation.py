@@ -18,23 +18,13 @@ from learning.engine import ScoringEngine
 from learning.fleet import Reply
 from learning.preferences import THANKS, Complaint, Preference, Topic
 from learning.subject import Subject
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools
 from openclaw_rl.settings import MethodSettings
-from openclaw_rl.types import (
-    Ids,
-    JudgedTurn,
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    VersionRun,
-)
+from openclaw_rl.types import Ids, JudgedTurn, NextState, Request, Sample, SamplingParams, Scope, Turn, VersionRun
 
 CONTEXT = 8192
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from openclaw_rl.engines import bundled
 from openclaw_rl.methods.base import Method
+from openclaw_rl.models import resolve
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.batches import Piece, Row, micro_batches
 from openclaw_rl.trainers.learner import LocalLearner
@@ -24,12 +24,12 @@ PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 class Subject:
     def __init__(self, model: ModelSettings, cache: Path, device: str) -> None:
-        resolved = bundled.resolve(model, cache)
+        resolved = resolve.resolve(model, cache)
         self.name, self.device = resolved.name, device
-        self.base_hash = bundled.base_hash(resolved)
-        self.tokenizer = bundled.load_tokenizer(resolved)
+        self.base_hash = resolve.base_hash(resolved)
+        self.tokenizer = resolve.load_tokenizer(resolved)
         self.end_id = int(self.tokenizer.eos_token_id)
-        self._base = bundled.load_model(resolved, device=device)
+        self._base = resolve.load_model(resolved, device=device)
 
     def new_policy(self, settings: TrainerSettings) -> LoraPolicy:
         """A new policy that starts as the base. The frozen tensors are shared, never copied."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openclaw_rl.ledger import open
-from openclaw_rl.ledger.codec import pack_ids, pack_runs, unpack_ids, unpack_runs
+from openclaw_rl.ledger.blobs import pack_ids, pack_runs, unpack_ids, unpack_runs
 from openclaw_rl.types import VersionRun
 from scale.drive import KEPT
 from scale.talk import FIRST

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     DropReason,
     Feedback,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from openclaw_rl.ledger import Identity, Ledger, open
-from openclaw_rl.ledger.lock import InstanceLock
-from openclaw_rl.ledger.masks import Masks
+from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.ledger.redaction import Masks
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from scale.drive import Clock, Drive
 from scale.talk import FIRST, Talk

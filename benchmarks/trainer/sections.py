@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from openclaw_rl import memory_budget
-from openclaw_rl.engines.bundled import ResolvedModel
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.memory_budget import ModelShape
 from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.models import memory
+from openclaw_rl.models.memory import ModelShape
+from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers import base_model
 from openclaw_rl.trainers.batches import MicroBatch, rows_of
@@ -119,7 +119,7 @@ def largest_context(shape: Shape, settings: TrainerSettings, cap_gib: float, dea
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_gib * GIB / total))
     model_shape = ModelShape.of(shape.config.to_dict())
-    predicted = memory_budget.largest_context(model_shape, min(cap_gib * GIB, total))
+    predicted = memory.largest_context(model_shape, min(cap_gib * GIB, total))
     row: Row = {"section": "largest_context", "model": shape.name, "cap_gib": cap_gib, "predicted": predicted}
     ladder = [tokens for tokens in LADDER if tokens <= longest]
     place = min(sum(tokens < predicted for tokens in ladder), len(ladder) - 1)
@@ -143,7 +143,7 @@ def largest_context(shape: Shape, settings: TrainerSettings, cap_gib: float, dea
         ours._optimizer.zero_grad()
         free(device)
     row |= {"trains": trains, "fails": fails, "ladder_ends": ladder[-1]}
-    shape_memory = memory_budget.training(model_shape, trains)
+    shape_memory = memory.training(model_shape, trains)
     row["predicted_peak_gib"] = shape_memory.total / GIB
     del policy, ours
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -170,9 +170,7 @@ def full_weights(shape: Shape, settings: TrainerSettings, lengths: Sequence[int]
     row["export_differs"] = sum(
         not torch.equal(own[name].cpu(), tensor) for name, tensor in written.items() if name in own
     )
-    predicted = memory_budget.training(
-        ModelShape.of(shape.config.to_dict()), max(lengths), weights="full", recompute=False
-    )
+    predicted = memory.training(ModelShape.of(shape.config.to_dict()), max(lengths), weights="full", recompute=False)
     row["predicted_weights_gib"] = (predicted.weights + predicted.trained) / GIB
     del policy, ours
     free(device)

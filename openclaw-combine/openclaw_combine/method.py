@@ -7,18 +7,39 @@ no sample. With a top-k the binary term goes through the clipped objective and t
 reverse KL. A weight of 0 takes its term away altogether, so that what is left is the other method.
 
 Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
+
+Credit of the combined method: the binary term and the distillation term, of those that are there.
 """
 
 from collections.abc import Sequence
 
-from openclaw_combine.advantages import combined
 from openclaw_opd.method import OPD, distillation_term, distilled_loss, scored_sample, token_credit, why_absent
 from openclaw_rl.errors import TeacherError
-from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms
+from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, reward_of, sample_of, unusable
 from openclaw_rl.methods.binary_rl import BinaryRL
-from openclaw_rl.methods.turns import reward_of, sample_of, unusable
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+
+
+def combined(
+    tokens: int,
+    binary: Sequence[float] | None,
+    distilled: Sequence[float] | None,
+    *,
+    binary_weight: float,
+    opd_weight: float,
+) -> list[float]:
+    """A_t = w_binary · (r − b) + w_opd · clip(gap_t, ±c) for each of `tokens` tokens (OpenClaw-RL, arXiv:2603.10165).
+
+    A term that is absent is None and adds nothing; there is no number that stands for it. Both may be: the distillation
+    term of a top-k is a loss of its own and no advantage.
+    """
+    credit = [0.0] * tokens
+    for term, weight in ((binary, binary_weight), (distilled, opd_weight)):
+        if term is not None:
+            credit = [sofar + weight * value for sofar, value in zip(credit, term, strict=True)]
+    return credit
+
 
 _BINARY, _OPD = BinaryRL(), OPD()
 

@@ -15,12 +15,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openclaw_opd.hindsight import Absent
 from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
-from openclaw_opd.terms import Absent
 from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.judge import Outcome, count
 from openclaw_rl.judge.llm import AskJudge
-from openclaw_rl.judge.material import is_request
-from openclaw_rl.judge.verdict import Outcome, count
+from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.sessions.canonical import conversation

@@ -6,6 +6,11 @@ advantage. With a top-k the loss is the reverse KL over the teacher's likeliest 
 sample is trained as it was scored: what it carries decides, not what the settings say by now.
 
 Leaves to others: the hint and the scoring pair (`score.hindsight`). Importing this module does not import torch.
+
+The distillation term of one turn: a hint out of hindsight, and what the teacher says of the reply when it reads it.
+
+`hindsight` is what `method.score` of OPD and of Combined call. It never raises for a judge, teacher or engine that
+fails: the term is then absent, with a counted reason, and whatever reward the turn has stays.
 """
 
 import asyncio
@@ -13,16 +18,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from openclaw_opd.score import Absent, Hindsight, hindsight
-from openclaw_opd.top_k import TopK, top_k_of
+from openclaw_opd.hindsight import Absent, Hindsight, TopK, top_k_of
+from openclaw_opd.hints import find_hints
+from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
-from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms
-from openclaw_rl.methods.turns import sample_of, unusable
+from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms, sample_of, unusable
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+__all__ = ["Absent", "Hindsight", "hindsight"]
+
+
+async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
+    """The turn's distillation term, or why there is none. For turns that can be trained on: the caller looks first."""
+    found = await find_hints(judged, tools)
+    if found.absent is Absent.JUDGE_FAILED:
+        tools.meters.failed("hint judge", found.detail)
+    elif found.source == "judge":
+        tools.meters.worked("hint judge")
+    if found.absent is not None:
+        answer = Hindsight(found.absent, found.detail)
+    else:
+        answer = await score_hints(judged, found, tools)
+    answer = replace(answer, source=found.source or None)
+    tools.meters.count(f"hindsight_{answer.absent or 'scored'}")
+    return answer
 
 
 class OPD:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.judge.material import is_request, material
-from openclaw_rl.judge.verdict import answer_proper, parse_vote
+from openclaw_rl.judge.judge import answer_proper, parse_vote
+from openclaw_rl.judge.prompt import is_request, material
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions.openclaw import is_ephemeral
 from openclaw_rl.types import JudgedTurn

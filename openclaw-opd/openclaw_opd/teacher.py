@@ -8,7 +8,7 @@ the loss's ratio.
 
 `method.teacher = "base"` takes the teacher's term with the adapter off, or from an engine of its own
 (`method.teacher_url`), `"ema"` under the version's EMA, which is
-loaded beside it (`openclaw_rl.trainers.ema`).
+loaded beside it (`openclaw_rl.trainers.lora`).
 """
 
 import asyncio
@@ -17,11 +17,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openclaw_opd.hindsight import Absent, Hindsight
 from openclaw_opd.hints import Found
 from openclaw_opd.prompts import hinted
-from openclaw_opd.terms import Absent, Hindsight
+from openclaw_rl.engines.admission import ServingVersions, VersionUse
 from openclaw_rl.engines.base import Engine, Score
-from openclaw_rl.engines.serving import ServingVersions, VersionUse
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request

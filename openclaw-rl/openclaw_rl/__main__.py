@@ -1,5 +1,5 @@
 """`python -m openclaw_rl` is `openclaw-rl`."""
 
-from openclaw_rl.cli import main
+from openclaw_rl.cli.main import main
 
 main()

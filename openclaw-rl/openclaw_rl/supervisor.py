@@ -19,7 +19,7 @@ log = structlog.get_logger()
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 SAID_QUICK_EXITS = 3
 """A child that cannot live is told of so many times, and once more when it lives; `/healthz` goes on saying it."""
-_SUPERVISED = Path(__file__).with_name("supervised.py")
+_SUPERVISED = Path(__file__).with_name("child_main.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Child:
         """
         self.name = name
         # -I: neither our folder nor our PYTHONPATH may shadow modules of the other environment.
-        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.supervised"]
+        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.child_main"]
         variables = [word for variable, value in (environ or {}).items() for word in ("--env", f"{variable}={value}")]
         self._argv = [python or sys.executable, *start, *variables, module, *args]
         self._log_file = log_file
@@ -152,7 +152,7 @@ class Child:
     async def _spawn(self) -> None:
         descriptor = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # stdin is the lifeline: it closes with us, and the child leaves (supervised.py).
+            # stdin is the lifeline: it closes with us, and the child leaves (child_main.py).
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv, stdin=asyncio.subprocess.PIPE, stdout=descriptor, stderr=descriptor, start_new_session=True
             )

@@ -42,7 +42,7 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.engines.bundled import tokenizer_folder
+from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
 

@@ -47,8 +47,8 @@ async def _log_probs(host: "Host", url: str, adapters: Mapping[str, Path]) -> di
     import models
 
     from openclaw_rl.engines.base import Score
+    from openclaw_rl.engines.client import HttpEngine
     from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-    from openclaw_rl.engines.http import HttpEngine
     from openclaw_rl.errors import EngineRefused
     from openclaw_rl.settings import EngineSettings
 

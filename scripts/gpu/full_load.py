@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.testing.running_server import RunningServer
-from openclaw_rl.trainers.api import Probe
+from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from engine_process import EngineProcess, sglang_command
 
-from openclaw_rl.children import free_port
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.server.child_commands import free_port
 from openclaw_rl.settings import EngineSettings
 
 if TYPE_CHECKING:

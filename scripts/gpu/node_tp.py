@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl import losses
-from openclaw_rl.trainers.api import SampleBody
-from openclaw_slime.samples import Extras, extras_of, train_data_of
+from openclaw_rl.trainer_protocol import SampleBody
+from openclaw_slime.rollout import Extras, extras_of, train_data_of
 from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
 
 sys.path.insert(0, str(Path(__file__).parent))

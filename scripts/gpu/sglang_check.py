@@ -33,8 +33,8 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.children import free_port
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.server.child_commands import free_port
 from openclaw_rl.settings import EngineSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -116,7 +116,7 @@ def random(host: Host) -> Figures:
 
 
 def gguf(host: Host) -> Figures:
-    from openclaw_rl.engines.bundled import base_hash, resolve
+    from openclaw_rl.models.resolve import base_hash, resolve
     from openclaw_rl.settings import ModelSettings
 
     resolved = resolve(ModelSettings(path=str(host.gguf) if host.gguf else "bundled"), host.work / "cache")

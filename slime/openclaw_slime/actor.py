@@ -12,8 +12,8 @@ from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
-from openclaw_slime import pulse, rope
-from openclaw_slime.adam import use_group_step_adam
+from openclaw_slime import megatron_fixes, pulse
+from openclaw_slime.megatron_fixes import use_group_step_adam
 from openclaw_slime.node import NodeConfig, without_ours
 from openclaw_slime.outcome import RankShare
 from openclaw_slime.rows import Row, row_of, share_of
@@ -39,7 +39,7 @@ class PolicyActor(MegatronTrainRayActor):
     def init(self, *args: Any, **kwargs: Any) -> Any:
         use_group_step_adam()
         start = super().init(*args, **kwargs)
-        rope.set_factor(self.args, self.model)
+        megatron_fixes.set_factor(self.args, self.model)
         if type(self.weight_updater) is UpdateWeightFromDistributed:
             self.weight_updater.__class__ = NamedUpdates
         return start

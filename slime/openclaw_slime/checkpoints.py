@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.trainers.api import Tip
+from openclaw_rl.trainer_protocol import Tip
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 MOST_UNKEPT = 5

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime import contracts, pins
+from openclaw_slime import contracts
 
 
 class Row(TypedDict):
-    """As `openclaw_rl.doctor.Finding`, on the wire."""
+    """As `openclaw_rl.cli.doctor.Finding`, on the wire."""
 
     what: str
     level: str
@@ -31,7 +31,7 @@ class Row(TypedDict):
 
 def rows(environ: Mapping[str, str]) -> Iterator[Row]:
     yield from checkouts(environ)
-    for pin in (pins.SGLANG, *pins.PACKAGES):
+    for pin in (contracts.SGLANG, *contracts.PACKAGES):
         yield _package(pin)
     yield _numpy()
     yield _transformer_engine()
@@ -39,7 +39,7 @@ def rows(environ: Mapping[str, str]) -> Iterator[Row]:
 
 def checkouts(environ: Mapping[str, str]) -> Iterator[Row]:
     """slime and Megatron-LM: what differs may do, what is missing cannot."""
-    for pin, variable in ((pins.SLIME, "SLIME_ROOT"), (pins.MEGATRON, "MEGATRON_ROOT")):
+    for pin, variable in ((contracts.SLIME, "SLIME_ROOT"), (contracts.MEGATRON, "MEGATRON_ROOT")):
         yield from _checkout(pin, environ.get(variable))
 
 
@@ -58,7 +58,7 @@ def _row(what: str, level: str, says: str) -> Row:
     return {"what": what, "level": level, "says": says}
 
 
-def _checkout(pin: pins.Pin, root: str | None) -> Iterator[Row]:
+def _checkout(pin: contracts.Pin, root: str | None) -> Iterator[Row]:
     proof = Path(*pin.module.split("."))
     places = [Path(root)] if root else _holding(proof.parts[0])
     place = next((p for p in places if (p / proof).is_dir() or (p / proof).with_suffix(".py").is_file()), None)
@@ -73,25 +73,25 @@ def _checkout(pin: pins.Pin, root: str | None) -> Iterator[Row]:
         yield _row(pin.name, "ok", f"{place} at the pin {pin.version[:12]}")
     else:
         yield _row(pin.name, "ok", f"{place}, no commit to read; its files follow")
-    for name, digest in pins.FILES.get(pin.name, {}).items():
+    for name, digest in contracts.FILES.get(pin.name, {}).items():
         file = place / name
         if not file.is_file():
             yield _row(pin.name, "differs", f"{name} is missing")
         elif hashlib.sha256(file.read_bytes()).hexdigest()[: len(digest)] != digest:
             yield _row(pin.name, "differs", f"{name} is not the pin's")
-    if pin is pins.SLIME:
+    if pin is contracts.SLIME:
         yield from _contracts(place)
 
 
 def _contracts(slime: Path) -> Iterator[Row]:
     for call in contracts.CALLS:
         if (says := contracts.broken(slime, call)) is not None:
-            yield _row(pins.SLIME.name, "missing", says)
+            yield _row(contracts.SLIME.name, "missing", says)
         elif (says := contracts.renamed(slime, call)) is not None:
-            yield _row(pins.SLIME.name, "differs", says)
+            yield _row(contracts.SLIME.name, "differs", says)
     for line in contracts.LINES:
         if (says := contracts.gone(slime, line)) is not None:
-            yield _row(pins.SLIME.name, "differs", says)
+            yield _row(contracts.SLIME.name, "differs", says)
 
 
 def _holding(package: str) -> list[Path]:
@@ -118,7 +118,7 @@ def _commit(place: Path) -> str | None:
     return next((line.split()[0] for line in packed if line.endswith(" " + name)), None)
 
 
-def _package(pin: pins.Pin) -> Row:
+def _package(pin: contracts.Pin) -> Row:
     try:
         found = importlib.metadata.version(pin.name)
     except importlib.metadata.PackageNotFoundError:

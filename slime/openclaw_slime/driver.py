@@ -19,7 +19,7 @@ from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
-from openclaw_rl.trainers.api import Started
+from openclaw_rl.trainer_protocol import Started
 from openclaw_rl.trainers.client import ServerGone, TrainerClient
 from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.loop import NodeLoop

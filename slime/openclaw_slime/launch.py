@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime.arguments import METHODS, PUSHES, NodeOptions, slime_arguments
+from openclaw_slime.arguments import METHODS, PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
-from openclaw_slime.model_shape import QWEN3_4B, read_config
 from openclaw_slime.processes import Command, run
 
 DATA_DIR = "~/.openclaw-rl/node"

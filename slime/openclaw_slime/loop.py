@@ -20,14 +20,13 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from openclaw_rl.errors import CommitRefused, TrainerError
-from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report, Tip
-from openclaw_rl.trainers.client import ServerGone, TrainerClient
-from openclaw_rl.trainers.renewal import renewing
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
+from openclaw_rl.trainers.client import ServerGone, TrainerClient, renewing
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
 from openclaw_slime.node import TRAINER, NodeConfig, find_method
 from openclaw_slime.outcome import Outcome, RankShare, merged
-from openclaw_slime.samples import unusable
+from openclaw_slime.rollout import unusable
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime import pulse
 from openclaw_slime.node import NodeConfig, find_method
+from openclaw_slime.rollout import EXTRAS_KEY
 from openclaw_slime.rows import Row, ride, row_of
-from openclaw_slime.samples import EXTRAS_KEY
 from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
 
 

@@ -15,7 +15,7 @@ from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Tally
 from openclaw_rl.types import Sample
 from openclaw_slime.outcome import RankShare
-from openclaw_slime.samples import Extras
+from openclaw_slime.rollout import Extras
 
 
 @dataclass(slots=True)

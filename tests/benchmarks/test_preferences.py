@@ -10,16 +10,7 @@ from openclaw_rl.judge.rules import rule_on
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.settings import MethodSettings
-from openclaw_rl.types import (
-    JudgedTurn,
-    NextState,
-    Request,
-    SamplingParams,
-    Scope,
-    Turn,
-    Verdict,
-    VersionRun,
-)
+from openclaw_rl.types import JudgedTurn, NextState, Request, SamplingParams, Scope, Turn, Verdict, VersionRun
 
 EGG = Topic("boil an egg", ("egg", "boil"))
 

@@ -18,7 +18,7 @@ from harness.play import play
 from harness.stubs import Stubs
 
 from openclaw_opd.prompts import parse_hint
-from openclaw_rl.judge.verdict import parse_vote
+from openclaw_rl.judge.judge import parse_vote
 
 HERE = Path(__file__).parent
 PARSED = ("JV-1", "JV-2", "JV-6", "HX-1")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings
 
 KERNEL_NOISE = 0.05

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.http import HttpEngine
-from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineError
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
-from openclaw_rl.publishing.full_weights import FullWeightSwap
+from openclaw_rl.publishing.full_swap import FullWeightSwap
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import SamplingParams
 

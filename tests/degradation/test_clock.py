@@ -14,7 +14,7 @@ from harness.trainer import ToyTrainer
 
 from openclaw_rl.ledger import audit
 from openclaw_rl.ledger.open import connect
-from openclaw_rl.trainers.api import LeaseBody
+from openclaw_rl.trainer_protocol import LeaseBody
 
 THANKS = "Thanks, that is perfect!"
 DAY_S, HOUR_S = 86400.0, 3600.0

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
-from openclaw_rl.hung_trainer import LastWord, end_when_hung
-from openclaw_rl.meters import Meters
+from openclaw_rl.server.trainer_watchdog import LastWord, end_when_hung
 from openclaw_rl.supervisor import Child
+from openclaw_rl.telemetry.health import Meters
 
 THANKS = "Thanks, that is perfect!"
 
@@ -220,7 +220,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
 
         # The new one starts, and what the old one leased runs out: that is not the new one's doing.
         pid, ledger.name = child.status().pid, "local@here"
-        monkeypatch.setattr("openclaw_rl.hung_trainer.LONGEST_WATCH_S", 0.01)
+        monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.LONGEST_WATCH_S", 0.01)
         watching = tasks.create_task(end_when_hung(child, ledger, meters, LastWord(), lease_s=60.0))
         async with asyncio.timeout(120):
             while len(ledger.revoked) < 2:

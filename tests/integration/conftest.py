@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from beside import Beside
 
-from openclaw_rl.testing.beside import Beside
 from openclaw_rl.testing.running_server import RunningServer
 
 

@@ -9,8 +9,7 @@ import json
 from typing import Any
 
 import pytest
-
-from openclaw_rl.testing.beside import Beside
+from beside import Beside
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.engines.bundled import tokenizer_folder
 from openclaw_rl.messages import Message
+from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer

@@ -18,18 +18,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_rl.alerts import Alerts
-from openclaw_rl.engines.serving import ServingVersions, adapter_name
-from openclaw_rl.falling import Fall
+from openclaw_rl.engines.admission import ServingVersions, adapter_name
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.server.regression import Fall, Watch
 from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
+from openclaw_rl.telemetry.alerts import Alerts
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     NextState,
     Request,
@@ -42,7 +42,6 @@ from openclaw_rl.types import (
     VersionState,
     WeightKind,
 )
-from openclaw_rl.watch import Watch
 
 PROMPT, LIKED, DISLIKED = (1, 5, 9), (11, 12, 13, 14), (21, 22, 23, 24)
 BATCH, RATE, LOOK_EVERY = 8, 0.1, 4

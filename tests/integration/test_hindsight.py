@@ -20,9 +20,9 @@ import uvicorn
 from fastapi import FastAPI, Request
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from openclaw_rl import app as app_module
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.server import app as app_module
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.testing.stub_engine import stub_app

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from openclaw_opd.prompts import hint_prompt, parse_hint
-from openclaw_rl.engines.bundled import tokenizer_folder
-from openclaw_rl.engines.http import HttpEngine
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.ask import AskEngine, AskUrl
+from openclaw_rl.judge.client import AskEngine, AskUrl
+from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.judge.llm import AskJudge, LlmJudge
-from openclaw_rl.judge.prompts import judge_prompt
-from openclaw_rl.judge.verdict import parse_vote
+from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.messages import Message
+from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import EngineSettings, JudgeSettings, ModelSettings
 from openclaw_rl.testing.running_server import RunningServer

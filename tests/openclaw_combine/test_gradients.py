@@ -12,8 +12,8 @@ from three_methods import METHODS, MIXED, WEIGHTS, batch_of, gradients, plain_lo
 from torch import Tensor
 
 from openclaw_combine.method import METHOD as COMBINE
+from openclaw_opd.hindsight import top_k_of
 from openclaw_opd.method import METHOD as OPD
-from openclaw_opd.top_k import top_k_of
 from openclaw_rl.methods.base import Method, TokenTerms
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import TrainerSettings

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_combine.advantages import combined
-from openclaw_combine.method import METHOD
+from openclaw_combine.method import METHOD, combined
 from openclaw_opd import teacher
 from openclaw_opd.method import METHOD as OPD
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.engines.base import Score
-from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import EngineGone, TeacherError
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools, load_method

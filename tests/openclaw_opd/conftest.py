@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools

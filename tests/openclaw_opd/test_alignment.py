@@ -23,19 +23,18 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from openclaw_opd.hindsight import Hindsight
+from openclaw_opd.method import hindsight
 from openclaw_opd.prompts import hinted
-from openclaw_opd.score import hindsight
-from openclaw_opd.terms import Hindsight
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.engines.base import Score
-from openclaw_rl.engines.bundled import tokenizer_folder
-from openclaw_rl.engines.http import HttpEngine
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
+from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings, TrainerSettings
-from openclaw_rl.trainers.ema import EmaTeacher
-from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
 from openclaw_rl.types import Ids, JudgedTurn, VersionRun
 
 TEMPLATE = """\

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from openclaw_opd.hindsight import Absent
 from openclaw_opd.hints import correction, find_hints
-from openclaw_opd.terms import Absent
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from openclaw_opd import teacher
+from openclaw_opd.hindsight import TopK, top_k_of
 from openclaw_opd.method import METHOD
-from openclaw_opd.top_k import TopK, top_k_of
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, TokenTerms, load_method

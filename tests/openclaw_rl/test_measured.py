@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from openclaw_rl.cli import app
+from openclaw_rl.cli.main import app
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.settings import Settings, load, measured
+from openclaw_rl.settings import Settings, load, tuned
 
-KEYS = [(method, key) for method, values in measured.BUNDLED.items() for key in values]
+KEYS = [(method, key) for method, values in tuned.BUNDLED.items() for key in values]
 
 
 def value(settings: Settings, key: str) -> Any:
@@ -19,18 +19,18 @@ def value(settings: Settings, key: str) -> Any:
 
 
 def test_the_methods_are_ours_and_every_key_stands_in_the_tree_with_a_value_it_takes() -> None:
-    for method, values in measured.BUNDLED.items():
+    for method, values in tuned.BUNDLED.items():
         assert load_method(method).name == method
         plain, own = Settings(), load(None, {"model.path": "m", "method.name": method} | dict(values), {})
         for key in values:
             assert value(own, key) == values[key] != value(plain, key), key
 
 
-@pytest.mark.parametrize("method", measured.BUNDLED)
+@pytest.mark.parametrize("method", tuned.BUNDLED)
 def test_they_are_the_defaults_for_the_bundled_model(method: str) -> None:
     settings, plain = load(None, {"method.name": method}, {}), Settings()
-    taught = measured.BUNDLED[method]
-    assert measured.in_force(settings) == taught
+    taught = tuned.BUNDLED[method]
+    assert tuned.in_force(settings) == taught
     for name, branch in plain:
         if hasattr(branch, "model_fields_set"):
             for field in type(branch).model_fields:
@@ -53,8 +53,8 @@ def test_they_are_the_defaults_for_the_bundled_model(method: str) -> None:
 )
 def test_elsewhere_the_cautious_ones_stay(more: dict[str, str]) -> None:
     settings = load(None, more, {})
-    assert measured.defaults(settings) is None
-    assert measured.in_force(settings) == {}
+    assert tuned.defaults(settings) is None
+    assert tuned.in_force(settings) == {}
     assert all(value(settings, key) == value(Settings(), key) for _, key in KEYS)
 
 
@@ -71,14 +71,14 @@ def test_what_a_user_sets_wins_and_leaves_the_others(
     environ = {f"OPENCLAW_RL__{branch}__{name}".upper(): str(own)} if source == "environment" else {}
     settings = load(file, {"method.name": method} | ({key: str(own)} if source == "command line" else {}), environ)
     assert value(settings, key) == own
-    rest = {other: told for other, told in measured.BUNDLED[method].items() if other != key}
-    assert measured.in_force(settings) == rest
+    rest = {other: told for other, told in tuned.BUNDLED[method].items() if other != key}
+    assert tuned.in_force(settings) == rest
     assert {other: value(settings, other) for other in rest} == rest
 
 
 def test_a_program_that_builds_its_own_tree_gets_the_branches_alone() -> None:
-    assert measured.in_force(Settings()) == {}
-    assert all(value(Settings(), key) != told for values in measured.BUNDLED.values() for key, told in values.items())
+    assert tuned.in_force(Settings()) == {}
+    assert all(value(Settings(), key) != told for values in tuned.BUNDLED.values() for key, told in values.items())
 
 
 def test_the_command_says_where_such_a_value_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +97,6 @@ def test_the_command_says_where_such_a_value_comes_from(tmp_path: Path, monkeypa
 def test_the_documents_tell_them() -> None:
     root = Path(__file__).parents[2]
     text = " ".join((root / "openclaw-rl" / "README.md").read_text().split())
-    for key, told in measured.BUNDLED["binary_rl"].items():
+    for key, told in tuned.BUNDLED["binary_rl"].items():
         shown = f"{told:g}".replace("0.001", "1e-3") if isinstance(told, float) else told
         assert f"`{key}={shown}`" in text, key

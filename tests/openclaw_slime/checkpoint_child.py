@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openclaw_slime.adam import use_group_step_adam
+from openclaw_slime.megatron_fixes import use_group_step_adam
 from openclaw_slime.node import without_ours
 
 

@@ -19,10 +19,10 @@ from slime.backends.megatron_utils.loss import compute_advantages_and_returns, l
 from torch import Tensor
 
 from openclaw_rl.methods.base import TokenTerms
-from openclaw_rl.trainers.api import SampleBody
+from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.types import Sample
 from openclaw_slime.node import NodeConfig, find_method
-from openclaw_slime.samples import extras_of, train_data_of
+from openclaw_slime.rollout import extras_of, train_data_of
 
 VOCABULARY, TEMPERATURE, BATCH = 48, 0.7, 12
 KEYS = ["tokens", "total_lengths", "response_lengths", "loss_masks", "ref_log_probs", "advantages", "rollout_log_probs"]

@@ -138,7 +138,7 @@ def llama3_rope() -> float:
     """Llama 3.2's frequencies as slime's model would have them, beside transformers': the largest ratio off one."""
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
-    from openclaw_slime.rope import set_factor
+    from openclaw_slime.megatron_fixes import set_factor
 
     scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"rope_theta": 500000.0, "original_max_position_embeddings": 8192}

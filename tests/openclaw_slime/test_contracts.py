@@ -13,16 +13,14 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.trainers.api import SampleBody, Tip
+from openclaw_rl.trainer_protocol import SampleBody, Tip
 from openclaw_rl.types import WeightKind
-from openclaw_slime.arguments import HOOKS, NodeOptions, slime_arguments
+from openclaw_slime.arguments import HOOKS, QWEN3_4B, NodeOptions, slime_arguments
 from openclaw_slime.checkpoints import Checkpoints
-from openclaw_slime.contracts import CALLS, LINES, broken, gone, renamed
+from openclaw_slime.contracts import CALLS, FILES, LINES, MEGATRON, SLIME, broken, gone, renamed
 from openclaw_slime.driver import engine_arguments
 from openclaw_slime.layout import Layout
-from openclaw_slime.model_shape import QWEN3_4B
-from openclaw_slime.pins import FILES, MEGATRON, SLIME
-from openclaw_slime.samples import extras_of, train_data_of
+from openclaw_slime.rollout import extras_of, train_data_of
 
 BESIDE = Path(__file__).parents[3]
 

@@ -4,14 +4,14 @@ import hashlib
 
 import pytest
 
-from openclaw_slime import doctor, pins
+from openclaw_slime import contracts, doctor
 
 
 @pytest.fixture
 def checkout(slime_tree, monkeypatch):
     """Of a slime with one file that the pins know."""
     digest = hashlib.sha256((slime_tree / "slime/ray/rollout.py").read_bytes()).hexdigest()[:12]
-    monkeypatch.setattr(pins, "FILES", {"slime": {"slime/ray/rollout.py": digest}})
+    monkeypatch.setattr(contracts, "FILES", {"slime": {"slime/ray/rollout.py": digest}})
     return slime_tree
 
 
@@ -26,7 +26,7 @@ def at_commit(checkout, commit):
 
 
 def test_a_checkout_at_the_pin_is_fine(checkout):
-    at_commit(checkout, pins.SLIME.version + "0" * 32)
+    at_commit(checkout, contracts.SLIME.version + "0" * 32)
     assert [row["level"] for row in of_slime(checkout)] == ["ok"]
 
 
@@ -35,7 +35,7 @@ def test_another_commit_is_named(checkout):
     (row,) = of_slime(checkout)
     assert row["level"] == "differs"
     assert "ffffffffffff" in row["says"]
-    assert pins.SLIME.version in row["says"]
+    assert contracts.SLIME.version in row["says"]
 
 
 def test_a_commit_among_packed_refs_is_read(checkout):

@@ -12,7 +12,7 @@ class Blocked:
             raise ImportError(f"{name} is not in slime's environment")
 
 sys.meta_path.insert(0, Blocked())
-import openclaw_slime.driver, openclaw_slime.rollout, openclaw_slime.samples, openclaw_slime.losses
+import openclaw_slime.driver, openclaw_slime.rollout, openclaw_slime.rollout, openclaw_slime.losses
 import openclaw_slime.slime_node, openclaw_slime.doctor, openclaw_slime.launch
 from openclaw_slime.node import find_method
 for name in ("binary_rl", "opd", "combine"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from toy_node import BATCH, Killed, ToyMegatron, ToyServer
 
-from openclaw_rl.trainers.api import Commit, LeaseBody, Tip
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Tip
 from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due

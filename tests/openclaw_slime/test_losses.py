@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.methods.base import TokenTerms
-from openclaw_rl.trainers.api import SampleBody
+from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.losses import Piece, batch_loss
 from openclaw_slime.node import find_method
+from openclaw_slime.rollout import extras_of, train_data_of
 from openclaw_slime.rows import Row, ride, row_of, share_of
-from openclaw_slime.samples import extras_of, train_data_of
 from openclaw_slime.vocab_parallel import VocabShard
 
 VOCABULARY = 48

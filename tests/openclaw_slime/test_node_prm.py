@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from openclaw_opd.prompts import INSTRUCTIONS, parse_hint
-from openclaw_rl.judge.ask import AskUrl
-from openclaw_rl.judge.verdict import parse_vote
+from openclaw_rl.judge.client import AskUrl
+from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
 from openclaw_slime.processes import Command

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_slime.arguments import HOOKS
-from openclaw_slime.pins import PINS
+from openclaw_slime.contracts import PINS
 
 README = (Path(__file__).parents[2] / "slime/README.md").read_text()
 

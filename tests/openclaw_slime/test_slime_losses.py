@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.trainers.api import SampleBody
+from openclaw_rl.trainer_protocol import SampleBody
 
 CHILD = Path(__file__).with_name("losses_child.py")
 ROOT = Path(__file__).parents[2]

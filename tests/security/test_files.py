@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import openclaw_rl
-from openclaw_rl import export, replay
-from openclaw_rl.engines import bundled
 from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.models import resolve
+from openclaw_rl.offline import export, replay
 from openclaw_rl.settings import ModelSettings
 
 ROOT = Path(openclaw_rl.__file__).parents[2]
@@ -32,7 +32,7 @@ def test_all_that_a_server_writes_is_private_under_an_open_umask(keyed):
 
 
 def test_copies_that_leave_the_data_directory_are_private_too(keyed, tmp_path):
-    from openclaw_rl.ledger.backup import backup
+    from openclaw_rl.ledger.snapshot import backup
 
     ledger = keyed.server.data_dir / "ledger.sqlite3"
     before = os.umask(0)
@@ -93,8 +93,8 @@ def test_code_beside_a_models_weights_is_not_run(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map, "tokenizer_class": "T"}))
     (folder / "evil.py").write_text(CODE.format(marker=str(marker)))
     save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
-    resolved = bundled.resolve(ModelSettings(path=str(folder)), tmp_path / "cache")
-    for load in (bundled.load_model, bundled.load_tokenizer):
+    resolved = resolve.resolve(ModelSettings(path=str(folder)), tmp_path / "cache")
+    for load in (resolve.load_model, resolve.load_tokenizer):
         with pytest.raises((ValueError, OSError, OpenClawRLError, KeyError, AttributeError, ImportError)):
             load(resolved)
     assert not marker.exists()
@@ -116,7 +116,7 @@ def test_a_pickle_in_place_of_weights_is_not_loaded(tmp_path):
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1}))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(marker)))
     with pytest.raises((OpenClawRLError, OSError, ValueError, pickle.UnpicklingError)):
-        bundled.load_model(bundled.resolve(ModelSettings(path=str(folder)), tmp_path / "cache"))
+        resolve.load_model(resolve.resolve(ModelSettings(path=str(folder)), tmp_path / "cache"))
     assert not marker.exists()
     pickle.loads(pickle.dumps(Evil(marker)))  # it would have
     assert marker.exists()

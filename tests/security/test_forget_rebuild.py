@@ -26,7 +26,7 @@ from harness.host import Server
 from harness.model import Vocabulary
 from harness.tiny import LENIENT, tiny_settings, tiny_trainer
 
-from openclaw_rl.ledger.codec import unpack_bytes
+from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.loop import TrainerLoop
 

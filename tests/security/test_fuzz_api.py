@@ -24,7 +24,7 @@ from schemathesis import GenerationMode
 
 from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
-from openclaw_rl.ledger.backup import backup
+from openclaw_rl.ledger.snapshot import backup
 
 EXAMPLES, SEED = int(os.environ.get("FUZZ_EXAMPLES", "10")), os.environ.get("FUZZ_SEED")
 """Of each operation, right ones and wrong ones each; None: always the same."""

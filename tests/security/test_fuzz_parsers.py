@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_opd.prompts import parse_hint
+from openclaw_rl.engines.client import _parse
 from openclaw_rl.engines.event_stream import _Answer, error_message
-from openclaw_rl.engines.http import _parse
 from openclaw_rl.errors import EngineError
-from openclaw_rl.judge.verdict import answer_proper, parse_vote
+from openclaw_rl.judge.judge import answer_proper, parse_vote
 
 LOOP = asyncio.new_event_loop()
 FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))

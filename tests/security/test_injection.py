@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from openclaw_rl.errors import CommitRefused, SettingsError, TrainerError
-from openclaw_rl.export import export
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.ledger.backup import backup
+from openclaw_rl.ledger.snapshot import backup
+from openclaw_rl.offline.export import export
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainers import checkpoint
 
@@ -107,7 +107,7 @@ async def test_a_commit_names_a_folder_of_its_own_below_the_data_directory(tmp_p
     body = {"lease_id": "l", "fence": 1, "parent": 0, "manifest": manifest, "report": {"metrics": {}}}
     reply = keyed.ask("POST", "/v1/trainer/commit", "trainer", json=body)
     assert reply.status_code in (409, 422), reply.text
-    from openclaw_rl.ledger.chain import check_folder
+    from openclaw_rl.ledger.lineage import check_folder
 
     with pytest.raises(CommitRefused, match="not a folder"):
         check_folder(folder)

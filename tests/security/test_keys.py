@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import openclaw_rl
-from openclaw_rl.proxy.auth import Keys, Secret
 from openclaw_rl.settings import ApiKey
+from openclaw_rl.web.auth import Keys, Secret
 
 ADMIN = [
     ("GET", "/v1/admin/status"),

@@ -16,15 +16,15 @@ import structlog
 from harness.trainer import ToyTrainer
 
 from openclaw_rl import log
-from openclaw_rl.alerts import TRIES, Alerts
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.errors import EngineError, JudgeError, SettingsError
-from openclaw_rl.judge.ask import AskUrl
+from openclaw_rl.judge.client import AskUrl
 from openclaw_rl.messages import Message
-from openclaw_rl.meters import Meters
-from openclaw_rl.publishing.version_states import REJECTIONS_IN_A_ROW
+from openclaw_rl.publishing.publication import REJECTIONS_IN_A_ROW
 from openclaw_rl.settings import EngineSettings, JudgeSettings, load
+from openclaw_rl.telemetry.alerts import TRIES, Alerts
+from openclaw_rl.telemetry.health import Meters
 from openclaw_rl.testing import ToyPolicy
 
 

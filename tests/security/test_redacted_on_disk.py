@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.ledger.codec import unpack_bytes
+from openclaw_rl.ledger.blobs import unpack_bytes
 
 SECRETS = (
     "sk-proj-Zz12Yy34Xx56Ww78Vv90Uu12",

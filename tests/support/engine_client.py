@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 
 import uvicorn
 
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateReply, GenerateRequest
-from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.testing import FakeEngine, stub_app
 

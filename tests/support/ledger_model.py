@@ -16,17 +16,8 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.trainers.api import Commit, Manifest, Report
-from openclaw_rl.types import (
-    DropReason,
-    Lease,
-    NextState,
-    Sample,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.trainer_protocol import Commit, Manifest, Report
+from openclaw_rl.types import DropReason, Lease, NextState, Sample, Verdict, VersionRun, VersionState, WeightKind
 
 IDENTITY = Identity("base", "tokenizer", "tiny")
 TRAINING = TrainingSettings(batch_size=3, min_batch=2, max_wait_s=50, max_staleness=2, max_tool_share=0.5, lease_s=20)

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.engines.serving import ServingVersions, adapter_name
+from openclaw_rl.engines.admission import ServingVersions, adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.meters import Meters
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.telemetry.health import Meters
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
-from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     LogProbs,
     NextState,

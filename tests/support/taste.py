@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
-from openclaw_rl.trainers.api import LeaseBody
+from openclaw_rl.trainer_protocol import LeaseBody
 from openclaw_rl.types import Ids
 
 LIKED, DISLIKED = "Yes", "red"

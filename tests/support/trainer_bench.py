@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, SampleBody, Tip
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import Commit, LeaseBody, SampleBody, Tip
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import LEASE_FILE, TrainerLoop

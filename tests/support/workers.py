@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
-from openclaw_rl.rollout.pace import Pace
-from openclaw_rl.rollout.workers import judge_turns
+from openclaw_rl.scoring.stage import Pace
+from openclaw_rl.scoring.workers import judge_turns
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import (
     DropReason,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.judge import Undecided
-from openclaw_rl.judge.prompts import judge_prompt
+from openclaw_rl.judge.judge import Outcome, Undecided, count, parse_vote
+from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.judge.rules import rule_on_reactions
-from openclaw_rl.judge.verdict import Outcome, count, parse_vote
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import JudgedTurn, Verdict

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.judge.material import is_request
 from openclaw_rl.judge.phrases import TEXT_RULES, TOOL_RULES, TextRule
+from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions.canonical import conversation
 from openclaw_rl.sessions.openclaw import is_taken_back, strip_wrapping

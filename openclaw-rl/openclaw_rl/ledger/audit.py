@@ -7,7 +7,7 @@ one sentence.
 import sqlite3
 from collections.abc import Iterator
 
-from openclaw_rl.ledger import meta, versions
+from openclaw_rl.ledger import schema, versions
 from openclaw_rl.ledger.states import DEAD, REVIVABLE, TURN_MOVES
 from openclaw_rl.types import TurnState
 
@@ -108,7 +108,7 @@ def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
     findings += [*_counters(db), *_stories(db), *_trained_twice(db)]
     # A file whose first start was killed has its tables and belongs to nobody yet: it has no version, and may have
     # none.
-    if meta.get_text(db, "identity") is not None or db.execute("SELECT 1 FROM version").fetchone():
+    if schema.get_text(db, "identity") is not None or db.execute("SELECT 1 FROM version").fetchone():
         findings += _versions(db)
     if is_deep:
         findings += [
@@ -161,7 +161,7 @@ def _versions(db: sqlite3.Connection) -> Iterator[str]:
     if len(serving) != 1:
         yield f"{len(serving)} versions serve: {serving}"
     alive = {number for number, row in rows.items() if row["state"] not in DEAD}
-    if alive and (tip := meta.get_int(db, "tip")) != max(alive):
+    if alive and (tip := schema.get_int(db, "tip")) != max(alive):
         yield f"the tip is {tip}, and the newest living version is {max(alive)}"
     if (pinned := versions.pinned(db)) is not None and pinned not in alive:
         yield f"version {pinned} is pinned and not alive"

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.ledger.codec import unpack_ids
-from openclaw_rl.ledger.in_list import in_list
-from openclaw_rl.ledger.pieces import Connection
+from openclaw_rl.ledger.blobs import Connection, unpack_ids
+from openclaw_rl.ledger.schema import in_list
 
 VACUUM_BYTES = 512 * 2**20
 """A larger file is not written anew while chats wait (about a second for this size)."""

@@ -10,6 +10,12 @@ The user wins over the judge: a value is the turn's verdict from then on. What i
 
 `has_news` tells a writer whether something was said since it read the turn. So a verdict, a score or an end that was
 under way when the user spoke is not written: the turn is scored again, with all that is known.
+
+Replies that users wrote as the right ones, as turns of their own.
+
+A demonstration answers the prompt of the turn it corrects. It begins as `sampled` (there is nothing to judge and
+nothing to score) and from there is leased, trained, returned and dropped like any sample; the turn it corrects goes its
+own way. Nobody sampled its tokens: its log-probs are zeros, it stands at the tip of its day, and it grows never stale.
 """
 
 import sqlite3
@@ -17,11 +23,46 @@ import sqlite3
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import demonstrations
-from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget
-from openclaw_rl.ledger.rows import read_verdict
-from openclaw_rl.ledger.states import REVIVABLE, move
-from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict
+from openclaw_rl.ledger import blobs, deletion, schema
+from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_runs
+from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
+from openclaw_rl.ledger.states import REVIVABLE, move, tell
+from openclaw_rl.messages import Message
+from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun
+
+
+def add(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> str:
+    """The id of the new turn. An earlier demonstration of the same turn that still waits gives way."""
+    (turn_id,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (of,)).fetchone()
+    earlier = db.execute("SELECT id, state FROM turn WHERE demonstration_of = ?", (of,)).fetchall()
+    for row, state in earlier:
+        if state == TurnState.SAMPLED:
+            move(db, row, TurnState.DROPPED, at=at, reason=DropReason.SUPERSEDED, detail="a newer demonstration")
+    blobs.touch(db, deletion.pieces_of(db, [of]))  # its own request, below, refers to all of them
+    name = f"{turn_id}-demo{len(earlier) + 1 if earlier else ''}"
+    tip = schema.get_int(db, "tip")
+    row = db.execute(
+        "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
+        " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
+        " SELECT ?, policy, user, session_id, ?, 'served', episode, task, step,"
+        " sampling, tools, template_kwargs, prompt_tokens, prompt, messages FROM request WHERE id = ?",
+        (name, at, of),
+    ).lastrowid
+    db.execute(
+        "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, demonstration_of)"
+        " VALUES (?, ?, 'sampled', ?, ?, ?, ?)",
+        (row, name, tip, len(ids), at, of),
+    )
+    (message,) = blobs.put_messages(db, [Message(role="assistant", content=text)])
+    log_probs, versions = pack_floats((0.0,) * len(ids)), pack_runs((VersionRun(tip, len(ids)),))
+    db.execute(
+        "INSERT INTO reply VALUES (?, ?, 'stop', 0, ?, ?, ?, NULL, ?)",
+        (row, at, message, pack_ids(ids), log_probs, versions),
+    )
+    db.execute("INSERT INTO sample (id, temperature, is_demonstration) VALUES (?, 1, 1)", (row,))
+    tell(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")
+    return name
+
 
 _NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
 """Whose owner said that nothing is to be learned from it, or whose prompt is not kept: no demonstration either."""
@@ -63,7 +104,7 @@ def record(
             raise FeedbackReused(f"feedback_id {feedback.feedback_id!r} was used for other feedback")
         return _outcome(db, row, feedback, Effect(known["effect"]))
     if demonstration is not None and feedback.demonstration is not None and reason not in _NEVER_TRAINED:
-        demonstrations.add(db, row, feedback.demonstration, demonstration, at=at)
+        add(db, row, feedback.demonstration, demonstration, at=at)
     effect = _take_effect(db, row, feedback.value, feedback.comment is not None, at=at)
     db.execute(
         "INSERT INTO feedback (turn, user, feedback_id, at, value, comment, demonstration, effect)"

@@ -4,9 +4,9 @@ import sqlite3
 from collections.abc import Collection
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import feedback, leases, pieces
-from openclaw_rl.ledger.codec import pack_floats, pack_ids, pack_mask, pack_runs
-from openclaw_rl.ledger.rows import read_judged
+from openclaw_rl.ledger import blobs, feedback, leases
+from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
+from openclaw_rl.ledger.records import read_judged
 from openclaw_rl.ledger.states import find_turn, move
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
@@ -45,7 +45,7 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int 
     ).fetchone()
     mask = pack_mask(sample.loss_mask)
     own = {
-        "prompt": pieces.put_prompt(db, sample.prompt_ids),
+        "prompt": blobs.put_prompt(db, sample.prompt_ids),
         "ids": pack_ids(sample.response_ids),
         "log_probs": pack_floats(sample.rollout_log_probs),
         "mask": b"" if mask is None and turn["mask"] is not None else mask,  # b"": all True, though the turn's is not

@@ -8,6 +8,8 @@ that slept, or a clock that jumped, costs no step. A trainer that asks for a lea
 name is over.
 
 `fence` grows with every lease. Whoever comes with an older one, or with a lease that ended, is refused.
+
+A trainer's way through the ledger: tip, lease, commit, durable.
 """
 
 import secrets
@@ -17,12 +19,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from openclaw_rl.errors import CommitRefused
-from openclaw_rl.ledger import feedback, meta, versions
-from openclaw_rl.ledger.rows import read_sample, read_versions_of
+from openclaw_rl.errors import CommitRefused, LedgerUnavailable
+from openclaw_rl.ledger import feedback, lineage, schema, versions
+from openclaw_rl.ledger.records import read_sample, read_versions_of
 from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.store import Face
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import DropReason, Lease, TurnState
+from openclaw_rl.trainer_protocol import Commit, Tip
+from openclaw_rl.types import DropReason, Lease, TurnState, Version
 
 _SWEEP = 256
 """Waiting samples looked at beyond the batch in one transaction; chats wait behind it."""
@@ -55,7 +59,7 @@ AGAIN: Final = Again.AGAIN
 def grant(
     db: sqlite3.Connection, training: TrainingSettings, *, trainer: str, n: int | None, now: bool, at: float
 ) -> Grant | Again | None:
-    if not training.enabled or not meta.get_int(db, "learning", 1):
+    if not training.enabled or not schema.get_int(db, "learning", 1):
         return None
     live = db.execute("SELECT fence, trainer, expires_at FROM lease WHERE state = 'live'").fetchone()
     if live is not None:
@@ -66,7 +70,7 @@ def grant(
         else:
             expire(db, at=at)
     size = n or training.batch_size
-    tip = meta.get_int(db, "tip")
+    tip = schema.get_int(db, "tip")
     waiting: dict[bool, list[_Waiting]] = {False: [], True: []}
     has_dropped = False
     for is_tool, fit in waiting.items():
@@ -240,8 +244,8 @@ def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_sh
 
 
 def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, *, at: float, lease_s: float) -> Grant:
-    fence = meta.get_int(db, "fence") + 1
-    meta.put(db, "fence", fence)
+    fence = schema.get_int(db, "fence") + 1
+    schema.put(db, "fence", fence)
     lease_id = f"lease-{fence}-{secrets.token_hex(4)}"
     db.execute(
         "INSERT INTO lease (lease_id, fence, trainer, parent, state, granted_at, expires_at)"
@@ -252,3 +256,83 @@ def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, 
         move(db, row, TurnState.LEASED, at=at, detail=lease_id)
         db.execute("INSERT INTO lease_sample (fence, turn) VALUES (?, ?)", (fence, row))
     return Grant(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, rows=tuple(rows))
+
+
+class TrainingFace(Face):
+    """From samples to a version."""
+
+    async def tip(self) -> Tip:
+        """What to train from."""
+        return await self._reader.read(versions.tip)
+
+    async def lease(self, *, trainer: str, n: int | None = None, now: bool = False) -> Lease | None:
+        """A batch: `n` (else `batch_size`) samples, or after `max_wait_s` at least `min_batch`; with `now` whatever
+        waits. User turns first, tool turns up to `max_tool_share` of the batch. None while too few wait, another
+        trainer's lease is live, or learning is paused; the same trainer's is over, since who asks holds none. Waiting
+        samples that are too old, or that no ancestor of the tip sampled, are dropped on the way."""
+        while True:
+            granted = await self._writer.write(
+                lambda db: grant(db, self._training, trainer=trainer, n=n, now=now, at=self._clock())
+            )
+            if granted is None:
+                return None
+            if isinstance(granted, Grant):
+                return await self._read_lease(granted)
+
+    async def _read_lease(self, grant: Grant) -> Lease:
+        try:
+            return await self._reader.read(lambda db: read(db, grant, lease_s=self._training.lease_s))
+        except LedgerUnavailable:
+            await self.release(grant.lease_id, grant.fence, reason="its samples could not be read")
+            raise
+
+    async def leased(self, fence: int) -> Lease:
+        """A live lease once more. Raises CommitRefused when it is over."""
+        lease_s = self._training.lease_s
+        return await self._reader.read(lambda db: read(db, held(db, fence), lease_s=lease_s))
+
+    async def renew(self, lease_id: str, fence: int) -> float:
+        """The new deadline. Raises CommitRefused when the lease is over."""
+        lease_s = self._training.lease_s
+        return await self._writer.write(lambda db: renew(db, lease_id, fence, at=self._clock(), lease_s=lease_s))
+
+    async def release(
+        self, lease_id: str, fence: int, *, reason: str, drop: Mapping[str, DropReason] | None = None
+    ) -> None:
+        """The samples wait again, but for those in `drop`. Raises CommitRefused when the lease is over otherwise."""
+        dropped = drop or {}
+        await self._writer.write(lambda db: release(db, lease_id, fence, reason=reason, drop=dropped, at=self._clock()))
+
+    async def live_lease(self) -> str | None:
+        """The id of the lease that may yet be committed."""
+        return await self._reader.read(live_id)
+
+    async def overdue(self) -> str | None:
+        """The name of the trainer that has let its lease run out without a word: it hangs, or is gone."""
+        return await self._reader.read(lambda db: overdue(db, at=self._clock()))
+
+    async def revoke(self, *, trainer: str | None = None, reason: str) -> bool:
+        """End the live lease of a trainer known to be dead (None: whosever it is); its samples wait again. False when
+        there is none."""
+        return await self._writer.write(
+            lambda db: revoke(db, trainer=trainer, parents=None, reason=reason, at=self._clock())
+        )
+
+    async def commit(self, commit: Commit) -> int:
+        """One transaction: the fence is the newest, the parent is the tip; the samples are TRAINED in a new version, a
+        candidate. The same lease_id again gives the same version. Raises CommitRefused."""
+        return await self._writer.write(lambda db: lineage.commit(db, commit, at=self._clock()))
+
+    async def durable(self, weight_version: int) -> None:
+        """The trainer can go on from it after a crash."""
+        await self._writer.write(lambda db: lineage.durable(db, weight_version))
+
+    async def lose_undurable(self, reason: str) -> Version | None:
+        """The trainer crashed: versions behind the last durable one are LOST, their samples wait again, and the durable
+        weights go on (and serve) under a new number. None when nothing was lost."""
+
+        def lose(db: sqlite3.Connection) -> Version | None:
+            number = lineage.lose_undurable(db, reason, at=self._clock())
+            return None if number is None else versions.read(db, number)
+
+        return await self._writer.write(lose)

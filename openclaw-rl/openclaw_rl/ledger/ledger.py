@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import audit, meta, open, reports
-from openclaw_rl.ledger.deletion_face import DeletionFace
-from openclaw_rl.ledger.face import Clock
-from openclaw_rl.ledger.lock import InstanceLock
-from openclaw_rl.ledger.masks import Masks
-from openclaw_rl.ledger.reader import Reader
+from openclaw_rl.ledger import audit, open, reports, schema
+from openclaw_rl.ledger.forget import DeletionFace
+from openclaw_rl.ledger.leases import TrainingFace
+from openclaw_rl.ledger.lineage import VersionsFace
+from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, TurnSummary
-from openclaw_rl.ledger.training_face import TrainingFace
-from openclaw_rl.ledger.turns_face import TurnsFace
-from openclaw_rl.ledger.versions_face import VersionsFace
+from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.store import Clock, Reader
+from openclaw_rl.ledger.turns import TurnsFace
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
 from openclaw_rl.types import Ids, TurnState
@@ -92,10 +91,10 @@ class Ledger(TurnsFace, TrainingFace, VersionsFace, DeletionFace):
 
     async def learning(self) -> bool:
         """Whether batches are handed out; kept over restarts."""
-        return await self._reader.read(lambda db: bool(meta.get_int(db, "learning", 1)))
+        return await self._reader.read(lambda db: bool(schema.get_int(db, "learning", 1)))
 
     async def set_learning(self, on: bool) -> None:
-        await self._writer.write(lambda db: meta.put(db, "learning", int(on)))
+        await self._writer.write(lambda db: schema.put(db, "learning", int(on)))
 
     # For people and gates
 

@@ -1,14 +1,23 @@
-"""Opening the file: private, locked, of today's schema, and of the right model."""
+"""Opening the file: private, locked, of today's schema, and of the right model.
 
+The single-instance lock: one server per ledger.
+
+An advisory `flock` on a file beside the ledger, with the owner's pid in it for people to read. The kernel frees it when
+the process ends, however it ends; the file itself stays (deleting it would let two processes lock two files of one
+name).
+"""
+
+import fcntl
 import json
 import os
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 
-from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import leases, meta, serving
-from openclaw_rl.ledger.pieces import Connection
+from openclaw_rl.errors import LedgerError, LedgerLocked, LedgerMismatch
+from openclaw_rl.ledger import leases, schema, turns
+from openclaw_rl.ledger.blobs import Connection
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.schema import migrate
 from openclaw_rl.types import VersionState
@@ -52,7 +61,7 @@ def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> No
             migrate(db)
             db.execute("BEGIN IMMEDIATE")
             _claim(db, identity, now=now)
-            serving.abandon_interrupted(db)
+            turns.abandon_interrupted(db)
             leases.expire(db, at=now)
             leases.bound(db, until=now + lease_s)
             db.execute("COMMIT")
@@ -66,9 +75,9 @@ def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> No
 
 def _claim(db: sqlite3.Connection, identity: Identity, *, now: float) -> None:
     """A file that is nobody's is this model's from now on."""
-    if meta.get_text(db, "identity") is None:
-        meta.put(db, "identity", json.dumps(asdict(identity)))
-        meta.put(db, "tip", 0)
+    if schema.get_text(db, "identity") is None:
+        schema.put(db, "identity", json.dumps(asdict(identity)))
+        schema.put(db, "tip", 0)
         db.execute(
             "INSERT INTO version (weight_version, depth, kind, base_hash, state, durable, has_optimizer, committed_at)"
             " VALUES (0, 0, ?, ?, ?, 1, 1, ?)",
@@ -78,7 +87,7 @@ def _claim(db: sqlite3.Connection, identity: Identity, *, now: float) -> None:
 
 def _check_owner(db: sqlite3.Connection, path: Path, identity: Identity) -> None:
     """Raises LedgerMismatch when the file is another model's."""
-    found = meta.get_text(db, "identity")
+    found = schema.get_text(db, "identity")
     if found is None:
         return
     owner = Identity(**json.loads(found))
@@ -92,3 +101,41 @@ def _check_owner(db: sqlite3.Connection, path: Path, identity: Identity) -> None
             f"the ledger {path} belongs to the model {owner.model_name!r}, not to {identity.model_name!r}"
             f" ({'; '.join(wrong)}): name that model again, or start with another data_dir"
         )
+
+
+class InstanceLock:
+    """Held from construction to `release`."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerError(f"cannot open the lock file {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise LedgerLocked(
+                f"another server (process {owner or 'unknown'}) holds {path.name.removesuffix('.lock')}; stop it first"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    @classmethod
+    def beside(cls, ledger: Path) -> "InstanceLock":
+        """The lock of this ledger. Raises LedgerLocked, which names the process that has it."""
+        return cls(ledger.with_name(ledger.name + ".lock"))
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> "InstanceLock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

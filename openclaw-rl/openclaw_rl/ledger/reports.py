@@ -2,10 +2,12 @@
 
 import sqlite3
 
-from openclaw_rl.ledger import meta, pieces
-from openclaw_rl.ledger.codec import unpack_ids
-from openclaw_rl.ledger.records import Event, TurnRecord, TurnSummary
-from openclaw_rl.ledger.rows import (
+from openclaw_rl.ledger import blobs, schema
+from openclaw_rl.ledger.blobs import unpack_ids
+from openclaw_rl.ledger.records import (
+    Event,
+    TurnRecord,
+    TurnSummary,
     read_feedback,
     read_next_state,
     read_request,
@@ -106,7 +108,7 @@ def counts(db: sqlite3.Connection) -> dict[str, int]:
     answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
     for group in ("dropped", "abandoned", "side", "feedback"):
         answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
-    answer["rejections_in_a_row"] = meta.get_int(db, "rejections_in_a_row")
+    answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
     return answer | dict(sorted(counted.items()))
 
 
@@ -122,7 +124,7 @@ def recent_replies(db: sqlite3.Connection, *, sampled_by: int | None, limit: int
         + " ORDER BY turn.id DESC LIMIT ?",
         (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
     ).fetchall()
-    return [(pieces.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
+    return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
 
 
 def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) -> list[Ids]:
@@ -136,7 +138,7 @@ def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) ->
     newest: dict[tuple[str, str | None], bytes] = {}
     for user, session_id, prompt in rows:
         newest.setdefault((user, session_id), prompt)
-    return [pieces.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
+    return [blobs.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
 
 
 def user_verdicts(db: sqlite3.Connection, limit: int) -> list[tuple[int, int]]:

@@ -14,10 +14,19 @@ user_version` counts the entries a file has had. How the tables are cut:
 * `feedback` is what users said of replies, and what came of it. A demonstration is a turn of its own
   (`demonstration_of`), so that it is leased, trained and counted like any other.
 * `lease_sample` never forgets who trained what: the proof of "at most once in any ancestry" is read from it.
+
+The few single values of a ledger: whose it is, the tip, the newest fence, the pin, the switches.
+
+`IN (?, ?, …)` in a few wordings.
+
+Each connection keeps the 256 statements that it prepared last, by their text, and one with 500 marks takes 60 kB: with
+a wording for each number of values they would fill, over days, 18 MB a connection. So the values are filled up with
+the last of them to a power of two, which changes nothing of what is found.
 """
 
 import sqlite3
 from collections.abc import Sequence
+from typing import TypeVar
 
 from openclaw_rl.errors import LedgerMismatch
 
@@ -199,3 +208,26 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> N
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+
+
+def get_text(db: sqlite3.Connection, key: str) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None or row[0] is None else str(row[0])
+
+
+def get_int(db: sqlite3.Connection, key: str, default: int = 0) -> int:
+    found = get_text(db, key)
+    return default if found is None else int(found)
+
+
+def put(db: sqlite3.Connection, key: str, value: str | int | None) -> None:
+    db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+T = TypeVar("T")
+
+
+def in_list(values: Sequence[T]) -> tuple[str, list[T]]:
+    """The marks between the brackets, and what to bind to them. There is at least one value."""
+    size = 1 << (len(values) - 1).bit_length()
+    return ",".join("?" * size), [*values, *[values[-1]] * (size - len(values))]

@@ -2,9 +2,15 @@
 
 One read transaction: everything is as it was at one moment, and the server never waits for it. Nothing is written, no
 lock is taken. (While it is open, SQLite keeps what the server writes in the log beside the file.)
+
+A copy of the ledger, whole and consistent, also while a server writes to it.
+
+SQLite's own backup, in one step over one read transaction: the server never waits for it. The copy is one file that
+opens by itself, readable for its owner only.
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +18,9 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import meta, open, reports
-from openclaw_rl.ledger.records import Identity, TurnRecord
-from openclaw_rl.ledger.rows import read_judged, read_request, read_sample
+from openclaw_rl.ledger import open, reports
+from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.ledger.records import Identity, TurnRecord, read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
 from openclaw_rl.types import JudgedTurn, Sample, Scope
 
@@ -44,7 +50,7 @@ class Snapshot:
                     f"the ledger {path} has schema {schema}, this program reads {len(MIGRATIONS)}"
                     " (a start of the server migrates an older one)"
                 )
-            identity = meta.get_text(db, "identity")
+            identity = schema.get_text(db, "identity")
             if identity is None:
                 raise LedgerError(f"the ledger {path} belongs to no model yet: no server ever ran on it")
             yield cls(db, Identity(**json.loads(identity)))
@@ -75,3 +81,49 @@ class Snapshot:
             if (sample := read_sample(self._db, row)) is not None:
                 request = read_request(self._db, row)
                 yield request.received_at, request.scope, sample
+
+
+def compact(ledger: Path) -> tuple[int, int]:
+    """Write the file anew; its size before and after. Raises LedgerError, LedgerLocked while a server has it."""
+    if not ledger.is_file():
+        raise LedgerError(f"no ledger at {ledger}")
+    before = ledger.stat().st_size
+    with InstanceLock.beside(ledger):
+        try:
+            db = open.connect(ledger)
+            try:
+                db.execute("VACUUM")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            raise LedgerError(f"cannot compact the ledger {ledger}: {error}") from error
+    return before, ledger.stat().st_size
+
+
+def backup(ledger: Path, copy: Path) -> int:
+    """The size of the copy in bytes. Raises LedgerError; then there is none."""
+    if not ledger.is_file():
+        raise LedgerError(f"no ledger at {ledger}")
+    try:
+        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise LedgerError(f"cannot make {copy}: {error.strerror}") from error
+    try:
+        source, target = open.connect(ledger, read_only=True), sqlite3.connect(copy, isolation_level=None)
+        try:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")  # a server that opens it makes it a WAL file again
+            (problem,) = target.execute("PRAGMA quick_check(1)").fetchone()
+        finally:
+            source.close()
+            target.close()
+        if problem != "ok":
+            raise LedgerError(f"the copy of {ledger} is damaged, and so may be the ledger: {problem}")
+    except sqlite3.Error as error:
+        copy.unlink()
+        raise LedgerError(f"cannot copy the ledger {ledger}: {error}") from error
+    except LedgerError:
+        copy.unlink()
+        raise
+    return copy.stat().st_size

@@ -12,15 +12,15 @@ import sqlite3
 from collections.abc import Collection
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import meta
-from openclaw_rl.ledger.codec import unpack_bytes
+from openclaw_rl.ledger import schema
+from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move_version
-from openclaw_rl.trainers.api import Tip
+from openclaw_rl.trainer_protocol import Tip
 from openclaw_rl.types import Version, VersionState, WeightKind
 
 
 def tip(db: sqlite3.Connection) -> Tip:
-    found = row(db, meta.get_int(db, "tip"))
+    found = row(db, schema.get_int(db, "tip"))
     return Tip(
         weight_version=found["weight_version"],
         kind=found["kind"],
@@ -50,7 +50,8 @@ def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
             passed.append(row["weight_version"])
         is_durable = is_durable or bool(row["durable"])
     pin = pinned(db)
-    return frozenset({serving(db), meta.get_int(db, "tip"), *chain, *passed[:newest], *([] if pin is None else [pin])})
+    always = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
+    return frozenset({*always, *chain, *passed[:newest]})
 
 
 def has_weights(row: sqlite3.Row) -> bool:
@@ -96,7 +97,7 @@ def serving(db: sqlite3.Connection) -> int:
 
 
 def pinned(db: sqlite3.Connection) -> int | None:
-    found = meta.get_text(db, "pinned")
+    found = schema.get_text(db, "pinned")
     return None if found is None else int(found)
 
 
@@ -110,7 +111,7 @@ def check_pinnable(db: sqlite3.Connection, n: int) -> None:
 def set_pin(db: sqlite3.Connection, n: int | None) -> None:
     if n is not None:
         check_pinnable(db, n)
-    meta.put(db, "pinned", n)
+    schema.put(db, "pinned", n)
 
 
 def set_state(db: sqlite3.Connection, n: int, state: VersionState, reason: str | None) -> None:
@@ -122,7 +123,7 @@ def set_state(db: sqlite3.Connection, n: int, state: VersionState, reason: str |
     if state is VersionState.SERVING:
         db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
     if state is VersionState.GATED:
-        meta.put(db, "rejections_in_a_row", 0)
+        schema.put(db, "rejections_in_a_row", 0)
     move_version(db, n, state, reason=reason)
 
 

@@ -3,6 +3,8 @@
 `score` runs in the server (async, no torch), the others in the trainer. A new method is a new `method.py` behind an
 entry point; it never touches the server. What methods share lies beside: `turns` (a turn that can be trained on, as a
 sample) and `objective` (the clipped objective, demonstrations).
+
+From a judged turn to a sample: what every method asks of a turn first, and the fields that no method decides.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.llm import AskJudge
 from openclaw_rl.messages import Message
@@ -22,14 +24,17 @@ from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openclaw_rl.meters import Meters
+    from openclaw_rl.telemetry.health import Meters
+import math
+
+from openclaw_rl.types import LogProbs
 
 ENTRY_POINT_GROUP = "openclaw_rl.methods"
 
 
 def _no_meters() -> "Meters":
     # Imported late: what a trainer needs of a method imports in slime's environment too, which has no structlog.
-    from openclaw_rl.meters import Meters
+    from openclaw_rl.telemetry.health import Meters
 
     return Meters()
 
@@ -142,3 +147,51 @@ def load_method(name: str) -> Method:
         raise SettingsError(f"method.name: no method {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
     method: Method = found[name].load()
     return method
+
+
+def unusable(judged: JudgedTurn) -> DropReason | None:
+    """Why nothing can be trained on this turn, whatever was said of it; None when something can."""
+    turn = judged.turn
+    if turn.drop is not None:
+        return turn.drop
+    if not judged.request.sampling.is_trainable:
+        return DropReason.NOT_TRAINABLE_SAMPLING
+    if not any(turn.loss_mask) or not judged.request.prompt_ids:
+        return DropReason.EMPTY
+    if not all(math.isfinite(value) for value in turn.rollout_log_probs):
+        return DropReason.NON_FINITE
+    return None
+
+
+def reward_of(judged: JudgedTurn) -> float | None:
+    """±1, or None: a verdict of 0 and no verdict at all give no reward."""
+    return float(judged.verdict.value) if judged.verdict is not None and judged.verdict.value else None
+
+
+def sample_of(
+    judged: JudgedTurn,
+    *,
+    reward: float | None,
+    teacher_log_probs: LogProbs | None = None,
+    student_log_probs: LogProbs | None = None,
+    scored_version: int | None = None,
+    extra_json: str | None = None,
+) -> Sample:
+    """The turn exactly as sampled, with the terms a method found for it. Raises AlignmentError where they do not
+    fit."""
+    turn, request = judged.turn, judged.request
+    return Sample(
+        sample_id=turn.turn_id,
+        prompt_ids=request.prompt_ids,
+        response_ids=turn.response_ids,
+        loss_mask=turn.loss_mask,
+        rollout_log_probs=turn.rollout_log_probs,
+        versions=turn.versions,
+        temperature=request.sampling.temperature,
+        is_tool_turn=judged.next_state.is_tool,
+        reward=reward,
+        teacher_log_probs=teacher_log_probs,
+        student_log_probs=student_log_probs,
+        scored_version=scored_version,
+        extra_json=extra_json,
+    )

@@ -21,11 +21,11 @@ from transformers import PreTrainedTokenizerFast
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
-from openclaw_rl.proxy.chat_format import load_chat_format
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
-from openclaw_rl.proxy.pieces import PieceTokenizer
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
+from openclaw_rl.proxy.template import load_chat_format
+from openclaw_rl.proxy.tokenizer import PieceTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from openclaw_rl.engines.admission import ServingVersions, VersionUse, is_unknown_adapter
 from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
 from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
-from openclaw_rl.engines.serving import ServingVersions, VersionUse, is_unknown_adapter
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
-from openclaw_rl.meters import Meters
+from openclaw_rl.telemetry.health import Meters
 from openclaw_rl.types import Ids, SamplingParams, VersionRun
 
 log = structlog.get_logger()

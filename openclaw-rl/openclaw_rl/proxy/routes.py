@@ -3,11 +3,19 @@
 Every fault of a request is a 4xx in OpenAI's error form; an engine's own 4xx keeps its status and message. While the
 engine is away a request waits (keep-alives flow), then gets 503 with Retry-After. A client that leaves takes its
 engine request with it.
+
+Which model a client names, and whether we serve it.
+
+Ours are the served name and `policy`, each alone (whatever version is current) or with one version behind it
+(`policy@v7`, `policy-v7`): that version, or a 404. Any other name is an alias: a client that cannot be told our name
+still gets the policy, with one warning in the log, unless `server.unknown_model` says to refuse it.
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import structlog
 from fastapi import APIRouter
@@ -16,14 +24,49 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.errors import EngineError, EngineRefused, RequestError
-from openclaw_rl.proxy import wire
-from openclaw_rl.proxy.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
-from openclaw_rl.proxy.auth import Keys
-from openclaw_rl.proxy.body import ParsedBody, parse_body
-from openclaw_rl.proxy.chat import Reply
-from openclaw_rl.proxy.model_names import ModelNames
-from openclaw_rl.proxy.ports import ProxyDeps
-from openclaw_rl.proxy.prepare import Prepared, prepare
+from openclaw_rl.proxy import responses
+from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.reply import Reply
+from openclaw_rl.proxy.request import ParsedBody, Prepared, parse_body, prepare
+from openclaw_rl.web import errors
+from openclaw_rl.web.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
+from openclaw_rl.web.auth import Keys
+
+_VERSION = re.compile(r"(?:@(?P<at>.*)|-v(?P<dash>\d+))\Z", re.DOTALL)
+_NUMBER = re.compile(r"v?(\d{1,9})\Z")
+
+
+class ModelNames:
+    def __init__(
+        self, served: str, unknown: Literal["serve", "refuse"], current: Callable[[], int], warn: Callable[[str], None]
+    ) -> None:
+        """warn: told each foreign name that is served; it says so once."""
+        self._own, self._unknown, self._current, self._warn = (served, "policy"), unknown, current, warn
+
+    def wanted_version(self, name: str | None) -> int | None:
+        """The version that must answer; None: whichever is current. Raises RequestError (404, `model_not_found`)."""
+        if not name or name in self._own:
+            return None
+        for own in self._own:
+            if name.startswith(own) and (found := _VERSION.match(name, len(own))):
+                number = _NUMBER.match(found["dash"] or found["at"])
+                if number is None or int(number[1]) != self._current():
+                    raise self.not_found(name)
+                return int(number[1])
+        if self._unknown == "refuse":
+            raise self.not_found(name)
+        self._warn(name)
+        return None
+
+    def not_found(self, name: str) -> RequestError:
+        served = ", ".join(dict.fromkeys((*self._own, f"policy@v{self._current()}")))
+        return RequestError(
+            f"The model {name[:100]!r} does not exist. Served here: {served}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
 
 log = structlog.get_logger()
 
@@ -64,7 +107,7 @@ def _is_chat(route: Route) -> bool:
 class _ModelsRoute:
     def __init__(self, deps: ProxyDeps) -> None:
         self._about = (deps.model_name, deps.frontend.context_length, int(time.time()))
-        self._all = wire.models(*self._about)
+        self._all = responses.models(*self._about)
         self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +121,7 @@ class _ModelsRoute:
         except RequestError as error:
             await _refuse(receive, send, error, is_read=True)
         else:
-            await answer(send, 200, wire.model(name, *self._about))
+            await answer(send, 200, responses.model(name, *self._about))
 
 
 class _ChatRoute:
@@ -127,7 +170,7 @@ class _ChatRoute:
 
         if not await until_gone(receive, work()):
             return
-        text = wire.completion(
+        text = responses.completion(
             reply_id=reply.reply_id,
             model=self._model(body),
             created=int(prepared.request.received_at),
@@ -139,7 +182,7 @@ class _ChatRoute:
         await answer(send, 200, text, self._headers(reply, prepared))
 
     async def _stream(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
-        chunks = wire.Chunks(
+        chunks = responses.Chunks(
             reply_id=reply.reply_id, model=self._model(body), created=int(prepared.request.received_at)
         )
         sender = EventSender(
@@ -160,7 +203,7 @@ class _ChatRoute:
             last = chunks.finish(reply.finish_reason)
             if body.chat.includes_usage:
                 last += chunks.usage(reply.usage)
-            await sender.end(last + wire.DONE)
+            await sender.end(last + responses.DONE)
 
         try:
             await until_gone(receive, work(), sender.keep_alive())
@@ -169,7 +212,7 @@ class _ChatRoute:
                 raise
             fault = error if isinstance(error, RequestError) else _as_request_error(error)
             log.warning("stream_failed", reply_id=reply.reply_id, status=fault.status, error=fault.message)
-            await sender.end(wire.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
+            await sender.end(errors.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
 
     def _headers(self, reply: Reply, prepared: Prepared) -> Mapping[str, str]:
         headers = {}
@@ -206,7 +249,7 @@ async def _refuse(receive: Receive, send: Send, error: RequestError | EngineErro
     headers = {"retry-after": str(_RETRY_AFTER_S)} if fault.status == 503 else {}
     if isinstance(error, EngineRefused) and error.retry_after is not None:
         headers["retry-after"] = error.retry_after
-    text = wire.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
+    text = errors.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
     if is_read:
         await answer(send, fault.status, text, headers)
     else:

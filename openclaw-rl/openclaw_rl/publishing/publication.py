@@ -3,27 +3,57 @@
 An adapter is loaded beside the one that serves and tested before it does; full weights take the place of what serves,
 are tested once they do, and what fails then is swapped back. A version that fails is rejected in the ledger with the
 reason; an engine that fails raises, and the version is tried again.
+
+The steps of a version in the ledger that more than one part takes: on its way to serving, rejected, passed over.
 """
 
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
-from openclaw_rl.alerts import Alert
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.publishing import version_states
-from openclaw_rl.publishing.finite_weights import not_finite
-from openclaw_rl.publishing.gate import Gate
-from openclaw_rl.publishing.policy_engine import PolicyEngine
-from openclaw_rl.trainers.api import Report
+from openclaw_rl.publishing.engine_weights import PolicyEngine
+from openclaw_rl.publishing.gate import Gate, not_finite
+from openclaw_rl.telemetry.alerts import Alert
+from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
+
+REJECTIONS_IN_A_ROW = 3
+"""So many, and learning is paused."""
+
+
+async def to_loading(ledger: Ledger, version: Version) -> None:
+    """For one that the gate let pass, wherever a crash left it; one that served before has been there."""
+    if version.state is VersionState.CANDIDATE:
+        await ledger.set_version_state(version.weight_version, VersionState.GATED)
+    if version.state in (VersionState.CANDIDATE, VersionState.GATED):
+        await ledger.set_version_state(version.weight_version, VersionState.LOADING)
+
+
+async def reject(ledger: Ledger, number: int, reason: str, *, alert: Alert) -> None:
+    rejected = await ledger.reject(number, reason)
+    in_a_row = await ledger.rejections_in_a_row()
+    log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
+    if in_a_row >= REJECTIONS_IN_A_ROW:
+        await ledger.set_learning(False)
+        reason = f"{in_a_row} versions rejected in a row"
+        alert("learning_paused", reason=reason, resume="openclaw-rl learning resume")
+
+
+async def supersede(ledger: Ledger, numbers: Sequence[int]) -> None:
+    """A newer version contains them and serves."""
+    for number in numbers:
+        if (await ledger.version(number)).state is VersionState.CANDIDATE:
+            await ledger.set_version_state(number, VersionState.GATED)
+        await ledger.set_version_state(number, VersionState.SUPERSEDED, "a newer version was ready first")
 
 
 class Publication:
@@ -47,7 +77,7 @@ class Publication:
         number, times = version.weight_version, _PhaseTimes()
         refusal = await self._refusal(version, times)
         if refusal is not None:
-            await version_states.reject(self._ledger, number, refusal, alert=self._alert)
+            await reject(self._ledger, number, refusal, alert=self._alert)
             return False
         times.ends("switch_s")
         await self._ledger.set_version_state(number, VersionState.SERVING)
@@ -70,7 +100,7 @@ class Publication:
         if version.state is VersionState.CANDIDATE and (refusal := await self._pass_gate(version, times)) is not None:
             await self._policy.adapters.unload(version.weight_version)
             return refusal
-        await version_states.to_loading(self._ledger, version)
+        await to_loading(self._ledger, version)
         if version.kind is WeightKind.FULL:
             return await self._try_full(version)
         await self._prewarm(version.weight_version)

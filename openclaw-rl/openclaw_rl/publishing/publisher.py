@@ -13,20 +13,20 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl.alerts import Alert
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.meters import Meters
-from openclaw_rl.publishing import version_folders, version_states
+from openclaw_rl.publishing import publication, version_folders
 from openclaw_rl.publishing.canary import Canary
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, GateResult
-from openclaw_rl.publishing.policy_engine import PolicyEngine
 from openclaw_rl.publishing.publication import Publication
-from openclaw_rl.publishing.pushed_weights import PushedWeights
 from openclaw_rl.publishing.version_folders import is_elsewhere
+from openclaw_rl.publishing.weight_push import PushedWeights
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.telemetry.alerts import Alert
+from openclaw_rl.telemetry.health import Meters
 from openclaw_rl.types import Version, VersionState
 
 log = structlog.get_logger()
@@ -172,7 +172,7 @@ class Publisher:
         return True
 
     async def _supersede(self, numbers: Sequence[int]) -> None:
-        await version_states.supersede(self._ledger, numbers)
+        await publication.supersede(self._ledger, numbers)
         for number in numbers:
             await self._adapters.unload(number)
 

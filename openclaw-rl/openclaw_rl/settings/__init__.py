@@ -7,12 +7,11 @@ Wrong keys and values are one `SettingsError`, a line for each that names it. Ea
 branch, never the tree.
 """
 
-from openclaw_rl.settings.branch import Branch, Url, is_loopback
-from openclaw_rl.settings.keeping import MemorySettings, RedactionSettings, RetentionSettings
+from openclaw_rl.settings.base import Branch, Url, is_loopback
 from openclaw_rl.settings.learning import JudgeSettings, MethodSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.loading import ENV_PREFIX, load
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
-from openclaw_rl.settings.serving import (
+from openclaw_rl.settings.server import (
     ApiKey,
     EngineSettings,
     ModelSettings,
@@ -20,6 +19,7 @@ from openclaw_rl.settings.serving import (
     ServerSettings,
     SessionSettings,
 )
+from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
 from openclaw_rl.settings.tree import Settings
 
 __all__ = [

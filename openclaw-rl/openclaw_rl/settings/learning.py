@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from openclaw_rl.settings.branch import Branch, Url
+from openclaw_rl.settings.base import Branch, Url
 
 
 class JudgeSettings(Branch):

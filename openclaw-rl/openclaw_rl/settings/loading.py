@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import measured
+from openclaw_rl.settings import tuned
 from openclaw_rl.settings.tree import Settings
 
 ENV_PREFIX = "OPENCLAW_RL__"
@@ -46,7 +46,7 @@ def load(
     for key, value in (overrides or {}).items():
         _put(tree, key.split("."), _parse(value) if isinstance(value, str) else value, source=key)
     try:
-        return measured.applied(Settings.model_validate(tree))
+        return tuned.applied(Settings.model_validate(tree))
     except ValidationError as error:
         raise SettingsError(_explained(error, path)) from error
 

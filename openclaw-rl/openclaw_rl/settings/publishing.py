@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from openclaw_rl.settings.branch import Branch, SecretUrl
+from openclaw_rl.settings.base import Branch, SecretUrl
 
 
 class PublisherSettings(Branch):

@@ -6,17 +6,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from openclaw_rl.settings.branch import Branch
-from openclaw_rl.settings.keeping import MemorySettings, RedactionSettings, RetentionSettings
+from openclaw_rl.settings.base import Branch
 from openclaw_rl.settings.learning import JudgeSettings, MethodSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
-from openclaw_rl.settings.serving import (
-    EngineSettings,
-    ModelSettings,
-    SamplingSettings,
-    ServerSettings,
-    SessionSettings,
-)
+from openclaw_rl.settings.server import EngineSettings, ModelSettings, SamplingSettings, ServerSettings, SessionSettings
+from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
 
 
 class Settings(Branch):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.trainers.api import Probe
+from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.types import DropReason, Sample, WeightKind
 
 

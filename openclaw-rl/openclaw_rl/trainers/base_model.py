@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from openclaw_rl.engines import bundled
-from openclaw_rl.engines.bundled import ResolvedModel
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.models import resolve
+from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.full import FullPolicy
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -29,13 +29,13 @@ def make_policy(kind: WeightKind, resolved: ResolvedModel, settings: TrainerSett
     """Blocks for the seconds or minutes that loading takes. Raises SettingsError."""
     if kind is WeightKind.LORA:
         return LoraPolicy(load(resolved, settings), settings)
-    base = bundled.load_model(resolved, dtype_of(settings), settings.device)
-    return FullPolicy(base, settings, load_base=lambda: bundled.load_model(resolved, dtype_of(settings)))
+    base = resolve.load_model(resolved, dtype_of(settings), settings.device)
+    return FullPolicy(base, settings, load_base=lambda: resolve.load_model(resolved, dtype_of(settings)))
 
 
 def load(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTrainedModel":
     if settings.quantise == "none":
-        return bundled.load_model(resolved, dtype_of(settings), settings.device)
+        return resolve.load_model(resolved, dtype_of(settings), settings.device)
     return _quantised(resolved, settings)
 
 

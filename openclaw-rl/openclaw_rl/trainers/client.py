@@ -3,18 +3,22 @@
 Every call has a deadline. A refusal of what a lease says (409) is `CommitRefused`; a server that cannot be reached, or
 answers 5xx, is `ServerGone` and worth a retry; anything else is a `TrainerError`. Calls may be repeated: `commit` is
 idempotent by its lease.
+
+Keeps a lease alive while its step runs, from a thread of its own.
 """
 
 import json
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.errors import CommitRefused, TrainerError
-from openclaw_rl.trainers.api import (
+from openclaw_rl.trainer_protocol import (
     Commit,
     Committed,
     Durable,
@@ -157,3 +161,45 @@ def _message(answer: httpx.Response) -> str:
         return answer.text[:200]
     error = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+
+
+LONGEST_PAUSE_S = 60.0
+
+
+@contextmanager
+def renewing(
+    client: TrainerClient,
+    lease: LeaseBody,
+    on_failure: Callable[[LeaseBody, TrainerError], None],
+    *,
+    moved_at: Callable[[], float] = time.monotonic,
+    on_hang: Callable[[], None] = lambda: None,
+) -> Iterator[Callable[[], bool]]:
+    """Renew at a third of the lease's time; gives a function that says whether the lease is still ours. `on_failure` is
+    told of calls that failed and will be made again. `moved_at`: when the step last made progress, by the monotonic
+    clock; one that made none for as long as a lease lives is renewed no more, and `on_hang` is called, in the thread
+    that does not hang."""
+    over, lost = threading.Event(), threading.Event()
+
+    def renew() -> None:
+        # By a steady clock and the lease's own length: neither clock's hour matters.
+        while not over.wait(min(max(0.5, lease.lease_s / 3), LONGEST_PAUSE_S)):
+            if time.monotonic() - moved_at() > lease.lease_s:
+                lost.set()
+                on_hang()
+                return
+            try:
+                client.renew(lease)
+            except CommitRefused:
+                lost.set()
+                return
+            except TrainerError as error:
+                on_failure(lease, error)
+
+    thread = threading.Thread(target=renew, name=f"renew {lease.lease_id}", daemon=True)
+    thread.start()
+    try:
+        yield lambda: not lost.is_set()
+    finally:
+        over.set()
+        thread.join(timeout=1.0)  # a renewal in flight may outlive us; it can do no harm

@@ -8,6 +8,8 @@ safetensors and JSON, never a pickle.
     optimizer.state                                  AdamW's moments, fp32 masters, and the random generators
     state.json                                       steps, the method's state, and which base it all started from
     ema/                                             with `method.teacher = "ema"`: its adapter (`ema`)
+
+Probes: a few forced tokens with the trainer's log-probs before and after a step, for the publisher's self-test.
 """
 
 import json
@@ -22,19 +24,54 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from openclaw_rl import c_heap
+from openclaw_rl import malloc
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.trainers import probes
+from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.trainers.base import NoStep, Step
+from openclaw_rl.trainers.batches import MicroBatch, Piece, Row
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
-from openclaw_rl.trainers.ema import EmaTeacher
-from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.trainers.step import NotFinite, train_step
 from openclaw_rl.types import DropReason, Sample
+
+PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 32, 32
+"""Small: a probe compares two programs on equal ids, and needs neither the whole prompt nor the whole reply."""
+
+
+def probe_rows(samples: Sequence[Sample]) -> MicroBatch:
+    """Of the samples with the longest replies: the prompt's end and the reply's beginning, at temperature 1."""
+    chosen = sorted(samples, key=lambda sample: (-len(sample.response_ids), sample.sample_id))[:PROBES]
+    rows = []
+    for index, sample in enumerate(chosen):
+        prompt, response = sample.prompt_ids[-PROMPT_TOKENS:], sample.response_ids[:RESPONSE_TOKENS]
+        piece = Piece(index, len(prompt), len(response), trained=tuple(range(len(response))), temperature=1.0)
+        rows.append(Row(prompt + response, (piece,)))
+    return MicroBatch(tuple(rows))
+
+
+@torch.no_grad()
+def score(policy: Policy, batch: MicroBatch) -> list[list[float]]:
+    log_probs = policy.log_probs(batch)
+    return [[float(value) for value in log_probs[piece.index]] for piece in batch.pieces]
+
+
+def probes_of(
+    batch: MicroBatch, before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
+) -> tuple[Probe, ...]:
+    return tuple(
+        Probe(
+            prompt_ids=list(row.ids[: piece.start]),
+            response_ids=list(row.ids[piece.start :]),
+            log_probs=list(new),
+            parent_log_probs=list(old),
+        )
+        for row, piece, old, new in zip(batch.rows, batch.pieces, before, after, strict=True)
+    )
+
 
 STATE_FILE = "state.json"
 _RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
@@ -153,12 +190,12 @@ class LocalLearner:
     def _step(self, samples: list[Sample]) -> Step:
         method_state = dict(self._method_state)
         advantages = self._method.advantages(samples, self._method_settings, method_state)
-        probe_rows = probes.probe_rows(samples)
-        before = probes.score(self._policy, probe_rows)
+        probes = probe_rows(samples)
+        before = score(self._policy, probes)
         metrics, left_out = train_step(
             self._policy, self._optimizer, self._method, samples, advantages, self._settings, self._method_settings
         )
-        after = probes.score(self._policy, probe_rows)
+        after = score(self._policy, probes)
         if not all(math.isfinite(value) for values in (*before, *after) for value in values):
             raise NotFinite("a probe's log-probs are not finite")
         self._method_state = method_state
@@ -172,7 +209,7 @@ class LocalLearner:
         return Step(
             metrics,
             {samples[index].sample_id: DropReason.NON_FINITE for index in left_out},
-            probes.probes_of(probe_rows, before, after),
+            probes_of(probes, before, after),
         )
 
     def _unusable(self, sample: Sample) -> DropReason | None:
@@ -199,4 +236,4 @@ def _give_memory_back() -> None:
     """A step's activations are gigabytes that the allocator keeps; between steps they are better with the engine."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    c_heap.give_back()
+    malloc.give_back()

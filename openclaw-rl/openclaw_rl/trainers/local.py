@@ -53,7 +53,7 @@ class TrainerConfig(BaseModel):
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
     parent_pid: int | None = None
-    """For people; the lifeline (`openclaw_rl.supervised`) is what ends an orphan."""
+    """For people; the lifeline (`openclaw_rl.child_main`) is what ends an orphan."""
 
     @classmethod
     def read(cls, file: Path) -> "TrainerConfig":
@@ -78,15 +78,15 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
-        from openclaw_rl.engines import bundled
+        from openclaw_rl.models import resolve
         from openclaw_rl.trainers import base_model
         from openclaw_rl.trainers.learner import LocalLearner
         from openclaw_rl.trainers.loop import TrainerLoop
 
         torch.set_num_threads(config.trainer.threads)
         disable_progress_bar()  # of a model that is written, in the log
-        resolved = bundled.resolve(config.model, config.cache_dir)
-        base_hash = bundled.base_hash(resolved)
+        resolved = resolve.resolve(config.model, config.cache_dir)
+        base_hash = resolve.base_hash(resolved)
         if config.base_hash is not None and config.base_hash != base_hash:
             raise TrainerError(
                 f"the engine serves base {config.base_hash[:12]}…, {resolved.name} here is {base_hash[:12]}…"

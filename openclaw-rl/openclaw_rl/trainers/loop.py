@@ -19,11 +19,10 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl.errors import CommitRefused, TrainerError
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.base import Interrupted, Learner, NoStep, Step
-from openclaw_rl.trainers.client import ServerGone, TrainerClient
-from openclaw_rl.trainers.renewal import renewing
+from openclaw_rl.trainers.client import ServerGone, TrainerClient, renewing
 from openclaw_rl.types import DropReason
 
 log = structlog.get_logger()

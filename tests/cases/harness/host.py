@@ -169,8 +169,8 @@ class _WallClock:
 
 def _serve() -> None:
     wall = time.time = _WallClock()  # type: ignore[assignment]  # before anybody takes it for a default
-    from openclaw_rl import app
     from openclaw_rl.proxy.frontend import FrontEnd
+    from openclaw_rl.server import app
     from openclaw_rl.settings import ModelSettings, load
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the servers: let the kernel

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Probe, Report
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Probe, Report
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind
 

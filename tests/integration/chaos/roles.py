@@ -24,8 +24,9 @@ from starlette.types import ASGIApp
 from chaos.faults import Rates, faulty
 from chaos.memory import tell_what_is_held
 from chaos.stubs import TimedEngine, stub_judge
-from openclaw_rl import app, log
+from openclaw_rl import log
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.server import app
 from openclaw_rl.settings import MemorySettings, Settings
 from openclaw_rl.testing import ToyPolicy, stub_app
 from openclaw_rl.trainers import client as trainer_client

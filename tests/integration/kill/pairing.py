@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kill.audit import open_read_only, text_of
 from kill.chats import Seen
-from openclaw_rl.ledger.codec import unpack_ids
+from openclaw_rl.ledger.blobs import unpack_ids
 from openclaw_rl.types import DropReason
 
 _TWINS = """

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.http import HttpEngine
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger import syncer as ledger_syncer
 from openclaw_rl.ledger import writer as ledger_writer

@@ -17,7 +17,7 @@ import torch
 
 from kill.audit import open_read_only
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner, seed_of
-from openclaw_rl.ledger import rows
+from openclaw_rl.ledger import records
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
 
@@ -51,7 +51,7 @@ def _weights(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Itera
         turns = db.execute(
             "SELECT turn FROM lease_sample WHERE fence = ? AND outcome = 'trained' ORDER BY turn", (fence,)
         )
-        samples = [sample for (turn,) in turns.fetchall() if (sample := rows.read_sample(db, turn)) is not None]
+        samples = [sample for (turn,) in turns.fetchall() if (sample := records.read_sample(db, turn)) is not None]
         weights, moments = held[parent]
         for tried in (moments, None):
             learner.hold(weights, tried)
@@ -74,7 +74,7 @@ def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Ite
     # What an engine garbled is recorded as it came, and never trained on.
     rows_of = db.execute("SELECT id FROM turn WHERE reason IS NOT 'misaligned' ORDER BY id")
     for (row,) in rows_of.fetchall():
-        request, turn = rows.read_request(db, row), rows.read_turn(db, row)
+        request, turn = records.read_request(db, row), records.read_turn(db, row)
         if any(map(math.isnan, turn.rollout_log_probs)):  # garbled, and given up for another reason
             (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
             if state != "dropped":

@@ -16,8 +16,9 @@ import uvicorn
 from kill.fork_server import Role
 from kill.points import Death, Fate, hook_server, hook_trainer
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner
-from openclaw_rl import app, log
+from openclaw_rl import log
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.server import app
 from openclaw_rl.settings import Settings
 from openclaw_rl.testing import FakeEngine, ToyPolicy, stub_app
 from openclaw_rl.trainers import client as trainer_client

@@ -22,7 +22,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
-from openclaw_rl.trainers.api import Probe
+from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 from openclaw_rl.types import Sample, WeightKind

@@ -9,8 +9,8 @@ import uvicorn
 from engine_client import SETTINGS, collect, raw_server, request, served
 from waiting import until
 
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply
-from openclaw_rl.engines.http import HttpEngine
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
 

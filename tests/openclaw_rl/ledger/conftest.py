@@ -10,7 +10,7 @@ from turns import make_request, make_turn, serve_turn
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.trainers.api import Commit, Manifest, Probe, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
     DropReason,
     Lease,

@@ -15,7 +15,7 @@ from pathlib import Path
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.trainers.api import Commit, Manifest, Report
+from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.types import (
     NextState,
     Request,

@@ -7,16 +7,11 @@ import pytest
 from turns import make_request, make_turn
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
-from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, serving
-from openclaw_rl.ledger.backup import backup, compact
+from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, turns
+from openclaw_rl.ledger.snapshot import backup, compact
 from openclaw_rl.messages import Message
-from openclaw_rl.trainers.api import Report
-from openclaw_rl.types import (
-    DropReason,
-    Feedback,
-    NextState,
-    SideCount,
-)
+from openclaw_rl.trainer_protocol import Report
+from openclaw_rl.types import DropReason, Feedback, NextState, SideCount
 
 
 @pytest.fixture(autouse=True)
@@ -137,10 +132,10 @@ async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(
     def later(db, plan, *, at):
         question, answer = Message(role="user", content="question 1"), Message(role="assistant", content="answer 1")
         asked = make_request("late", question, user="bob", session="c", prompt=(1, 2, 3))
-        serving.begin(db, asked)
+        turns.begin(db, asked)
         turn = make_turn("turn-late", request="running", reply=answer)
-        serving.finish(db, turn, driver.key, at=at)
-        serving.pair(db, before, NextState((question,)), "side", at=at)
+        turns.finish(db, turn, driver.key, at=at)
+        turns.pair(db, before, NextState((question,)), "side", at=at)
         return carry_out(db, plan, at=at)
 
     monkeypatch.setattr(forget, "carry_out", later)
@@ -157,8 +152,8 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
     def later(db, plan, *, at):
         if not seen:
             asked = make_request("more", session="mine", text="and then?")
-            serving.begin(db, asked)
-            serving.abandon(db, "more", DropReason.CANCELLED, "")
+            turns.begin(db, asked)
+            turns.abandon(db, "more", DropReason.CANCELLED, "")
         seen.append(plan)
         return carry_out(db, plan, at=at)
 

@@ -14,13 +14,7 @@ from ledger_model import DEAD, TRAINING, LedgerModel, ModelTurn, ModelVersion
 
 from openclaw_rl.errors import CommitRefused
 from openclaw_rl.messages import Message
-from openclaw_rl.types import (
-    DropReason,
-    Feedback,
-    NextState,
-    Verdict,
-    VersionRun,
-)
+from openclaw_rl.types import DropReason, Feedback, NextState, Verdict, VersionRun
 
 
 class LedgerMachine(LedgerModel):

@@ -9,7 +9,7 @@ import pytest
 
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger import open as ledger_open
-from openclaw_rl.ledger.pieces import Connection
+from openclaw_rl.ledger.blobs import Connection
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, VersionState
 

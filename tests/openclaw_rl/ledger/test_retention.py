@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from openclaw_rl.errors import LedgerUnavailable
-from openclaw_rl.ledger import deletion, retention
-from openclaw_rl.retaining import Retention
+from openclaw_rl.ledger import deletion, forget
+from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import RetentionSettings
 from openclaw_rl.types import DropReason, Feedback, SideCount
 
@@ -103,7 +103,7 @@ async def test_a_turn_with_a_demonstration_that_waits_stays(ledger, driver):
 async def test_a_full_ledger_lets_the_oldest_go_until_it_fits_again(ledger, driver):
     for n in range(200):
         await driver.served(drop=DropReason.OPTED_OUT, prompt=tuple(range(n, n + 400)))
-    used = await ledger._reader.read(retention.used_bytes)
+    used = await ledger._reader.read(forget.used_bytes)
     target = int(used * 0.6)
     for _ in range(10):
         done = await ledger.retain(older_than=None, most_bytes=target)

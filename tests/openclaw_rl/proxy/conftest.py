@@ -17,12 +17,12 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.serving import ServingVersions
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
+from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.proxy.ports import ProxyDeps
 from openclaw_rl.proxy.routes import build_router
 from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.testing import FakeEngine, ToyPolicy

@@ -10,8 +10,8 @@ import pytest
 from chats import HI, finishes, ids_of, joined
 from waiting import until
 
-from openclaw_rl.engines.http import HttpEngine
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings, ServerSettings
 from openclaw_rl.testing import Scripted
 from openclaw_rl.types import DropReason

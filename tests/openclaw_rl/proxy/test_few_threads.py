@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from openclaw_rl.proxy.few_threads import FewThreads
+from openclaw_rl.proxy.tokenizer import FewThreads
 
 
 def test_other_threads_share_two() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from openclaw_rl.engines.admission import Closed, ServingVersions
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
-from openclaw_rl.engines.serving import Closed, ServingVersions
 from openclaw_rl.errors import EngineRefused, RequestError
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
 from openclaw_rl.testing import FakeEngine, Scripted

@@ -6,9 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 from waiting import until
 
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.errors import RequestError
-from openclaw_rl.proxy.model_names import ModelNames
+from openclaw_rl.proxy.routes import ModelNames
 from openclaw_rl.settings import ServerSettings
 
 HI = {"messages": [{"role": "user", "content": "hello"}]}

@@ -9,9 +9,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.frontend import FrontEnd, Rendered
-from openclaw_rl.proxy.parser import StreamParser
+from openclaw_rl.proxy.parser import StopMatcher, StreamParser
 from openclaw_rl.proxy.sglang import Tool
-from openclaw_rl.proxy.stops import StopMatcher
 
 TOOLS = (Tool.model_validate({"function": {"name": "exec", "parameters": {"type": "object"}}}),)
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls"}}\n</tool_call>'

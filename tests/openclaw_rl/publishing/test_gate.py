@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from publishing import PROMPT, Speechless, World, publish, until
 
-from openclaw_rl.engines.serving import adapter_name
+from openclaw_rl.engines.admission import adapter_name
 from openclaw_rl.publishing.canary import Canary
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
-from openclaw_rl.trainers.api import Report
+from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import VersionState
 
 

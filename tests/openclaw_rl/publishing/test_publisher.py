@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from publishing import Speechless, World, publish, until
 
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.errors import EngineGone, LedgerError
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings

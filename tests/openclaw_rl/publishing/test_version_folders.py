@@ -8,17 +8,9 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.publishing.version_folders import prune, remove_unnamed, tidy, without_optimizer
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import Commit, Manifest, Report
-from openclaw_rl.types import (
-    NextState,
-    Sample,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.types import NextState, Sample, TurnKey, Verdict, VersionRun, VersionState, WeightKind
 
 
 def make(versions: Path, *names: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.identity import identify
+from openclaw_rl.sessions.classify import identify
 
 LINE = "hi\n\nRuntime: agent=main | session=agent:main:a | sessionId=from-line | host=h"
 ALL_HEADERS = {"x-session-id": "from-header", "session_id": "from-native:0", "x-session-affinity": "from-affinity:3"}

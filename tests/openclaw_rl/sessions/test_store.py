@@ -15,16 +15,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.sessions import store as store_module
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import SessionSettings, TrainingSettings
-from openclaw_rl.types import (
-    DropReason,
-    Request,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnState,
-    TurnType,
-    VersionRun,
-)
+from openclaw_rl.types import DropReason, Request, SamplingParams, Scope, Turn, TurnState, TurnType, VersionRun
 
 S = Scope("uma", "s")
 NOW = 1_000_000.0

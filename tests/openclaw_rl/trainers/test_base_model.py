@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.bundled import ResolvedModel
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import base_model
 from openclaw_rl.trainers.batches import rows_of

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from openclaw_rl.errors import CommitRefused, TrainerError
-from openclaw_rl.trainers.api import Commit, LeaseBody, Manifest, Report
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report
 from openclaw_rl.trainers.client import ServerGone, TrainerClient
 from openclaw_rl.types import DropReason, WeightKind
 

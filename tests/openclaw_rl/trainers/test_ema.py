@@ -14,9 +14,8 @@ from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.checkpoint import EMA_FOLDER
-from openclaw_rl.trainers.ema import EmaTeacher
 from openclaw_rl.trainers.learner import LocalLearner
-from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
 from openclaw_rl.types import Sample
 
 DECAY = 0.75

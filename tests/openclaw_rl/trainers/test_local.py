@@ -21,14 +21,14 @@ from fastapi import FastAPI
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from openclaw_rl.engines import bundled
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.models import resolve
+from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import ModelSettings, TrainerSettings, TrainingSettings
-from openclaw_rl.trainers.api import Report
+from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.trainers.local import TrainerConfig, _only_trainer, run
-from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, Version
 
 T = TypeVar("T")
@@ -146,8 +146,8 @@ def config(model_folder: Path, settings: TrainerSettings, tmp_path: Path) -> dic
 
 @pytest.fixture
 def server(config: dict[str, object], tmp_path: Path) -> Iterator[Server]:
-    resolved = bundled.resolve(ModelSettings.model_validate(config["model"]), tmp_path / "cache")
-    config["base_hash"] = bundled.base_hash(resolved)
+    resolved = resolve.resolve(ModelSettings.model_validate(config["model"]), tmp_path / "cache")
+    config["base_hash"] = resolve.base_hash(resolved)
     server = Server(tmp_path / "data", str(config["base_hash"]))
     config["url"] = f"http://127.0.0.1:{server.port}"
     yield server

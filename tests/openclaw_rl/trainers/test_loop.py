@@ -11,8 +11,8 @@ import pytest
 from trainer_bench import Bench
 
 from openclaw_rl.errors import TrainerError
+from openclaw_rl.trainer_protocol import Commit, SampleBody, Tip
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import Commit, SampleBody, Tip
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop, WrongBase

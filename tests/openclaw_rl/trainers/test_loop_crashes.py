@@ -7,8 +7,8 @@ import httpx
 import pytest
 from trainer_bench import Bench, Killed
 
+from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.trainers.api import SampleBody
 from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.trainers.loop import LEASE_FILE
 from openclaw_rl.types import Sample

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from openclaw_rl.engines import bundled
 from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.models import resolve
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.learner import LocalLearner
@@ -17,16 +17,16 @@ pytestmark = pytest.mark.real_model
 
 
 @pytest.fixture(scope="module")
-def resolved(bundled_cache: Path) -> bundled.ResolvedModel:
-    return bundled.resolve(ModelSettings(), bundled_cache)
+def resolved(bundled_cache: Path) -> resolve.ResolvedModel:
+    return resolve.resolve(ModelSettings(), bundled_cache)
 
 
 def test_a_step_moves_the_bundled_model_where_the_reward_points(
-    resolved: bundled.ResolvedModel, tmp_path: Path
+    resolved: resolve.ResolvedModel, tmp_path: Path
 ) -> None:
     settings = TrainerSettings()
-    tokenizer, model = bundled.load_tokenizer(resolved), bundled.load_model(resolved)
-    base_hash = bundled.base_hash(resolved)
+    tokenizer, model = resolve.load_tokenizer(resolved), resolve.load_model(resolved)
+    base_hash = resolve.base_hash(resolved)
 
     def sample(name: str, question: str, answer: str, reward: float) -> Sample:
         text = tokenizer.apply_chat_template(
@@ -61,7 +61,7 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
     assert shift["list"] < -0.1
     learner.write(tmp_path)
     again = LocalLearner(
-        LoraPolicy(bundled.load_model(resolved), settings), METHOD, settings, MethodSettings(), base_hash=base_hash
+        LoraPolicy(resolve.load_model(resolved), settings), METHOD, settings, MethodSettings(), base_hash=base_hash
     )
     again.load(tmp_path, fresh_moments=False)
     second, same = learner.step(samples, lambda: None), again.step(samples, lambda: None)

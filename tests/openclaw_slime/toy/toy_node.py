@@ -14,20 +14,19 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from openclaw_rl.engines.serving import ServingVersions
+from openclaw_rl.engines.admission import ServingVersions
 from openclaw_rl.errors import EngineError
-from openclaw_rl.keeper import EngineKeeper
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.meters import Meters
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
+from openclaw_rl.server.engine_watchdog import EngineKeeper
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.telemetry.health import Meters
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.trainers.api import Started, Tip
+from openclaw_rl.trainer_protocol import Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.trainers.push_routes import build_push_router
-from openclaw_rl.trainers.pushes import TrainerPushes
-from openclaw_rl.trainers.routes import LeaseWait, build_trainer_router
 from openclaw_rl.types import (
     NextState,
     Request,

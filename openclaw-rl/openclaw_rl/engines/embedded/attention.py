@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openclaw_rl.engines.embedded.block_kv import BlockKV
+from openclaw_rl.engines.embedded.kv_cache import BlockKV
 
 
 @dataclass(frozen=True, slots=True)

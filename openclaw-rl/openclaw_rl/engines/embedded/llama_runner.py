@@ -14,15 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openclaw_rl.engines.embedded.adapters import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.attention import Rows, StepAttention
-from openclaw_rl.engines.embedded.block_kv import BlockKV
+from openclaw_rl.engines.embedded.kv_cache import BlockKV, Seats
 from openclaw_rl.engines.embedded.linear import Linear
-from openclaw_rl.engines.embedded.llama_shape import Shape, read_shape, rope_frequencies
-from openclaw_rl.engines.embedded.llama_weights import DOWN, GATE, OUT, QKV, UP, Layer, read_weights
-from openclaw_rl.engines.embedded.lora import LayerPairs, read_adapter
+from openclaw_rl.engines.embedded.llama_model import (
+    DOWN,
+    GATE,
+    OUT,
+    QKV,
+    UP,
+    Layer,
+    Shape,
+    read_shape,
+    read_weights,
+    rope_frequencies,
+)
 from openclaw_rl.engines.embedded.runner import KV, Adapter, Logits, Span
-from openclaw_rl.engines.embedded.seats import Seats
-from openclaw_rl.engines.embedded.threads import ThreadChooser
+from openclaw_rl.engines.embedded.throttle import ThreadChooser
 from openclaw_rl.errors import EngineRefused
 
 

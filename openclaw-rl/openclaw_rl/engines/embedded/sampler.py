@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.dialect import EngineSampling
-from openclaw_rl.engines.embedded.job import Job, TopLogProbs
+from openclaw_rl.engines.embedded.jobs import Job, TopLogProbs
 
 _HEAD, _BLOCK = 1024, 256
 

@@ -20,12 +20,10 @@ import torch
 
 from openclaw_rl.engines.dialect import FinishReason
 from openclaw_rl.engines.embedded import sampler
-from openclaw_rl.engines.embedded.background import BackgroundShare
-from openclaw_rl.engines.embedded.job import Job
-from openclaw_rl.engines.embedded.mailbox import Mailbox
-from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, common_prefix
+from openclaw_rl.engines.embedded.jobs import Job, Mailbox, finish_after
+from openclaw_rl.engines.embedded.kv_cache import PrefixCache, common_prefix
 from openclaw_rl.engines.embedded.runner import Adapter, Logits, Runner, Span
-from openclaw_rl.engines.embedded.stopping import finish_after
+from openclaw_rl.engines.embedded.throttle import BackgroundShare
 from openclaw_rl.errors import EngineRefused
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from openclaw_rl.c_heap import give_back
 from openclaw_rl.engines.dialect import (
     Abort,
     GenerateRequest,
@@ -27,12 +26,12 @@ from openclaw_rl.engines.dialect import (
     error_body,
 )
 from openclaw_rl.engines.embedded.adapters import Adapters
-from openclaw_rl.engines.embedded.generation import Generation
-from openclaw_rl.engines.embedded.job import Job
+from openclaw_rl.engines.embedded.jobs import Job
 from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
-from openclaw_rl.engines.embedded.wire import Limits, check, make_job, progress, reply
+from openclaw_rl.engines.embedded.wire import Generation, Limits, check, make_job, progress, reply
 from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.malloc import give_back
 
 
 class Service:

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.embedded.job import Job
-from openclaw_rl.engines.embedded.loading import load_runner
+from openclaw_rl.engines.embedded.jobs import Job
+from openclaw_rl.engines.embedded.process import load_runner
 from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, make_job, progress

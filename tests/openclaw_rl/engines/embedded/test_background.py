@@ -2,7 +2,7 @@ from itertools import cycle
 
 import pytest
 
-from openclaw_rl.engines.embedded.background import BackgroundShare
+from openclaw_rl.engines.embedded.throttle import BackgroundShare
 
 
 class Machine:

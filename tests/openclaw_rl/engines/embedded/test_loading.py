@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from openclaw_rl.engines.embedded.llama_shape import read_shape
-from openclaw_rl.engines.embedded.loading import context_length, end_ids
+from openclaw_rl.engines.embedded.llama_model import read_shape
+from openclaw_rl.engines.embedded.process import context_length, end_ids
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import ModelSettings
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.engines.embedded.mailbox import Mailbox
+from openclaw_rl.engines.embedded.jobs import Mailbox
 from openclaw_rl.errors import EngineGone
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from openclaw_rl.engines.bundled import ResolvedModel, base_hash, load_model, load_tokenizer, resolve
 from openclaw_rl.engines.embedded.llama_runner import LlamaRunner
-from openclaw_rl.engines.embedded.loading import context_length, end_ids
-from openclaw_rl.engines.tensors_hash import hash_tensors
+from openclaw_rl.engines.embedded.process import context_length, end_ids
+from openclaw_rl.models.identity import hash_tensors
+from openclaw_rl.models.resolve import ResolvedModel, base_hash, load_model, load_tokenizer, resolve
 from openclaw_rl.settings import ModelSettings
 
 pytestmark = pytest.mark.real_model

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.engines.dialect import EngineSampling
 from openclaw_rl.engines.embedded import sampler
-from openclaw_rl.engines.embedded.job import Job, Wanted
-from openclaw_rl.engines.embedded.prefix_cache import CacheKey
+from openclaw_rl.engines.embedded.jobs import Job, Wanted
+from openclaw_rl.engines.embedded.kv_cache import CacheKey
 
 
 def job(*, prompt: list[int] | None = None, output: list[int] | None = None, top: int = 0, **params: Any) -> Job:

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.embedded.block_kv import BlockKV
-from openclaw_rl.engines.embedded.seats import Seats
+from openclaw_rl.engines.embedded.kv_cache import BlockKV, Seats
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 

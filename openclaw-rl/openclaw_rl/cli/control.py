@@ -1,0 +1,207 @@
+"""The commands that steer a running server: what a reply was worth, which version serves, whether it learns, what it
+forgets. They speak to the server of their data directory, with that directory's admin key.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, fail, target
+from openclaw_rl.data_dir import DataDir
+
+app = typer.Typer()
+learning_app = typer.Typer(
+    help="Pause or resume learning; chats go on, turns are still recorded and judged.",
+    short_help="Pause or resume learning; chats go on.",
+    no_args_is_help=True,
+)
+app.add_typer(learning_app, name="learning")
+_OFF = "this server trains nothing: training.enabled is off (--no-learn)"
+
+
+@app.command(short_help="Say of one reply what you think of it.")
+def feedback(
+    turn_id: Annotated[str | None, typer.Argument(help="The reply's id, as `openclaw-rl turns` lists it.")] = None,
+    session: Annotated[str | None, typer.Option(help="In place of an id: the newest turn of this session.")] = None,
+    good: Annotated[bool, typer.Option("--good", help="More of this: a reward of +1.")] = False,
+    bad: Annotated[bool, typer.Option("--bad", help="Less of this: a reward of -1.")] = False,
+    value: Annotated[
+        float | None, typer.Option(help="A number in [-1, 1]; its sign is the reward, 0 is neutral.")
+    ] = None,
+    comment: Annotated[
+        str | None, typer.Option(help="What should have been otherwise: a hint for the methods opd and combine.")
+    ] = None,
+    demonstration: Annotated[
+        str | None, typer.Option(help="The reply you would have liked: the model is trained to give it.")
+    ] = None,
+    feedback_id: Annotated[
+        str | None, typer.Option(help="A name of your own: the same one again changes nothing.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The chat key of the turn's user. Default: the first of server.api_keys.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Say of one reply what you think of it. Your word wins over the judge's.
+
+    It may come at any time. A turn that waits for its next state, for the judge or for its score is judged by it; one
+    whose sample waits for the trainer is scored again; one that was dropped because nothing was said of it
+    (no_next_state, superseded, branch, neutral, unjudged, method) comes back. For a turn that is being trained on, or
+    has been, it is late: it is kept, shown in `turns`, and takes effect if that version is ever lost. A turn that can
+    never be trained on (greedy sampling, opted out, …) stays as it is.
+
+    A demonstration is a sample of its own, whatever becomes of the turn.
+    """
+    if good + bad + (value is not None) > 1:
+        fail("one of --good, --bad and --value")
+    body = {
+        "turn_id": turn_id,
+        "session_id": session,
+        "value": True if good else False if bad else value,
+        "comment": comment,
+        "demonstration": demonstration,
+        "feedback_id": feedback_id,
+    }
+    keys = target(config, data_dir).server.api_keys
+    chat_key = key or (keys[0].key.get_secret_value() if keys else "")
+    said = {name: what for name, what in body.items() if what is not None}
+    answer = call("POST", "/v1/feedback", config, data_dir, key=chat_key, json=said)
+    print(f"{answer['turn_id']}: {answer['effect']}, the turn is {answer['state']}", end="")
+    print(f"; {answer['demonstration_id']} waits for the trainer" if answer["demonstration_id"] else "")
+
+
+@app.command(short_help="Go back to an earlier version.")
+def rollback(
+    to: Annotated[
+        int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")
+    ] = None,
+    requeue: Annotated[bool, typer.Option(help="Let the samples of the abandoned versions wait again.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Go back to an earlier version, its optimizer state included; what was learned after it is abandoned."""
+    body = call("POST", "/v1/admin/rollback", config, data_dir, json={"to": to, "requeue": requeue})
+    print(f"version {body['serving']} serves")
+
+
+@app.command(short_help="Keep serving one version.")
+def pin(
+    weight_version: Annotated[int | None, typer.Argument(help="Version to keep serving.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Publish new versions again.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Keep serving one version; training goes on, nothing is published until `pin --off`."""
+    if (weight_version is None) != off:
+        fail("give a version, or --off")
+    body = call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version})
+    print(f"version {body['serving']} serves" + ("" if off else ", pinned"))
+
+
+@learning_app.command("pause")
+def learning_pause(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Hand out no more batches."""
+    call("POST", "/v1/admin/learning", config, data_dir, json={"on": False})
+    print("learning is paused")
+
+
+@learning_app.command("resume")
+def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Hand out batches again."""
+    body = call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
+    print("learning is on" if body["enabled"] else f"learning is no longer paused, but {_OFF}")
+
+
+@app.command(short_help="Train now, on whatever waits.")
+def train(
+    now: Annotated[bool, typer.Option("--now", help="Needed: this trains on whatever waits, however little.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Do not wait for a full batch: train now on the samples that wait."""
+    if not now:
+        fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
+    body = call("POST", "/v1/admin/train", config, data_dir)
+    if not body["enabled"]:
+        fail(_OFF)
+    if not body["learning"]:
+        fail(f"learning is paused, {body['waiting']} samples wait: `openclaw-rl learning resume` first")
+    print(
+        f"{body['waiting']} samples wait"
+        + (": the trainer takes them now" if body["waiting"] else ", nothing to train on")
+    )
+
+
+@app.command(short_help="Delete a session, a conversation or a user from the ledger.")
+def forget(
+    session: Annotated[str | None, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")] = None,
+    turn: Annotated[
+        str | None,
+        typer.Option(help="In place of it, the id of any reply: its session, or the conversation when it has none."),
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Whose, when several users have a session of that name.")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="All that --user ever said.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Go back behind the versions trained on it, and learn again without it.")
+    ] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Delete a session from the ledger: its turns, samples, feedback, and every message nobody else refers to.
+
+    A chat whose client sends no session id is named by any of its replies (--turn). The ledger knows such a
+    conversation by its first question and answer: all of that user's that begin alike are one.
+
+    A batch that holds one of its samples is taken from the trainer. Weights that were trained on the session cannot be
+    changed: they are named. With --rebuild the policy goes back to the newest version before them, their folders are
+    deleted, and the samples of other sessions that still fit train again; `openclaw-rl replay` trains an adapter anew
+    from all that is left. Backups and exports are yours to delete.
+    """
+    if (session is not None) + (turn is not None) + everything != 1:
+        fail("one of SESSION, --turn ID and --everything")
+    if everything and user is None:
+        fail("--everything needs --user")
+    said = {"session_id": session, "turn_id": turn, "user": user, "everything": everything, "rebuild": rebuild}
+    asked = {name: what for name, what in said.items() if what is not None}
+    body = call("POST", "/v1/admin/forget", config, data_dir, json=asked)
+    whose = f"session {body['session_id']}" if body["session_id"] else f"user {user}" if everything else "it"
+    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that were only theirs")
+    if body["trained_in"]:
+        print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
+    if rebuilt := body["rebuilt"]:
+        print(f"version {rebuilt['serving']} serves again, {rebuilt['waiting']} samples wait to be learned")
+    if body["not_rebuilt"]:
+        print(f"not rebuilt: {body['not_rebuilt']}")
+    if not body["is_scrubbed"]:
+        print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
+
+
+@app.command("export-adapter", short_help="Copy a version's LoRA adapter (PEFT format).")
+def export_adapter(
+    folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
+    weight_version: Annotated[int | None, typer.Option("--version", help="Default: the one that serves.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Copy a version's LoRA adapter (PEFT format) out of the data directory."""
+    number = weight_version
+    if number is None:
+        number = call("GET", "/v1/admin/status", config, data_dir)["serving"]
+    row = call("GET", f"/v1/admin/versions/{number}", config, data_dir)
+    if row["folder"] is None:
+        fail(f"version {number} has no adapter on disk: it is the base, or its weights were deleted")
+    if folder.exists():
+        fail(f"{folder} exists already")
+    if row["kind"] != "lora":
+        fail(f"version {number} is no adapter: it holds all of the model's weights, in {row['folder']}")
+    source = DataDir.of(target(config, data_dir).data_dir).root / row["folder"]
+    try:
+        folder.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy2(source / name, folder / name)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+    print(f"version {number} is in {folder}")

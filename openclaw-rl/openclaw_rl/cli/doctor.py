@@ -1,0 +1,233 @@
+"""`openclaw-rl doctor`: what is installed, what is missing, what differs; before something is started.
+
+Each check is a function of the settings that gives findings and never raises for what it finds. They look and change
+nothing. What an environment of its own holds (SGLang's, slime's) is asked of that environment's interpreter: the
+server's process imports neither. Leaves to others: how much a model needs (`memory_budget`), what the node is written
+against (`openclaw_slime.contracts`).
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.engines.sglang import launch
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.models import memory
+from openclaw_rl.models.resolve import BUNDLED_PACKAGE
+from openclaw_rl.settings import Settings, tuned
+
+Level = Literal["ok", "differs", "missing"]
+NODE_MODULE = "openclaw_slime"
+SGLANG_TESTED = "0.5.15.post1"
+_NEEDED_GB = 4.0
+"""Free in the data directory: the bundled model, its conversion and a few checkpoints."""
+_ASK_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    level: Level
+    says: str
+
+    def line(self) -> str:
+        mark = {"ok": "  ", "differs": "? ", "missing": "! "}[self.level]
+        return f"{mark}{self.what:<18} {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is looked at."""
+
+    settings: Settings
+    model: str | None = None
+    """Another model than the settings'."""
+    gpu_memory_gb: float | None = None
+    """A card to plan for; the machine's own when None."""
+    slime_python: str | None = None
+    """Of the environment that holds slime and Megatron; None: the node is not asked about."""
+
+
+Check = Callable[[Question], Iterator[Finding]]
+
+
+def examine(question: Question, checks: Sequence[Check] | None = None) -> list[Finding]:
+    return [finding for check in checks or CHECKS for finding in check(question)]
+
+
+def interpreter(question: Question) -> Iterator[Finding]:
+    version = platform.python_version()
+    is_old = sys.version_info < (3, 11)
+    yield Finding("python", "missing" if is_old else "ok", f"{version}; 3.11 or newer is needed" if is_old else version)
+    for name in ("torch", "transformers", "peft", "llm-router-utils"):
+        found = _version(name)
+        yield Finding(name, "ok" if found else "missing", found or "is not installed here")
+
+
+def gpus(question: Question) -> Iterator[Finding]:
+    cards = gpu_lines()
+    for n, card in enumerate(cards):
+        yield Finding(f"gpu {n}", "ok", card)
+    if not cards:
+        wants = question.settings.engine.kind == "sglang" or question.slime_python is not None
+        yield Finding(
+            "gpu", "missing" if wants else "ok", "none found" if wants else "none; the embedded engine needs none"
+        )
+
+
+def gpu_lines() -> list[str]:
+    """A line a card by nvidia-smi; empty without one."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def port(question: Question) -> Iterator[Finding]:
+    server = question.settings.server
+    with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            yield Finding("port", "missing", f"{server.host}:{server.port} cannot be taken: {error.strerror}")
+            return
+    yield Finding("port", "ok", f"{server.host}:{server.port} is free")
+
+
+def data_dir(question: Question) -> Iterator[Finding]:
+    root = DataDir.of(question.settings.data_dir).root
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free_gb = shutil.disk_usage(there).free / 1e9
+    if not os.access(there, os.W_OK):
+        yield Finding("data directory", "missing", f"{root}: {there} cannot be written")
+        return
+    has_room = free_gb >= _NEEDED_GB
+    yield Finding("data directory", "ok" if has_room else "differs", f"{root}, {free_gb:.1f} GB free")
+
+
+def model(question: Question) -> Iterator[Finding]:
+    path = question.model or question.settings.model.path
+    if path == "bundled":
+        found = find_spec(BUNDLED_PACKAGE) is not None
+        yield Finding("model", "ok" if found else "missing", f"bundled, from the package {BUNDLED_PACKAGE}")
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        yield Finding("model", "differs", f"{path} is no folder here: it would be looked for on the Hugging Face hub")
+        return
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+        missing.append("*.safetensors")
+    if missing:
+        yield Finding("model", "missing", f"{folder} lacks {', '.join(missing)}")
+        return
+    yield Finding("model", "ok", str(folder))
+    yield from _memory(folder, question.gpu_memory_gb)
+
+
+def _memory(folder: Path, gpu_memory_gb: float | None) -> Iterator[Finding]:
+    if gpu_memory_gb is None:
+        return
+    try:
+        lines = memory.report(memory.ModelShape.of_folder(folder), gpu_memory_gb)
+    except SettingsError as error:
+        yield Finding("memory", "differs", str(error))
+        return
+    for line in lines:
+        yield Finding("memory", "ok", line)
+
+
+def engine(question: Question) -> Iterator[Finding]:
+    settings = question.settings.engine
+    if settings.kind == "embedded":
+        yield Finding("engine", "ok", "embedded: torch and transformers of this environment")
+    elif settings.kind == "url":
+        yield Finding("engine", "ok", f"at {settings.url}; it is asked when the server starts")
+    else:
+        try:
+            found = launch.look(settings.python)
+        except SettingsError as error:
+            yield Finding("sglang", "missing", str(error))
+            return
+        is_tested = found.version == SGLANG_TESTED
+        yield Finding(
+            "sglang", "ok" if is_tested else "differs", found.version + ("" if is_tested else f", not {SGLANG_TESTED}")
+        )
+        if not found.has_flash_attention:
+            yield Finding("sglang", "differs", "no flash attention kernels: attention by triton")
+        if not found.has_flashinfer:
+            yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
+
+
+def learning(question: Question) -> Iterator[Finding]:
+    settings = question.settings
+    if question.model not in (None, settings.model.path):
+        return
+    name = settings.method.name
+    if taught := tuned.in_force(settings):
+        values = ", ".join(f"{key} {value}" for key, value in taught.items())
+        says = f"{name}, with the defaults that taught this model: {values}"
+    elif tuned.defaults(settings) is not None:
+        says = f"{name}, with the settings' own defaults where you set none"
+    else:
+        says = f"{name}, with cautious defaults: what teaches this model, trained so, was not measured"
+    yield Finding("learning", "ok", says)
+
+
+def node(question: Question) -> Iterator[Finding]:
+    """slime's environment answers for itself; this project need not be installed there."""
+    python = question.slime_python
+    if python is None:
+        return
+    ours = [find_spec(name) for name in ("openclaw_rl", NODE_MODULE)]
+    folders = [Path(spec.origin).parent for spec in ours if spec is not None and spec.origin is not None]
+    if len(folders) < len(ours):
+        yield Finding("node", "missing", f"{NODE_MODULE} is not installed here")
+        return
+    said = ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as place:
+            # Our packages alone: what lies beside them here would be taken for what that environment holds.
+            for folder in folders:
+                (Path(place) / folder.name).symlink_to(folder)
+            path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
+            answer = subprocess.run(
+                [python, "-m", f"{NODE_MODULE}.doctor", "--json"],
+                capture_output=True,
+                text=True,
+                timeout=_ASK_S,
+                check=False,  # it ends with 1 when something is missing, and says what
+                env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            )
+        said = answer.stderr.strip().rpartition("\n")[2]
+        rows = json.loads(answer.stdout.splitlines()[-1])
+        findings = [Finding(row["what"], row["level"], row["says"]) for row in rows]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError) as error:
+        yield Finding("node", "missing", f"{python} cannot say what it holds: {said or repr(error)}")
+        return
+    yield from findings
+
+
+CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, engine, learning, node)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,141 @@
+"""The commands that read the ledger's file themselves: they need no server, and disturb none that runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.errors import OpenClawRLError
+
+app = typer.Typer()
+
+
+@app.command(short_help="Train from the ledger, offline.")
+def replay(
+    out: Annotated[Path, typer.Argument(help="The new folder: a PEFT adapter, metrics.jsonl, replay.json.")],
+    method: Annotated[str | None, typer.Option(help="binary_rl, opd or combine. Default: method.name.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Any model of the ledger's tokenizer and chat template. Default: model.path.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first adapter and of the order: equal seeds, equal adapters.")] = 0,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step. Default: training.batch_size.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often every sample is trained on.")] = 1,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Draw the order; default: the order of time.")] = False,
+    user: Annotated[str | None, typer.Option(help="Only the turns of this user.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only the turns of this session.")] = None,
+    engine_url: Annotated[
+        str | None,
+        typer.Option(help="opd, combine: a running engine with this model; default: start the embedded one."),
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Train from the ledger, offline: what would another method or model have learned from the same chats?
+
+    It reads the ledger as it is at one moment, also while a server runs, and changes nothing there. Every turn of which
+    something was said is scored again by the method (verdicts and feedback are taken as recorded); demonstrations are
+    taken as they are. binary_rl needs no engine; opd and combine need one for the teacher.
+
+    The folder then holds an adapter that PEFT and SGLang load, one line of metrics a step, and what was done.
+    """
+    overrides: dict[str, Any] = {"trainer.seed": seed}
+    named = {
+        "data_dir": None if data_dir is None else str(data_dir),
+        "method.name": method,
+        "model.path": model,
+        "training.batch_size": batch_size,
+    }
+    overrides |= {key: value for key, value in named.items() if value is not None}
+    if engine_url is not None:
+        overrides |= {"engine.kind": "url", "engine.url": engine_url}
+    settings = settings_of(config, overrides | parse_sets(sets))
+    from openclaw_rl import log
+    from openclaw_rl.offline.replay import Plan
+    from openclaw_rl.offline.replay import replay as run_replay
+
+    log.configure("warning", settings.log_format)
+    plan = Plan(out, epochs=epochs, max_steps=max_steps, is_shuffled=shuffle, user=user, session_id=session)
+    try:
+        report = run_replay(settings, plan, _progress)
+    except OpenClawRLError as error:
+        fail(str(error))
+    except ExceptionGroup as group:
+        errors, _ = group.split(OpenClawRLError)
+        if errors is None:
+            raise
+        fail(str(_first(errors)))
+    print(f"{report.steps} steps on {report.samples} samples; the adapter is in {out}")
+    for reason, count in report.left_out.items():
+        print(f"  {count} turns left out: {reason}")
+
+
+@app.command("backup", short_help="Copy the ledger, also while a server runs.")
+def backup_ledger(
+    path: Annotated[Path, typer.Argument(help="The new file.")],
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Copy the ledger, whole and consistent, also while a server runs. To go back to it: stop the server, and put the
+    copy in the place of ledger.sqlite3 (removing its -wal and -shm files)."""
+    from openclaw_rl.ledger.snapshot import backup
+
+    try:
+        size = backup(DataDir.of(target(config, data_dir).data_dir).ledger, path)
+    except OpenClawRLError as error:
+        fail(str(error))
+    print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
+
+
+@app.command(short_help="Write the ledger's file anew, without free space.")
+def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Write the ledger's file anew, without free space and what may still be read there. Only while no server runs."""
+    from openclaw_rl.ledger.snapshot import compact as compact_file
+
+    try:
+        before, after = compact_file(DataDir.of(target(config, data_dir).data_dir).ledger)
+    except OpenClawRLError as error:
+        fail(str(error))
+    print(f"the ledger had {before / 2**20:.1f} MB, and has {after / 2**20:.1f} MB")
+
+
+@app.command("export", short_help="Write the ledger's turns or samples to a file.")
+def export_rows(
+    path: Annotated[Path, typer.Argument(help="The new file.")],
+    what: Annotated[
+        str, typer.Option(help="`turns`: what was said, and what became of it; `samples`: what trains.")
+    ] = ("turns"),
+    format: Annotated[str, typer.Option(help='`jsonl`, or `parquet` (pip install "openclaw-rl[export]").')] = "jsonl",
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write the ledger's turns or samples to a file, oldest first, for your own tools.
+
+    It reads the ledger as it is at one moment, also while a server runs, and changes nothing. JSONL has one JSON
+    object a line; Parquet has the same columns. The file holds what was said: it is made readable for you alone.
+    """
+    if what not in ("turns", "samples"):
+        fail(f"--what {what}: turns or samples")
+    if format not in ("jsonl", "parquet"):
+        fail(f"--format {format}: jsonl or parquet")
+    from openclaw_rl.offline.export import export
+
+    ledger = DataDir.of(target(config, data_dir).data_dir).ledger
+    try:
+        count = export(ledger, path, what=what, format=format, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
+    except OpenClawRLError as error:
+        fail(str(error))
+    print(f"{count} {what} are in {path}")
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _progress(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

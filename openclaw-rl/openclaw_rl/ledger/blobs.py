@@ -1,0 +1,160 @@
+"""The content-addressed store: what many turns share lies in the ledger once.
+
+A piece is found by a 16-byte BLAKE2b digest of its kind and content and named by a small integer, so that a turn of a
+long conversation costs what is new in it plus four bytes for each old message. A prompt is cut every `PROMPT_PIECE`
+tokens from its start: prompts that share a prefix share its pieces.
+
+How token data lies in the ledger: small, exact, the same on every machine.
+
+Ids are uint16 where they fit, else uint32; log-probs float32 (what engines send); masks one bit a token, NULL when all
+are True; versions run lengths. Little-endian throughout. The first byte of a blob of ids or of a piece says how the
+rest is packed.
+"""
+
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.messages import Message
+from openclaw_rl.types import Ids, LogProbs, VersionRun
+
+_RAW, _ZLIB = 0, 1
+_U16, _U32 = 2, 4
+
+
+def pack_bytes(data: bytes) -> bytes:
+    """Compressed where that is shorter."""
+    if len(data) > 96:
+        short = zlib.compress(data, 6)
+        if len(short) < len(data):
+            return bytes((_ZLIB,)) + short
+    return bytes((_RAW,)) + data
+
+
+def unpack_bytes(blob: bytes) -> bytes:
+    return zlib.decompress(blob[1:]) if blob[0] == _ZLIB else blob[1:]
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids, or row ids of pieces."""
+    if not ids:
+        return b""
+    try:
+        return struct.pack(f"<B{len(ids)}H", _U16, *ids)
+    except struct.error:  # an id beyond 16 bits; to look for one first would cost as much as to pack
+        return struct.pack(f"<B{len(ids)}I", _U32, *ids)
+
+
+def unpack_ids(blob: bytes) -> Ids:
+    if not blob:
+        return ()
+    letter = "H" if blob[0] == _U16 else "I"
+    return struct.unpack(f"<{(len(blob) - 1) // blob[0]}{letter}", blob[1:])
+
+
+def pack_floats(values: LogProbs) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def unpack_floats(blob: bytes) -> LogProbs:
+    return struct.unpack(f"<{len(blob) // 4}f", blob)
+
+
+def pack_mask(mask: tuple[bool, ...]) -> bytes | None:
+    if all(mask):
+        return None
+    bits = sum(1 << position for position, bit in enumerate(mask) if bit)
+    return bits.to_bytes((len(mask) + 7) // 8, "little")
+
+
+def unpack_mask(blob: bytes | None, length: int) -> tuple[bool, ...]:
+    if blob is None:
+        return (True,) * length
+    bits = int.from_bytes(blob, "little")
+    return tuple(bool(bits >> position & 1) for position in range(length))
+
+
+def pack_runs(runs: tuple[VersionRun, ...]) -> bytes:
+    return struct.pack(f"<{2 * len(runs)}I", *(number for run in runs for number in (run.weight_version, run.length)))
+
+
+def unpack_runs(blob: bytes) -> tuple[VersionRun, ...]:
+    return tuple(VersionRun(version, length) for version, length in struct.iter_unpack("<2I", blob))
+
+
+PROMPT_PIECE = 512
+_LOOKUP = 500
+"""Digests asked for in one statement (SQLite's own bound is 999 in old versions)."""
+
+
+class Connection(sqlite3.Connection):
+    """The ledger's: it notes which old pieces somebody comes to refer to, while pieces are being deleted."""
+
+    touched: set[int] | None = None
+
+
+def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:
+    """Somebody refers to these from now on."""
+    if isinstance(db, Connection) and db.touched is not None:
+        db.touched.update(ids)
+
+
+def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:
+    """The ids of these contents, in order; what is not there yet is stored."""
+    digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
+    ids: dict[bytes, int] = {}
+    wanted = list(dict.fromkeys(digests))
+    for start in range(0, len(wanted), _LOOKUP):
+        some = wanted[start : start + _LOOKUP]
+        marks, values = in_list(some)
+        ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", values))
+    touch(db, ids.values())
+    for digest, content in zip(digests, contents, strict=True):
+        if digest not in ids:
+            row = db.execute("INSERT INTO piece (digest, data) VALUES (?, ?)", (digest, pack_bytes(content)))
+            ids[digest] = row.lastrowid or 0
+    return [ids[digest] for digest in digests]
+
+
+def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
+    """The contents of these ids, in order."""
+    wanted = list(ids)
+    found: dict[int, bytes] = {}
+    distinct = list(dict.fromkeys(wanted))
+    for start in range(0, len(distinct), _LOOKUP):
+        some = distinct[start : start + _LOOKUP]
+        marks, values = in_list(some)
+        found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", values))
+    return [unpack_bytes(found[piece]) for piece in wanted]
+
+
+def put_text(db: sqlite3.Connection, text: str | None) -> int | None:
+    return None if text is None else put(db, b"text", [text.encode()])[0]
+
+
+def get_text(db: sqlite3.Connection, piece: int | None) -> str | None:
+    return None if piece is None else get(db, [piece])[0].decode()
+
+
+def put_messages(db: sqlite3.Connection, messages: Sequence[Message]) -> list[int]:
+    """Fields the client did not send stay unsent: a message read back equals the one stored."""
+    return put(db, b"message", [message.model_dump_json(exclude_unset=True).encode() for message in messages])
+
+
+def get_messages(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[Message, ...]:
+    return tuple(Message.model_validate_json(content) for content in get(db, ids))
+
+
+def put_prompt(db: sqlite3.Connection, prompt: Ids) -> bytes:
+    cuts = range(0, len(prompt), PROMPT_PIECE)
+    return pack_ids(put(db, b"prompt", [pack_ids(prompt[start : start + PROMPT_PIECE]) for start in cuts]))
+
+
+def get_prompt(db: sqlite3.Connection, blob: bytes) -> Ids:
+    prompt: list[int] = []
+    for content in get(db, unpack_ids(blob)):
+        prompt.extend(unpack_ids(content))
+    return tuple(prompt)

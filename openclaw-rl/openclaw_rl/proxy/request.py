@@ -1,0 +1,276 @@
+"""The chat request on the wire: checked once, here; what it asks for in our own words.
+
+Unknown fields pass. Every fault is a `RequestError` that names the field, in OpenAI's terms.
+
+A checked request made ready to be served: rendered to ids, classified, named after its session. Nothing is recorded
+yet, and the engine was not asked.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.frontend import Rendered
+from openclaw_rl.proxy.generation import EngineExtras
+from openclaw_rl.sessions.classify import Classified, classify, identify
+from openclaw_rl.settings import SamplingSettings
+from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
+from openclaw_rl.web.auth import Caller
+
+_MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
+"""Pydantic's word for a JSON object."""
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool | None = None
+
+
+class ChatBody(BaseModel):
+    """Fields we act on; null is the same as absent."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = None
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """By token id."""
+    ignore_eos: bool | None = None
+    """SGLang's: go on behind the end token."""
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | float | None = None
+    session_done: bool | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools the model may call; none when the list is empty or `tool_choice` is `none`."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.enable_thinking is not None:
+            kwargs.setdefault("enable_thinking", self.enable_thinking)
+        if self.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+        return kwargs
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def json_schema(self) -> str | None:
+        """A grammar the client asks for; the engine may refuse it."""
+        form = self.response_format or {}
+        match form.get("type"):
+            case "json_object":
+                return '{"type":"object"}'
+            case "json_schema":
+                return orjson.dumps(form["json_schema"]["schema"]).decode()
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    chat: ChatBody
+    raw: Mapping[str, Any]
+    """As it came, for those who look for fields of their own."""
+
+
+def parse_body(data: bytes) -> ParsedBody:
+    """Raises RequestError."""
+    try:
+        raw = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(raw, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    try:
+        chat = ChatBody.model_validate(raw)
+    except ValidationError as error:
+        raise _explained(error, raw) from error
+    for index, message in enumerate(chat.messages):
+        if message.role not in _ROLES:
+            raise RequestError(
+                f"messages[{index}].role: one of {', '.join(sorted(_ROLES))}", param=f"messages[{index}].role"
+            )
+        if message.role == "user" and message.content is None:
+            raise RequestError(
+                f"messages[{index}].content: a string, or a list of parts, is needed",
+                param=f"messages[{index}].content",
+            )
+    if chat.n not in (None, 1):
+        raise RequestError("n > 1 is not supported: every reply is recorded as one turn", param="n")
+    for index, tool in enumerate(chat.tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{index}].function.name is missing", param=f"tools[{index}]")
+    if isinstance(chat.tool_choice, str) and chat.tool_choice not in ("auto", "none", "required"):
+        raise RequestError("tool_choice: auto, none, required or a function", param="tool_choice")
+    _check_format(chat.response_format)
+    return ParsedBody(chat, raw)
+
+
+def _check_format(form: Mapping[str, Any] | None) -> None:
+    """A form that we do not know would be left out in silence."""
+    if form is None:
+        return
+    if form.get("type") not in ("text", "json_object", "json_schema"):
+        raise RequestError("response_format.type: text, json_object or json_schema", param="response_format.type")
+    wrapper = form.get("json_schema")
+    if form["type"] == "json_schema" and not (isinstance(wrapper, dict) and isinstance(wrapper.get("schema"), dict)):
+        raise RequestError(
+            "response_format.json_schema.schema: an object is needed", param="response_format.json_schema.schema"
+        )
+
+
+def sampling_of(
+    chat: ChatBody, defaults: SamplingSettings, *, prompt_tokens: int, context_length: int
+) -> SamplingParams:
+    """The client's values, else ours; the limit is clamped to the room that is left.
+
+    Raises RequestError (`context_length_exceeded`) when the prompt leaves none.
+    """
+    room = context_length - prompt_tokens - 1
+    if room < 1:
+        raise RequestError(
+            f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    wanted = chat.max_completion_tokens or chat.max_tokens or defaults.max_new_tokens
+    return SamplingParams(
+        max_new_tokens=min(wanted, room),
+        temperature=defaults.temperature if chat.temperature is None else chat.temperature,
+        top_p=chat.top_p or defaults.top_p,
+        top_k=defaults.top_k if chat.top_k is None else (chat.top_k or -1),
+        min_p=chat.min_p or 0.0,
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        presence_penalty=chat.presence_penalty or 0.0,
+        repetition_penalty=chat.repetition_penalty or 1.0,
+        seed=chat.seed,
+        stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
+        reshapes_logits=bool(chat.logit_bias) or chat.json_schema is not None,
+    )
+
+
+def _explained(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
+    """The first fault. Where a field may be one of several things, that is one fault for each of them: what came is
+    taken for the one it comes closest to."""
+    found = [(_place(detail, raw), detail["msg"]) for detail in error.errors()]
+    first = found[0][0]
+    place = max((place for place, _ in found if place[: len(first)] == first), key=len)
+    said = dict.fromkeys(msg for at, msg in found if at == place)
+    what = " or ".join(msg.removeprefix("Input should be ") if n else msg for n, msg in enumerate(said))
+    where = ""
+    for part in place:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    return RequestError(f"{where}: {_MODEL.sub('an object', what)}", param=where or None)
+
+
+def _place(detail: ErrorDetails, raw: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Where in the body a fault is: pydantic's path, less the names of the types it tried."""
+    node: Any = raw
+    place: list[str | int] = []
+    for part in detail["loc"]:
+        if isinstance(part, int) if isinstance(node, list) else isinstance(node, dict) and part in node:
+            node = node[part]
+        elif detail["type"] != "missing" or part != detail["loc"][-1]:
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be served."""
+
+    request: Request
+    rendered: Rendered
+    classified: Classified
+    extras: EngineExtras
+    opted_out: bool
+    session_done: bool
+    wants_log_probs: bool
+
+
+async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
+    """Render and classify. Raises RequestError."""
+    chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
+    tools, kwargs = chat.offered_tools, chat.template_kwargs
+    rendered = await deps.frontend.render_async(messages, tools, kwargs)
+    sampling = sampling_of(
+        chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
+    )
+    classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
+    request = Request(
+        request_id=f"req-{uuid.uuid4().hex}",
+        scope=Scope(caller.user, identify(headers, body.raw, messages)),
+        received_at=received_at,
+        messages=tuple(messages),
+        tools_json=orjson.dumps(tools).decode() if tools else None,
+        template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else None,
+        prompt_ids=rendered.ids,
+        sampling=sampling,
+        episode=_text(body.raw.get("episode")),
+        task=_text(body.raw.get("task")),
+        step=_step(body.raw.get("step")),
+    )
+    return Prepared(
+        request=request,
+        rendered=rendered,
+        classified=classified,
+        extras=EngineExtras(
+            json_schema=chat.json_schema,
+            logit_bias=chat.logit_bias,
+            top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else 0,
+            ignore_eos=bool(chat.ignore_eos),
+        ),
+        opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
+        session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
+        wants_log_probs=bool(chat.logprobs),
+    )
+
+
+def _step(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    if abs(value) >= 2**63:
+        raise RequestError("step is larger than a step can be", param="step")
+    return value
+
+
+def _text(value: object) -> str | None:
+    return None if value is None or isinstance(value, bool | dict | list) else str(value)

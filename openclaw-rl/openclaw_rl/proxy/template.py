@@ -1,0 +1,164 @@
+"""How a model's folder wants its chats written and read: SGLang's own template and parser code, set up over it.
+
+Promises: the template and the parsers are those that SGLang would take for this folder, or the ones that the settings
+name; what cannot work is a SettingsError that names the setting. No torch, no weights: only the tokenizer's files and
+the configs are read.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.proxy.parser import ReplyFormat
+from openclaw_rl.proxy.sglang import FunctionCallParser, OpenAIServingChat, ReasoningParser, ServerArgs, TemplateManager
+from openclaw_rl.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    tokenizer: PreTrainedTokenizerFast
+    serving: OpenAIServingChat
+    """Renders. Its "ids" are the rendered text."""
+    template: str
+    reply: ReplyFormat
+    renders_tools: bool
+    """The template shows tools to the model, and a parser finds its calls."""
+    end_ids: frozenset[int]
+    vocab_size: int | None
+    """As the model's config has it, and so the context's length."""
+    context_length: int | None
+
+
+def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
+    """folder: tokenizer files and config.json."""
+    tokenizer = _load_tokenizer(folder)
+    config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    server = ServerArgs(
+        model_path=str(folder),
+        device="cpu",
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+    )
+    renderer = _TextTokenizer(tokenizer)
+    manager = SimpleNamespace(
+        tokenizer=renderer,
+        processor=None,
+        model_path=str(folder),
+        server_args=server,
+        image_token_id=None,
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(
+                model_type=config.get("model_type", ""),
+                architectures=config.get("architectures") or [],
+                to_dict=lambda: dict(config),
+            ),
+            get_default_sampling_params=dict,
+        ),
+    )
+    templates = TemplateManager()
+    try:
+        templates.load_chat_template(manager, model.chat_template, str(folder))
+    except (RuntimeError, OSError) as error:
+        raise SettingsError(f"model.chat_template: {error}") from error
+    if templates.chat_template_name is None and not renderer.chat_template:
+        raise SettingsError(f"model.path {model.path!r} has no chat template: name a Jinja file in model.chat_template")
+    server.tool_call_parser = model.tool_call_parser or templates.suggested_tool_call_parser
+    server.reasoning_parser = model.reasoning_parser or templates.suggested_reasoning_parser
+    template = renderer.chat_template or ""
+    return ChatFormat(
+        tokenizer=tokenizer,
+        serving=OpenAIServingChat(manager, templates),
+        template=template,
+        reply=_reply_format(server),
+        renders_tools="tools" in template and server.tool_call_parser is not None,
+        end_ids=_end_ids(tokenizer, config, generation),
+        vocab_size=_whole(config.get("vocab_size")),
+        context_length=_whole(config.get("max_position_embeddings")),
+    )
+
+
+class _TextTokenizer:
+    """What SGLang's code sees as the tokenizer: it renders, and its "ids" are the rendered text, which we then
+    tokenise ourselves.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self.chat_template = tokenizer.chat_template
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def encode(self, text: str, **_: object) -> list[str]:
+        return [text]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> str | list[str]:
+        text = self._tokenizer.apply_chat_template(
+            conversation, tokenize=False, chat_template=self.chat_template, **kwargs
+        )
+        return [text] if tokenize else text
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    if (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    from transformers import AutoTokenizer  # here, because it imports torch
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _reply_format(server: ServerArgs) -> ReplyFormat:
+    think_start = think_end = None
+    if server.reasoning_parser is not None:
+        try:
+            detector = ReasoningParser(server.reasoning_parser).detector
+        except ValueError as error:
+            known = ", ".join(sorted(ReasoningParser.DetectorMap))
+            raise SettingsError(f"model.reasoning_parser {server.reasoning_parser!r}: one of {known}") from error
+        think_start, think_end = detector.think_start_token, detector.think_end_token
+    call_start = call_end = None
+    if server.tool_call_parser is not None:
+        try:
+            calls = FunctionCallParser([], server.tool_call_parser).detector
+        except ValueError as error:
+            known = ", ".join(sorted(FunctionCallParser.ToolCallParserEnum))
+            raise SettingsError(f"model.tool_call_parser {server.tool_call_parser!r}: one of {known}") from error
+        call_start, call_end = getattr(calls, "bot_token", None), getattr(calls, "eot_token", None)
+    return ReplyFormat(
+        reasoning_parser=server.reasoning_parser,
+        tool_call_parser=server.tool_call_parser,
+        think_start=think_start,
+        think_end=think_end,
+        call_start=call_start,
+        call_end=call_end,
+    )
+
+
+def _end_ids(tokenizer: PreTrainedTokenizerFast, *configs: Mapping[str, Any]) -> frozenset[int]:
+    found = {tokenizer.eos_token_id}
+    for config in configs:
+        ids = config.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [ids])
+    return frozenset(token for token in found if token is not None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if value else None

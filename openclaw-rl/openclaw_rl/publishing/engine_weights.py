@@ -1,0 +1,242 @@
+"""The policy's versions on its engine, of either kind: adapters beside each other, or the engine's own weights.
+
+Promises: once `serve` has returned, new requests get that version. An engine that came back without what it should hold
+goes by another name from then on, so that a trainer that sends weights to it meets it anew.
+
+Leaves to others: which version, and that one call at a time changes what serves (`publisher`, `pushed_weights`).
+
+The adapters that the engine holds for us: which versions, from which folders, loaded and let go one at a time.
+
+Promises: a version that is loaded has its EMA teacher loaded before it; an adapter of our name that another run left on
+the engine is replaced. Leaves to others: when a version may be let go (`publisher`, which counts no replies either:
+`engines.serving` does).
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import structlog
+
+from openclaw_rl.engines.admission import Closed, ServingVersions, adapter_name, ema_name, is_unknown_adapter
+from openclaw_rl.engines.base import Engine
+from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
+from openclaw_rl.publishing.version_folders import is_elsewhere
+from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.trainers import checkpoint
+from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
+
+log = structlog.get_logger()
+
+
+class EngineAdapters:
+    def __init__(self, engine: Engine, serving: ServingVersions, data_dir: Path, *, call_timeout_s: float) -> None:
+        self._engine, self._serving, self._data_dir, self._call_timeout_s = engine, serving, data_dir, call_timeout_s
+        self.loaded: set[int] = set()
+        """Versions."""
+        self._ours: dict[str, Path] = {}
+        """Adapters that the engine took from us, and from where."""
+
+    async def load(self, version: Version) -> None:
+        number, name = version.weight_version, adapter_name(version.weight_version)
+        if name is None or number in self.loaded or version.kind is WeightKind.FULL:
+            return
+        if version.folder is None:
+            raise EngineRefused(f"version {number} has no folder", status=400)
+        folder = self._data_dir / version.folder
+        if await asyncio.to_thread((folder / checkpoint.EMA_FOLDER).is_dir):
+            await self._load_as(ema_name(number), folder / checkpoint.EMA_FOLDER)
+            self._serving.add_ema(number)
+        await self._load_as(name, folder)  # last: what is in `loaded` has its teacher
+        self.loaded.add(number)
+
+    async def _load_as(self, name: str, folder: Path) -> None:
+        async with asyncio.timeout(self._call_timeout_s):
+            try:
+                await self._engine.load_adapter(name, folder)
+            except EngineRefused as error:
+                if "already loaded" not in str(error):
+                    raise
+                if not await self._has_loaded(name, folder):
+                    log.warning("adapter_of_another_run", adapter=name)
+                    await self._engine.unload_adapter(name)
+                    await self._engine.load_adapter(name, folder)
+        self._ours[name] = folder
+
+    async def _has_loaded(self, name: str, folder: Path) -> bool:
+        """Whether the adapter that the engine has under this name is ours: an attached engine outlives us, and may
+        have served another data directory. A folder is never rewritten.
+        """
+        folders = await self._engine.adapter_folders()
+        if folders is None:  # it does not say: then what it took from us is ours
+            return self._ours.get(name) == folder
+        return folders.get(name) == str(folder)
+
+    async def unload(self, number: int) -> None:
+        name = adapter_name(number)
+        if name is None or number not in self.loaded:
+            return
+        for loaded in (ema_name(number), name) if self._serving.has_ema(number) else (name,):
+            try:
+                async with asyncio.timeout(self._call_timeout_s):
+                    await self._engine.unload_adapter(loaded)
+            except EngineRefused as error:  # an engine that was restarted does not know it
+                log.info("adapter_already_gone", weight_version=number, adapter=loaded, error=str(error))
+        self._serving.drop_ema(number)
+        self.loaded.discard(number)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Their weights are deleted: they are never loaded again."""
+        for number in numbers:
+            self._ours.pop(adapter_name(number) or "", None)
+            self._ours.pop(ema_name(number), None)
+
+
+class WeightsElsewhere(EngineError):
+    """The version that should serve is on no disk: its trainer has to send it again."""
+
+
+class PolicyEngine:
+    def __init__(
+        self,
+        engine: Engine,
+        serving: ServingVersions,
+        settings: PublisherSettings,
+        data_dir: Path,
+        *,
+        base_folder: Path | None = None,
+    ) -> None:
+        """base_folder: the base's weights, for a run of full weights that goes back to version 0."""
+        self._engine, self._serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
+        self._data_dir, self._base_folder = data_dir, base_folder
+        self.adapters = EngineAdapters(engine, serving, data_dir, call_timeout_s=settings.call_timeout_s)
+        self._full = FullWeightSwap(
+            engine,
+            serving,
+            drain_s=settings.unbroken_drain_s,
+            call_timeout_s=settings.call_timeout_s,
+            push_timeout_s=settings.push_timeout_s,
+        )
+        self._kind = WeightKind.LORA
+        self._name, self._restarts = secrets.token_hex(4), 0
+        self.missed: int | None = None
+        """The version that should serve, while only its trainer has it."""
+
+    @property
+    def name(self) -> str:
+        """Another one once it came back without what it should hold."""
+        return f"{self._name}-{self._restarts}"
+
+    async def serve(self, version: Version) -> None:
+        """Make new requests take this version. Raises EngineError; then what served serves, or the gate is shut."""
+        if version.kind is WeightKind.FULL:
+            weights = version_folders.weights_of(version, self._data_dir, self._base_folder)
+            times = await self._full.swap(version.weight_version, weights)
+            log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
+        else:
+            await self.adapters.load(version)
+            self._switch(version.weight_version)
+
+    async def receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
+        """Serve the weights that a trainer sends while `transfer` runs. Raises EngineError; what broke off on the way
+        leaves the gate shut."""
+        times = await self._full.receive(weight_version, transfer)
+        self.missed = None
+        log.info("weights_received", weight_version=weight_version, **asdict(times))
+
+    def distrust(self) -> None:
+        """What the engine holds must not serve, and of the weights before nothing is left: the gate stays shut until
+        the keeper has restored what should serve."""
+        self._full.is_unsure = True
+        self._serving.close_gate(Closed.ENGINE)
+
+    async def score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> LogProbs:
+        """Forced log-probs of a reply under a version that is loaded."""
+        lora_path = self._serving.lora_path(number)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                score = await self._engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=f"v{number}")
+        except EngineRefused as error:
+            if is_unknown_adapter(error, lora_path):  # it came back empty, faster than anyone looked
+                self._serving.close_gate()
+            raise
+        return score.log_probs
+
+    def _switch(self, number: int) -> None:
+        self._serving.switch(number, adapter_name(number))
+
+    # -- an engine that was away ---------------------------------------------------------------------------------------
+
+    async def is_in_place(self) -> bool:
+        """Whether the engine still holds the version that serves. An engine that does not say, or is silent, is
+        believed: its health is another's question.
+        """
+        current, name = self._serving.current, self._serving.lora_path(self._serving.current)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                if name is not None:
+                    folders = await self._engine.adapter_folders()
+                    holds = folders is None or name in folders
+                else:
+                    holds = self._kind is WeightKind.LORA or is_held(current, await self._engine.model_info())
+        except (EngineError, TimeoutError):
+            return True
+        return holds or current != self._serving.current or not self._serving.is_open  # a swap came in between
+
+    async def check_is_the_same(self) -> None:
+        """Raises CommitRefused for one that was started again before the keeper looked: its trainer would send on a way
+        that died with the old one, and wait for the deadline of that.
+        """
+        current = self._serving.current
+        if self.missed is not None or self._full.is_unsure or is_held(current, await self._engine.model_info()):
+            return
+        self._serving.close_gate(Closed.ENGINE)
+        self._restarts, self.missed = self._restarts + 1, current
+        raise CommitRefused("the engine was started again: meet it anew")
+
+    def expect(self, version: Version) -> None:
+        """The engine is not there to `restore`: chats wait for this version."""
+        self._serving.close_gate()
+        if version.kind is WeightKind.FULL:
+            self._serving.switch(version.weight_version, None)
+        else:
+            self._switch(version.weight_version)
+
+    async def restore(self, version: Version, find: Callable[[int], Awaitable[Version]]) -> None:
+        """Serve this version on an engine that may have come back empty. Versions that replies still use are loaded
+        again as well, the others are let go.
+        """
+        self._kind = version.kind
+        if version.kind is WeightKind.FULL:
+            await self._restore_full(version)
+        else:
+            self.adapters.loaded.discard(version.weight_version)
+            await self.adapters.load(version)
+            self._switch(version.weight_version)
+            for number in sorted(self.adapters.loaded - {version.weight_version}):
+                if self._serving.users(number):
+                    self.adapters.loaded.discard(number)
+                    await self.adapters.load(await find(number))
+                else:
+                    await self.adapters.unload(number)
+        log.info("serving", weight_version=version.weight_version)
+
+    async def _restore_full(self, version: Version) -> None:
+        """An engine that started again holds the base; one that was only away may still hold what it should."""
+        number, info = version.weight_version, await self._engine.model_info()
+        if not self._full.is_unsure and is_held(number, info):
+            self._serving.switch(number, None)
+        elif is_elsewhere(version):
+            self._serving.switch(number, None)
+            self._serving.close_gate(Closed.ENGINE)
+            self._restarts += self.missed != number
+            self.missed = number
+            raise WeightsElsewhere(f"version {number} should serve, and only its trainer has it")
+        else:
+            self._restarts += self.missed is None
+            await self.serve(version)
+        self.missed = None

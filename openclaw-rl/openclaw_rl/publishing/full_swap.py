@@ -1,0 +1,153 @@
+"""Replacing the engine's own weights under running chats. *gate → pause → abort → flush → push → continue → gate.*
+
+Promises: nobody is refused; a cut reply waits at the gate and goes on from its tokens so far, under the new version;
+no token is sampled from a prefix that other weights computed; a push that is refused leaves the old weights serving,
+one that nobody knows the end of leaves the gate shut until the keeper has pushed what should serve. The order is the
+one that was measured to be exact on SGLang: a request that is only retracted keeps stale prompt KV, and a flush with
+one alive kills the server.
+
+A request that passed the gate just before it closed may reach the engine after the pause. SGLang then holds it where
+no abort reaches it, and would start it on the new weights under the old version's name: so as long as a use of the old
+version may have something there, the engine is let go on for a moment, on the old weights, and paused again.
+
+Leaves to others: which version (`publisher`), its tests (`publication`, `pushed_weights`), resuming
+(`proxy.generation`).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.errors import EngineGone, EngineRefused
+
+LOOK_S = 0.05
+PAUSED_S = 0.25
+"""How long one pause waits for what it cut to come back; an abort is answered in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTimes:
+    """Seconds of a swap's phases."""
+
+    finish_s: float
+    """Waiting for replies that should not be cut."""
+    cut_s: float
+    push_s: float
+    held_s: float
+    """From the gate's closing to its opening: the longest gap a stream may have seen."""
+
+
+class FullWeightSwap:
+    def __init__(
+        self, engine: Engine, serving: ServingVersions, *, drain_s: float, call_timeout_s: float, push_timeout_s: float
+    ) -> None:
+        self._engine, self._serving = engine, serving
+        self._drain_s, self._call_timeout_s, self._push_timeout_s = drain_s, call_timeout_s, push_timeout_s
+        self.is_unsure = False
+        """Nobody knows which weights the engine holds: a push got no answer. The next one that does ends it."""
+
+    async def swap(self, weight_version: int, folder: Path) -> SwapTimes:
+        """Push the weights of `folder` and switch to their version.
+
+        Raises EngineError when it failed: the old version serves, or nothing does and the keeper restores it.
+        """
+        return await self._replace(lambda: self._push(weight_version, folder))
+
+    async def receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> SwapTimes:
+        """Let the trainer send the weights to the engine, while `transfer` runs, and switch to their version. Raises as
+        `swap` does.
+        """
+        return await self._replace(lambda: self._receive(weight_version, transfer))
+
+    async def _replace(self, push: Callable[[], Awaitable[None]]) -> SwapTimes:
+        started = time.monotonic()
+        self._serving.close_gate(Closed.SWAP)
+        try:
+            await self._let_finish()
+            cutting = time.monotonic()
+            try:
+                await self._cut()
+                pushing = time.monotonic()
+                await push()
+            finally:
+                await self._call(self._engine.resume())
+        finally:
+            self._serving.open_gate(Closed.SWAP)
+        ended = time.monotonic()
+        return SwapTimes(cutting - started, pushing - cutting, ended - pushing, ended - started)
+
+    async def _push(self, weight_version: int, folder: Path) -> None:
+        try:
+            await self._call(self._engine.update_weights(folder, weight_version), self._push_timeout_s)
+        except EngineGone:
+            self.is_unsure = True
+            self._serving.close_gate(Closed.ENGINE)
+            raise
+        self.is_unsure = False
+        self._serving.switch(weight_version, None)
+
+    async def _receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
+        self.is_unsure = True
+        try:
+            await transfer()
+            async with asyncio.timeout(self._call_timeout_s):
+                holds = (await self._engine.model_info()).weight_version
+            if holds != str(weight_version):
+                raise EngineGone(f"version {weight_version} was sent, and the engine says it holds {holds}")
+        except BaseException:
+            self._serving.close_gate(Closed.ENGINE)
+            raise
+        self.is_unsure = False
+        self._serving.switch(weight_version, None)
+
+    async def _let_finish(self) -> None:
+        end = time.monotonic() + self._drain_s
+        while self._serving.unbroken and (left_s := end - time.monotonic()) > 0:
+            await self._serving.changed(left_s)
+
+    async def _cut(self) -> None:
+        """Leaves the engine paused, holding nothing."""
+        end = time.monotonic() + self._call_timeout_s
+        while True:
+            await self._call(self._engine.pause("retract"))
+            if await self._is_emptied():
+                return
+            if time.monotonic() > end:
+                raise EngineGone(f"requests did not end within {self._call_timeout_s:g} s")
+            await self._call(self._engine.resume())  # for what came during the pause
+            await self._serving.changed(LOOK_S)
+
+    async def _is_emptied(self) -> bool:
+        end = time.monotonic() + PAUSED_S
+        while True:
+            await self._call(self._engine.abort_all())
+            looked = time.monotonic()
+            while self._serving.calls and (left_s := looked + LOOK_S - time.monotonic()) > 0:
+                await self._serving.changed(left_s)
+            if not self._serving.calls:
+                try:
+                    await self._call(self._engine.flush_cache())
+                    return True
+                except EngineRefused:  # something is still queued: someone else's, or one on its way
+                    await asyncio.sleep(LOOK_S)
+            if time.monotonic() > end:
+                return False
+
+    async def _call(self, call: Awaitable[None], timeout_s: float | None = None) -> None:
+        timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call
+        except TimeoutError as error:
+            raise EngineGone(f"the engine did not answer within {timeout_s:g} s") from error
+
+
+def is_held(weight_version: int, info: ModelInfo) -> bool:
+    """An engine that nothing was pushed to yet holds the base."""
+    holds = info.weight_version or "default"
+    return holds == str(weight_version) or (weight_version == 0 and holds == "default")

@@ -1,1 +1,0 @@
-"""Rollout: the way between serving and training. *paired turn → verdict → sample.*"""

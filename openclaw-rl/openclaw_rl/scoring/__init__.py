@@ -1,0 +1,1 @@
+"""Judging and scoring: turns with a next state become samples."""

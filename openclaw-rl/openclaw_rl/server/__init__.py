@@ -1,0 +1,1 @@
+"""The server program: one process that serves chats, judges turns, hands out batches and publishes versions."""

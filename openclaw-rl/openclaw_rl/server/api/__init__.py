@@ -1,0 +1,1 @@
+"""HTTP routes of the server that are not chats: status, control, feedback, the trainer API, the page."""

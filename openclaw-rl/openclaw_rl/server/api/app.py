@@ -1,0 +1,53 @@
+"""The HTTP application before its routes: every error in one form, `{"error": {"message", "type", "code", "param"}}`,
+and who may come in at all.
+"""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from openclaw_rl import __version__
+from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.settings import ServerSettings
+from openclaw_rl.web import host_guard
+
+
+def behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
+    """Keys are the door; where there are none, no web page may come in either."""
+    return app if server.api_keys else host_guard.local_only(app, allowed_hosts=server.allowed_hosts)
+
+
+def http_app() -> FastAPI:
+    app = FastAPI(title="OpenClaw-RL", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> JSONResponse:
+        return _error(error.status, error.message, error.code, error.param)
+
+    @app.exception_handler(LedgerError)
+    async def ledger_error(_: Request, error: LedgerError) -> JSONResponse:
+        return _error(503 if isinstance(error, LedgerUnavailable) else 409, str(error), "ledger")
+
+    @app.exception_handler(EngineError)
+    async def engine_error(_: Request, error: EngineError) -> JSONResponse:
+        return _error(503, str(error), "engine_unavailable")
+
+    @app.exception_handler(StarletteHTTPException)
+    async def unknown_route(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "unknown_route")
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        problems = "; ".join(f"{'.'.join(map(str, p['loc'][1:]))}: {p['msg']}" for p in error.errors())
+        return _error(422, problems, "invalid_body")
+
+    return app
+
+
+def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    headers = {"retry-after": "2"} if status == 503 else None
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status, headers)

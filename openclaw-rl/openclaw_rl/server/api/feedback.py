@@ -1,0 +1,182 @@
+"""`POST /v1/feedback`: what a user says of a reply outright. It wins over the judge.
+
+A chat key reaches the turns of its own user alone; any other turn is, for it, a turn that does not exist. The same
+`feedback_id` again is the same feedback: whoever got no answer may send it again. Nothing here waits for a judge or a
+trainer, and feedback may come as late as it likes: the answer's `effect` says what came of it.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+
+from openclaw_rl.errors import FeedbackReused, RequestError
+from openclaw_rl.ledger import Effect, FeedbackOutcome, FeedbackTarget
+from openclaw_rl.types import Feedback, Ids
+from openclaw_rl.web.asgi import ClientGone, read_body
+from openclaw_rl.web.auth import Caller, Keys
+
+_BODY_BYTES, _BODY_S = 2**20, 30.0
+
+
+class FeedbackBody(BaseModel):
+    """One of `turn_id`, `id` and `session_id`; at least one of `value`, `comment` and `demonstration`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    turn_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The `id` of the reply."""
+    id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The same, under the name it has in the reply."""
+    session_id: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    """The newest turn of this session."""
+    value: StrictBool | StrictInt | StrictFloat | None = None
+    """true / false, or a number in [-1, 1]: its sign is the reward, 0 is neutral."""
+    comment: Annotated[str, Field(max_length=8000)] | None = None
+    """What should have been otherwise, in the user's words: a hint for the methods that learn from hints."""
+    demonstration: Annotated[str, Field(max_length=200_000)] | None = None
+    """The reply the user would have liked: the model is trained to give it."""
+    feedback_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Makes sending it again harmless; ours when absent."""
+
+
+class FeedbackLedger(Protocol):
+    """The part of the ledger that feedback uses."""
+
+    async def feedback_target(
+        self, *, user: str, turn_id: str | None = None, session_id: str | None = None
+    ) -> FeedbackTarget | None: ...
+
+    async def record_feedback(
+        self, said: Feedback, *, user: str, demonstration: Ids | None = None
+    ) -> FeedbackOutcome: ...
+
+
+class ReplyTokens(Protocol):
+    """The part of the front end that feedback uses."""
+
+    context_length: int
+
+    def reply_ids(self, text: str) -> Ids: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackDeps:
+    ledger: FeedbackLedger
+    keys: Keys
+    frontend: ReplyTokens
+    on_judged: Callable[[], None]
+    """A turn waits to be scored."""
+    on_sampled: Callable[[], None]
+    """A demonstration waits for a trainer."""
+    clock: Callable[[], float] = time.time
+
+
+def build_feedback_router(deps: FeedbackDeps) -> APIRouter:
+    router = APIRouter()
+    schema = {"content": {"application/json": {"schema": FeedbackBody.model_json_schema()}}, "required": True}
+
+    @router.post("/v1/feedback", openapi_extra={"requestBody": schema})
+    async def feedback(request: Request) -> Response:
+        caller = deps.keys.caller(request.headers.get("authorization"))  # before a byte of the body is read
+        try:
+            data = await read_body(request.scope, request.receive, _BODY_BYTES, timeout_s=_BODY_S)
+        except ClientGone:
+            return Response(status_code=400)
+        outcome = await _record(deps, caller, _parse(data))
+        return JSONResponse(
+            {
+                "feedback_id": outcome.feedback_id,
+                "turn_id": outcome.turn_id,
+                "state": str(outcome.state),
+                "effect": str(outcome.effect),
+                "demonstration_id": outcome.demonstration_id,
+            }
+        )
+
+    return router
+
+
+async def _record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> FeedbackOutcome:
+    target = await deps.ledger.feedback_target(
+        user=caller.user, turn_id=body.turn_id or body.id, session_id=body.session_id
+    )
+    if target is None:
+        what = (
+            f"session {body.session_id!r} with a recorded turn"
+            if body.session_id
+            else f"turn {body.turn_id or body.id!r}"
+        )
+        raise RequestError(f"you have no {what}", status=404, code="turn_not_found")
+    said = Feedback(
+        feedback_id=body.feedback_id or f"feedback-{uuid.uuid4().hex}",
+        turn_id=target.turn_id,
+        at=deps.clock(),
+        value=None if body.value is None else _number(body.value),
+        comment=body.comment,
+        demonstration=body.demonstration,
+    )
+    demonstration = None
+    if said.demonstration is not None and caller.train:
+        demonstration = await _reply(deps.frontend, said.demonstration, target)
+    try:
+        outcome = await deps.ledger.record_feedback(said, user=caller.user, demonstration=demonstration)
+    except FeedbackReused as error:
+        raise RequestError(str(error), status=409, code="feedback_id_reused", param="feedback_id") from error
+    if outcome.effect in (Effect.JUDGED, Effect.RESCORED):
+        deps.on_judged()
+    if outcome.demonstration_id is not None:
+        deps.on_sampled()
+    return outcome
+
+
+async def _reply(frontend: ReplyTokens, text: str, target: FeedbackTarget) -> Ids:
+    ids = await asyncio.to_thread(frontend.reply_ids, text)
+    if target.prompt_tokens + len(ids) > frontend.context_length:
+        raise RequestError(
+            f"demonstration: its {len(ids)} tokens and the prompt's {target.prompt_tokens} are more than the model's"
+            f" context of {frontend.context_length}",
+            code="context_length_exceeded",
+            param="demonstration",
+        )
+    return ids
+
+
+def _parse(data: bytes) -> FeedbackBody:
+    """Raises RequestError that names the field."""
+    try:
+        body = FeedbackBody.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = str(first["loc"][0]) if first["loc"] else None
+        raise RequestError(
+            f"{where}: {first['msg']}" if where else first["msg"], status=422, code="invalid_body", param=where
+        ) from error
+    named = [name for name in ("turn_id", "id", "session_id") if getattr(body, name) is not None]
+    if len(named) != 1:
+        raise RequestError(
+            "name one turn: `turn_id` (or `id`: a reply's), or `session_id` for its newest one"
+            + (f"; not {' and '.join(named)}" if named else ""),
+            param="turn_id",
+        )
+    for name in ("comment", "demonstration"):
+        text = getattr(body, name)
+        if text is not None and not text.strip():
+            raise RequestError(f"{name} is empty", param=name)
+    if body.value is None and body.comment is None and body.demonstration is None:
+        raise RequestError("say something: `value`, `comment` or `demonstration`", param="value")
+    if body.value is not None and not -1 <= body.value <= 1:
+        raise RequestError("value is true, false or a number in [-1, 1]", param="value")
+    return body
+
+
+def _number(value: bool | int | float) -> float:
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    return float(value)

@@ -1,0 +1,294 @@
+"""The trainer API over HTTP: `/v1/trainer/*`, the bodies of `trainers.api`, on top of the ledger.
+
+Promises: the token is compared in constant time before the body is read; bodies are parsed off the event loop; errors
+are `{"error": {"message", "type", "code"}}`: 401 without the token, 409 when the ledger refuses (the step is to be
+discarded), 413 and 422 for a bad body, 503 with Retry-After while the ledger cannot be written. A lease call waits
+until a batch is there, its time is up, its client has gone or the server stops; a batch granted to a client that has
+gone is given back at once.
+
+The part of the trainer API for a trainer of full weights that checkpoints now and then: `start`, `leased`, `push`.
+
+On top of `trainers.routes`: the same token, the same form of errors.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.trainer_protocol import (
+    Commit,
+    Committed,
+    Durable,
+    Failed,
+    LeaseBody,
+    Leased,
+    LeaseRef,
+    LeaseReply,
+    LeaseRequest,
+    PushBegin,
+    PushEnd,
+    Release,
+    Renewed,
+    Start,
+    Started,
+    Tip,
+)
+from openclaw_rl.types import DropReason, Lease
+from openclaw_rl.web.auth import Secret
+
+Body = TypeVar("Body", bound=BaseModel)
+
+TRAINER = "trainer"
+"""The part that is out of order while steps come to nothing, to the meters."""
+
+_MAX_BODY = 64 << 20
+_ASK_AGAIN_S = 5.0
+"""A smaller batch comes due by time alone, without a sample to wake anybody: a waiting lease call looks this often."""
+
+
+class LeaseWait:
+    """What waiting lease calls wait for. `rollout` says that samples came, `train --now` that any batch will do, `app`
+    that we stop."""
+
+    def __init__(self) -> None:
+        self._bell = asyncio.Event()
+        self.is_closed = False
+        self.takes_any = False
+        """The next batch may be of any size."""
+
+    def samples_came(self) -> None:
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    def train_now(self) -> None:
+        self.takes_any = True
+        self.samples_came()
+
+    async def follow(self, sampled: asyncio.Event) -> None:
+        """Say so whenever it is set, forever. Owned by the app."""
+        while True:
+            await sampled.wait()
+            sampled.clear()
+            self.samples_came()
+
+    def close(self) -> None:
+        """Every waiting call is answered without a lease, now and from here on."""
+        self.is_closed = True
+        self.samples_came()
+
+    def bell(self) -> asyncio.Event:
+        """Taken before one looks, so that what comes in between still rings it."""
+        return self._bell
+
+
+def build_trainer_router(
+    ledger: Ledger,
+    *,
+    token: str,
+    lease_wait: LeaseWait,
+    on_commit: Callable[[int], None],
+    describe: Callable[[Tip], Awaitable[Tip]] | None = None,
+    meters: Meters | None = None,
+    on_word: Callable[[], None] = lambda: None,
+) -> APIRouter:
+    """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
+    to a tip what the engine says. `meters` learn whether steps succeed, and whether checkpoints can be kept. `on_word`
+    is told of every call that has the token."""
+    if not token:
+        raise ValueError("an empty trainer token would let everybody train")
+    meters = meters or Meters()
+    router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
+
+    @router.post("/tip")
+    async def tip() -> Tip:
+        found = await ledger.tip()
+        return found if describe is None else await describe(found)
+
+    @router.post("/lease")
+    async def lease(request: Request) -> Response:
+        asked = await parse(request, LeaseRequest)
+        granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
+        return await answer_lease(granted)
+
+    @router.post("/renew")
+    async def renew(request: Request) -> Renewed:
+        ref = await parse(request, LeaseRef)
+        return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
+
+    @router.post("/release")
+    async def release(request: Request) -> dict[str, str]:
+        body = await parse(request, Release)
+        try:
+            drop = {sample_id: DropReason(reason) for sample_id, reason in body.drop.items()}
+        except ValueError as error:
+            raise _Refused(422, "invalid_body", f"drop: {error}") from error
+        await ledger.release(body.lease_id, body.fence, reason=body.reason, drop=drop)
+        lease_wait.samples_came()
+        return {}
+
+    @router.post("/commit")
+    async def commit(request: Request) -> Committed:
+        weight_version = await ledger.commit(await parse(request, Commit))
+        meters.worked(TRAINER)
+        on_commit(weight_version)
+        return Committed(weight_version=weight_version)
+
+    @router.post("/durable")
+    async def durable(request: Request) -> dict[str, str]:
+        said = await parse(request, Durable)
+        if said.failure is None:
+            await ledger.durable(said.weight_version)
+            meters.worked("checkpoints")
+        else:  # once is enough to say so: what was learned since the last one hangs by a process
+            meters.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
+        return {}
+
+    @router.post("/failed")
+    async def failed(request: Request) -> dict[str, str]:
+        meters.failed(TRAINER, (await parse(request, Failed)).reason)
+        return {}
+
+    return router
+
+
+async def _wait_for_lease(
+    ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait, *, gone: Callable[[], Awaitable[Any]]
+) -> Lease | None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + asked.wait_s
+    disconnect = asyncio.create_task(_disconnected(gone))
+    try:
+        while not lease_wait.is_closed and not disconnect.done():
+            bell = lease_wait.bell()
+            lease = await _ask(ledger, asked, lease_wait)
+            if lease is not None and disconnect.done():
+                await ledger.release(lease.lease_id, lease.fence, reason="the trainer was gone before it came")
+                return None
+            if lease is not None or (left_s := deadline - loop.time()) <= 0:
+                return lease
+            await _first_of(bell, disconnect, timeout_s=min(left_s, _ASK_AGAIN_S))
+        return None
+    finally:
+        disconnect.cancel()
+
+
+async def _first_of(bell: asyncio.Event, disconnect: "asyncio.Task[None]", *, timeout_s: float) -> None:
+    ring = asyncio.create_task(bell.wait())
+    try:
+        await asyncio.wait((ring, disconnect), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ring.cancel()
+
+
+async def _ask(ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait) -> Lease | None:
+    takes_any = lease_wait.takes_any
+    lease = await ledger.lease(trainer=asked.trainer, n=asked.n, now=takes_any)
+    if takes_any and (lease is not None or not (await ledger.counts())["sampled"]):
+        lease_wait.takes_any = False  # done, or nothing was there: it does not wait for what comes tomorrow
+    return lease
+
+
+async def _disconnected(gone: Callable[[], Awaitable[Any]]) -> None:
+    while (await gone())["type"] != "http.disconnect":
+        pass
+
+
+async def answer_lease(lease: Lease | None) -> Response:
+    """A batch is large: it is made into JSON off the event loop."""
+    return Response(await asyncio.to_thread(_lease_json, lease), media_type="application/json")
+
+
+def _lease_json(lease: Lease | None) -> bytes:
+    return LeaseReply(lease=None if lease is None else LeaseBody.of(lease)).model_dump_json().encode()
+
+
+async def parse(request: Request, model: type[Body]) -> Body:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > _MAX_BODY:
+            raise _Refused(413, "body_too_large", f"a body may have {_MAX_BODY} bytes")
+    try:
+        return await asyncio.to_thread(model.model_validate_json, bytes(content))
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors())
+        raise _Refused(422, "invalid_body", "; ".join(problems)) from error
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[APIRoute]:
+    """Routes that ask for the token first, and answer what is refused in one form. on_word: see the router."""
+    secret = Secret(token)
+
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                if not secret.opens(request.headers.get("authorization")):
+                    return _error(401, "unauthorized", "a trainer says `Authorization: Bearer <trainer token>`")
+                on_word()
+                try:
+                    return await handler(request)
+                except _Refused as error:
+                    return _error(error.status, error.code, str(error))
+                except CommitRefused as error:
+                    return _error(409, "refused", str(error))
+                except LedgerUnavailable as error:
+                    return _error(503, "ledger_unavailable", str(error))
+                except LedgerError as error:
+                    return _error(409, "refused", str(error))
+                except ClientDisconnect:  # it was killed while it asked; nobody reads this
+                    return Response(status_code=499)
+
+            return guarded
+
+    return GuardedRoute
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    headers = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, status, headers)
+
+
+def build_push_router(
+    ledger: Ledger, *, token: str, pushes: TrainerPushes, on_start: Callable[[str], Awaitable[Started]]
+) -> APIRouter:
+    """`on_start` is told the name of a trainer that holds nothing."""
+    router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
+
+    @router.post("/start")
+    async def start(request: Request) -> Started:
+        return await on_start((await parse(request, Start)).trainer)
+
+    @router.post("/leased")
+    async def leased(request: Request) -> Response:
+        return await answer_lease(await ledger.leased((await parse(request, Leased)).fence))
+
+    @router.post("/push/begin")
+    async def begin(request: Request) -> dict[str, str]:
+        await pushes.begin(await parse(request, PushBegin))
+        return {}
+
+    @router.post("/push/end")
+    async def end(request: Request) -> dict[str, str]:
+        await pushes.end(await parse(request, PushEnd))
+        return {}
+
+    return router

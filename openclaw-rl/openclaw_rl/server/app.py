@@ -1,0 +1,226 @@
+"""The composition root of the server: builds every part from one frozen settings tree, runs them, stops them in order.
+
+Four kinds of work run at once and never wait for each other: serving, judging, training (a process of its own),
+publishing. A crash of any task reaches this module; a part that fails on purpose degrades alone and says so in
+`/healthz`.
+
+Start: socket → lock → keys → engine and front end → ledger (`core`) → the version the ledger says serves → tasks →
+HTTP. Stop (SIGTERM, Ctrl-C): no new leases → the trainer gives its batch back → running replies finish
+(`server.drain_s`) → ledger → engine (`lifetime`).
+
+The workers of one server, made of its parts: who judges, who scores, and with what.
+"""
+
+import asyncio
+import gc
+import signal
+import socket
+from contextlib import AsyncExitStack
+from functools import partial
+
+import httpx
+import structlog
+
+from openclaw_rl import log, malloc
+from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
+from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.methods.base import Method, ScoringTools, load_method
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.publishing.canary import Canary, read_canaries
+from openclaw_rl.publishing.engine_weights import WeightsElsewhere
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.scoring.workers import Places, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.server.child_commands import trainer_child
+from openclaw_rl.server.engine_watchdog import EngineKeeper
+from openclaw_rl.server.events import Bells
+from openclaw_rl.server.lifecycle import Lifetime, announced, ready_to_listen
+from openclaw_rl.server.privacy import Retention
+from openclaw_rl.server.regression import Watch
+from openclaw_rl.server.routes import served_app
+from openclaw_rl.server.startup import Core, open_core
+from openclaw_rl.server.trainer_watchdog import LastWord, end_when_hung
+from openclaw_rl.sessions.store import Sessions
+from openclaw_rl.settings import EngineSettings, Settings
+from openclaw_rl.telemetry.alerts import Alerts
+
+
+def start_judging(
+    settings: Settings,
+    core: Core,
+    method: Method,
+    bells: Bells,
+    *,
+    client: httpx.AsyncClient,
+    life: Lifetime,
+    stack: AsyncExitStack,
+) -> None:
+    """From paired turns to samples that wait."""
+    places = Places.of(settings, method)
+    ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
+    is_ruled = settings.judge.kind == "rules"
+    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=places.verdicts), settings.judge)
+    tools = ScoringTools(
+        settings=settings.method,
+        teacher=core.engine,
+        base_teacher=_base_teacher(settings.method.teacher_url, stack),
+        serving=core.serving,
+        render=renderer(core.frontend),
+        ask=ask(slots=places.hints),
+        context_length=core.context_length,
+        slots=places.scores,
+        meters=core.meters,
+    )
+    judging = judge_turns(core.ledger, judge, settings.judge, bells.paired, judged=bells.judged, meters=core.meters)
+    scoring = score_turns(
+        core.ledger,
+        method,
+        tools,
+        bells.judged,
+        sampled=bells.sampled,
+        workers=settings.method.score_workers,
+        retries=settings.judge.retries,
+        max_waiting=settings.training.max_waiting,
+    )
+    life.own(judging, "judge")
+    life.own(scoring, "method")
+    life.own(bells.lease_wait.follow(bells.sampled), "samples")
+
+
+def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
+    if url is None:
+        return None
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    stack.push_async_callback(engine.aclose)
+    return engine
+
+
+events = structlog.get_logger()
+
+
+async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when it cannot start.
+
+    frontend: one that was made before, for a program that starts many servers; else it is made of `settings.model`.
+    """
+    log.configure(settings.log_level, settings.log_format)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = ready_to_listen(settings)
+    try:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            await _serve(settings, frontend, listener, Lifetime(listener, stop, tasks), stack)
+    except* OpenClawRLError as group:
+        raise _first(group) from None
+    finally:
+        listener.close()
+
+
+def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _serve(
+    settings: Settings, frontend: FrontEnd | None, listener: socket.socket, life: Lifetime, stack: AsyncExitStack
+) -> None:
+    """`stack` closes what the parts hold open, `life` owns what they do."""
+    method, bells = load_method(settings.method.name), Bells()
+    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=bells.engine_exited)
+    if core is None:  # asked to stop before the engine came up
+        return await life.stop_children()
+    client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    alerts = Alerts(settings.alerts, client, server=core.model_name, meters=core.meters)
+    publisher = await _publisher(settings, core, alerts)
+    keeper = EngineKeeper(
+        core.engine,
+        core.serving,
+        publisher.restore,
+        is_in_place=publisher.is_in_place,
+        exited=bells.engine_exited,
+        meters=core.meters,
+    )
+    pushes = TrainerPushes(publisher.pushed.take)
+    sessions = Sessions(core.ledger, settings.sessions, paired=bells.paired, clock=core.clock)
+    await sessions.refill()
+    retention = Retention(core.ledger, settings.retention, clock=core.clock)
+    app = served_app(
+        settings,
+        core,
+        bells,
+        life,
+        sessions=sessions,
+        publisher=publisher,
+        pushes=pushes,
+        retention=retention,
+        method=method.name,
+    )
+
+    if settings.watch.enabled:
+        life.own(Watch(core.ledger, publisher, settings.watch, alerts).run(), "watch")
+    life.own(alerts.run(), "alerts")
+    life.own(keeper.run(), "keeper")
+    life.own(publisher.run(), "publisher")
+    life.own(pushes.run(), "pushes")
+    life.own(sessions.expire_forever(), "sessions")
+    life.own(retention.run(), "retention")
+    life.own(malloc.give_back_forever(), "c_heap")
+    start_judging(settings, core, method, bells, client=client, life=life, stack=stack)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    _start_trainer(settings, core, life, url, bells.trainer_spoke)
+    # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
+    gc.collect()
+    gc.freeze()
+    async with announced(core.data, url):
+        version = core.serving.current
+        events.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
+        await life.answer(app, settings.server, bells.lease_wait)
+
+
+async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
+    """With the version that the ledger says serves, on the engine."""
+    publisher = Publisher(
+        core.ledger,
+        core.engine,
+        core.serving,
+        settings.publisher,
+        core.data.root,
+        base_folder=core.folder,
+        meters=core.meters,
+        canaries=await asyncio.to_thread(_canaries, settings, core),
+        alert=alerts.raise_alert,
+    )
+    try:
+        await publisher.restore()
+    except WeightsElsewhere:
+        pass  # chats wait until the trainer has sent them, or lost them
+    except (EngineGone, AlignmentError, TimeoutError) as error:
+        # It was there a moment ago: chats wait until the keeper finds it again.
+        events.warning("engine_not_restored", error=repr(error))
+        await publisher.wait_for_engine()
+    return publisher
+
+
+def _canaries(settings: Settings, core: Core) -> tuple[Canary, ...]:
+    if settings.publisher.canary_file is None:
+        return ()
+    return read_canaries(
+        settings.publisher.canary_file,
+        render=renderer(core.frontend),
+        reply_ids=core.frontend.reply_ids,
+        context_length=core.context_length,
+    )
+
+
+def _start_trainer(settings: Settings, core: Core, life: Lifetime, url: str, last_word: LastWord) -> None:
+    """Where one is to run here."""
+    if settings.training.enabled and settings.trainer.kind == "local":
+        trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
+        life.start(trainer)
+        lease_s = settings.training.lease_s
+        life.own(end_when_hung(trainer, core.ledger, core.meters, last_word, lease_s=lease_s), "trainer watch")

@@ -1,0 +1,121 @@
+"""The tasks and child processes of one run of the server: owned while it runs, and stopped in order.
+
+Stop: no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) → our tasks → the
+children that are left. A crash of any task climbs through the task group.
+
+The server's port: bound before anything heavy starts, served under our own signals, announced when ready.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from openclaw_rl import __version__
+from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.server import preflight
+from openclaw_rl.server.api.trainer import LeaseWait
+from openclaw_rl.settings import ServerSettings, Settings
+from openclaw_rl.supervisor import Child
+
+
+def ready_to_listen(settings: Settings) -> socket.socket:
+    """Raises SettingsError that names everything a start would stumble over, one line each; nothing was started yet."""
+    problems, listener = preflight.problems(settings), None
+    try:
+        listener = listen(settings)
+    except SettingsError as error:
+        problems.insert(0, str(error))
+    if listener is None or problems:
+        if listener is not None:
+            listener.close()
+        raise SettingsError("\n".join(problems))
+    return listener
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind before anything heavy starts: a port in use is found out at once, and early clients wait, unrefused."""
+    host, port = settings.server.host, settings.server.port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
+    bound = listener.getsockname()[0]
+    if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
+        listener.close()
+        raise SettingsError(f"server.host {host!r} is {bound} here, which is not loopback: set server.api_keys first")
+    return listener
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the app decides what a signal means, and in which order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
+    """`run/server.json` tells the command line where this server is."""
+    write_json(data.server_file, {"url": url, "version": __version__})
+    try:
+        yield
+    finally:
+        data.server_file.unlink(missing_ok=True)
+
+
+events = structlog.get_logger()
+
+
+class Lifetime:
+    """`stop` is set when the run is to end."""
+
+    def __init__(self, listener: socket.socket, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+        self.stop, self._listener, self._tasks = stop, listener, tasks
+        self.children: list[Child] = []
+        self._running: list[asyncio.Task[None]] = []
+
+    def own(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._running.append(self._tasks.create_task(work, name=name))
+
+    def start(self, child: Child) -> None:
+        self.children.append(child)
+        self._tasks.create_task(child.run(), name=child.name)
+
+    async def answer(self, app: ASGIApp, settings: ServerSettings, lease_wait: LeaseWait) -> None:
+        """Answer until asked to stop, then let running replies finish."""
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+            timeout_keep_alive=75,
+        )
+        server = HttpServer(config)
+        serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
+        stopping = self._tasks.create_task(self.stop.wait(), name="stop")
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        events.info("stopping", drain_s=settings.drain_s)
+        lease_wait.close()
+        await asyncio.gather(*(child.stop() for child in self.children if child.name == "trainer"))
+        server.should_exit = True
+        await serving
+        self.stop.set()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self.stop_children()
+
+    async def stop_children(self) -> None:
+        await asyncio.gather(*(child.stop() for child in self.children))

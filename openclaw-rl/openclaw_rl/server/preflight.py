@@ -1,0 +1,95 @@
+"""What a start would stumble over, found before anything heavy begins: paths, interpreters, models, GPUs, names.
+
+Each problem is one line that names the setting and its value. Looks at files and device nodes, and asks the driver's
+own tool where no node tells; nothing is loaded, fetched or started. (The port is tried by `app`, which then listens on
+it.)
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.methods.base import load_method
+from openclaw_rl.models import resolve
+from openclaw_rl.settings import ModelSettings, Settings
+
+_SMI_S = 20.0
+_GPU_FLAGS = {
+    "--tp": 1,
+    "--tp-size": 1,
+    "--tensor-parallel-size": 1,
+    "--dp": 2,
+    "--dp-size": 2,
+    "--data-parallel-size": 2,
+}
+"""SGLang's flags that multiply the GPUs it wants; which dimension each one sets."""
+
+
+def problems(settings: Settings) -> list[str]:
+    found = [*_model(settings.model), *_programs(settings), *_gpus(settings)]
+    try:
+        load_method(settings.method.name)
+    except SettingsError as error:
+        found.append(str(error))
+    folder = settings.data_dir.expanduser().absolute()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        found.append(f"data_dir {str(settings.data_dir)!r}: {parent} is not a folder that can be written to")
+    return found
+
+
+def gpus_here(dev: Path = Path("/dev")) -> int | None:
+    """NVIDIA cards, by their device nodes or by `nvidia-smi`; None where there is a GPU that neither counts (Windows'
+    Linux has /dev/dxg, an AMD card /dev/kfd)."""
+    if nodes := sum(path.name.removeprefix("nvidia").isdigit() for path in dev.glob("nvidia*")):
+        return nodes
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        listed = 0
+    else:
+        listed = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return listed or (None if any((dev / name).exists() for name in ("dxg", "kfd", "nvidiactl")) else 0)
+
+
+def _model(model: ModelSettings) -> Iterator[str]:
+    try:
+        resolve.look(model)
+    except SettingsError as error:
+        yield str(error)
+    if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
+        yield f"model.chat_template {model.chat_template!r}: no such file"
+
+
+def _programs(settings: Settings) -> Iterator[str]:
+    for key, python in (("engine.python", settings.engine.python), ("trainer.python", settings.trainer.python)):
+        if python is not None and shutil.which(os.path.expanduser(python)) is None:
+            yield f"{key} {python!r}: no such program"
+
+
+def _gpus(settings: Settings) -> Iterator[str]:
+    asked = {"engine": settings.engine.device} if settings.engine.kind == "embedded" else {}
+    if settings.training.enabled and settings.trainer.kind == "local":
+        asked["trainer"] = settings.trainer.device
+    cards = {part: device for part, device in asked.items() if device.partition(":")[0] == "cuda"}
+    wanted = _sglang_gpus(settings.engine.args) if settings.engine.kind == "sglang" else 0
+    if not (cards or wanted) or (here := gpus_here()) is None:
+        return
+    for part, device in cards.items():
+        if here <= int(device.partition(":")[2] or 0):
+            yield f"{part}.device {device!r}: {here} GPUs are here"
+    if wanted > here:
+        yield f"engine.args {' '.join(settings.engine.args)!r}: SGLang wants {wanted} GPUs, {here} are here"
+
+
+def _sglang_gpus(args: tuple[str, ...]) -> int:
+    words = [word for flag in args for word in flag.split("=", 1)]
+    sizes = {1: 1, 2: 1}
+    for flag, value in pairwise(words):
+        if flag in _GPU_FLAGS and value.isdigit():
+            sizes[_GPU_FLAGS[flag]] = int(value)
+    return sizes[1] * sizes[2]

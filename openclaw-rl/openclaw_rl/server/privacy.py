@@ -1,0 +1,141 @@
+"""Forgetting everywhere: in the ledger, in the folders of versions, and, when asked, in the weights.
+
+What is meant is a session, the conversation of a turn, or a user. The ledger's part is `Ledger.forget*`. A version's
+folder holds the commit that published it, and in it prompts and replies of its batch: they are taken out. A checkpoint
+that can never be committed is deleted. With `rebuild` the policy goes back to the newest version from before all that;
+what was learned behind it is abandoned, the samples of others wait to be learned again, and the folders of the
+abandoned versions are deleted. Backups and exports are their owner's to delete.
+
+Lets the ledger go of what is over and old, round by round, while everything else goes on.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from openclaw_rl.data_dir import write_private
+from openclaw_rl.errors import EngineError, LedgerError
+from openclaw_rl.ledger import Forgotten, Ledger
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.settings import RetentionSettings
+from openclaw_rl.trainers import checkpoint
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    serving: int
+    """The version that the policy went back to."""
+    waiting: int
+    """Samples that wait to be learned (again)."""
+    folders: int
+    """Of abandoned versions, deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    ledger: Ledger
+    publisher: Publisher
+    root: Path
+    """The data directory."""
+
+    async def session(self, session_id: str, user: str | None) -> Forgotten:
+        """Raises LedgerError, as the others do."""
+        return await self._everywhere(await self.ledger.forget(session_id, user))
+
+    async def conversation(self, turn_id: str) -> Forgotten:
+        return await self._everywhere(await self.ledger.forget_turn(turn_id))
+
+    async def user(self, name: str) -> Forgotten:
+        return await self._everywhere(await self.ledger.forget_user(name))
+
+    async def _everywhere(self, forgotten: Forgotten) -> Forgotten:
+        for number in forgotten.trained_in:
+            folder = (await self.ledger.version(number)).folder
+            if folder is not None:
+                await asyncio.to_thread(without_probes, self.root / folder)
+        await version_folders.remove_ended(self.ledger, self.root / "versions")
+        log.info("session_forgotten", turns=forgotten.turns, trained_in=forgotten.trained_in)
+        return forgotten
+
+    async def rebuild(self, forgotten: Forgotten) -> Rebuilt | None:
+        """None: nothing that is alive was trained on it. Raises LedgerError when there is no version to go back to."""
+        to = await self.ledger.rollback_from(forgotten.trained_in)
+        folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
+        for folder in folders:
+            await asyncio.to_thread(checkpoint.discard, self.root / folder)
+        if to is None:
+            return None
+        try:
+            await self.publisher.follow()
+        except (EngineError, TimeoutError) as error:  # it follows once the engine can
+            log.debug("rebuild_delayed", error=repr(error))
+            self.publisher.wake()
+        return Rebuilt(to, (await self.ledger.counts())["sampled"], len(folders))
+
+
+def without_probes(folder: Path) -> None:
+    """Take prompts and replies out of a checkpoint's commit. The folder is whole at every moment: the manifest stops
+    naming the file before it changes."""
+    file, manifest_file = folder / checkpoint.COMMIT_FILE, folder / checkpoint.MANIFEST_FILE
+    try:
+        commit, manifest = json.loads(file.read_text()), json.loads(manifest_file.read_text())
+    except FileNotFoundError:
+        return
+    if not commit["report"].get("probes"):
+        return
+    if manifest["files"].pop(file.name, None) is not None:
+        write_private(manifest_file, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    commit["report"]["probes"] = []
+    write_private(file, json.dumps(commit).encode())
+
+
+Clock = Callable[[], float]
+_DAY_S, _GB = 86400.0, 10**9
+_FIRST_S = 60.0
+"""After a start, which has enough to do."""
+_NEXT_S = 1.0
+"""While a round left something to do for the next."""
+
+
+class Retention:
+    """`run` is the app's task; `is_full`: the file is over `retention.max_gb`, and all that is left in it waits."""
+
+    def __init__(self, ledger: Ledger, settings: RetentionSettings, *, clock: Clock = time.time) -> None:
+        """clock: the one that requests are received by; a wall clock set ahead would make every turn old."""
+        self._ledger, self._settings, self._clock = ledger, settings, clock
+        self.is_full = False
+
+    async def run(self) -> None:
+        if self._settings.max_age_days is None and self._settings.max_gb is None:
+            return
+        pause_s = min(_FIRST_S, self._settings.every_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _NEXT_S if await self.round() else self._settings.every_s
+
+    async def round(self) -> bool:
+        """Whether something went: there may be more."""
+        age, size = self._settings.max_age_days, self._settings.max_gb
+        try:
+            done = await self._ledger.retain(
+                older_than=None if age is None else self._clock() - age * _DAY_S,
+                most_bytes=None if size is None else int(size * _GB),
+            )
+        except LedgerError as error:
+            log.warning("retention_failed", error=str(error))
+            return False
+        if done.turns:
+            log.info("turns_let_go", turns=done.turns, pieces=done.pieces, used_mb=round(done.used_bytes / 1e6, 1))
+        is_full = done.is_full and not done.turns
+        if is_full and not self.is_full:
+            log.warning("ledger_full", used_mb=round(done.used_bytes / 1e6, 1), max_gb=size)
+        self.is_full = is_full
+        return bool(done.turns)

@@ -1,0 +1,156 @@
+"""Watches what users think of each version, and goes back by itself when it falls.
+
+The verdicts of user turns (tool results say more of the tool than of the policy), by the version that sampled them, are
+tested for a fall (`falling`). On one the ledger goes back to the last version before it, whose optimizer state the
+trainer then loads; the samples of what was abandoned are dropped, because the same method turned them into that. What
+lies behind the fall has another number from then on, so the next finding needs `min_turns` new verdicts: that is the
+cooldown. After `pause_after` such falls learning pauses until someone looks.
+
+What it cannot see: a judge that lies in step with the policy (a canary sees it: `canary`), and a fall that comes with
+the users' own change of mind.
+
+Whether users began to like replies less at some version: a one-sided permutation test for one change point.
+
+Pure: verdicts in, a finding out. Leaves to others what becomes of it (`watch`).
+
+Why one test over all cuts and not one test a version: a version answers too few turns for a test of its own, and
+looking at every cut separately would find a fall by luck. The permuted statistic is therefore the largest over all
+cuts too (the change-point form of the permutation test, e.g. Antoch & Hušková 2001).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.settings import WatchSettings
+from openclaw_rl.telemetry.alerts import Alerts
+
+_TOGETHER = 50
+"""Permutations at once. All of them take 20 MB, which the C library then keeps for each thread that ever looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Verdicts fell behind `good`: means over `n` turns each."""
+
+    good: int
+    """The last version before the fall."""
+    before: float
+    after: float
+    n_before: int
+    n_after: int
+    p_value: float
+
+
+def find_fall(
+    verdicts: Sequence[tuple[int, int]],
+    *,
+    min_side: int = 30,
+    drop: float = 0.3,
+    p_value: float = 0.001,
+    permutations: int = 2000,
+    seed: int = 0,
+) -> Fall | None:
+    """The clearest fall between two versions, or None when there is none that is large and unlikely enough.
+
+    verdicts: (version that sampled the turn, verdict in −1, 0, 1), oldest turn first. A cut lies between two versions
+    and has at least `min_side` turns on each side. Statistic of a cut: (mean before − mean after) / √(1/n₁ + 1/n₂),
+    of which the verdicts' own spread is no part: permuting leaves it as it is. p = (1 + #{permuted ≥ found}) / (1 +
+    permutations); the same verdicts and seed give the same answer.
+    """
+    if min_side < 1:
+        raise ValueError("min_side must be at least 1")
+    ordered = sorted(verdicts, key=lambda item: item[0])  # stable: turns of one version keep their order
+    versions = np.array([version for version, _ in ordered])
+    values = np.array([value for _, value in ordered], dtype=np.float64)
+    n = len(values)
+    cuts = np.array([i for i in range(min_side, n - min_side + 1) if versions[i - 1] != versions[i]], dtype=np.intp)
+    if not len(cuts):
+        return None
+    falls = _falls(values[None, :], cuts)[0]
+    scale = np.sqrt(1 / cuts + 1 / (n - cuts))
+    large = falls >= drop
+    if not large.any():
+        return None
+    found = int(np.argmax(np.where(large, falls / scale, -np.inf)))
+    statistic = falls[found] / scale[found]
+    chance, as_large = np.random.default_rng(seed), 0
+    for done in range(0, permutations, _TOGETHER):
+        rows = min(_TOGETHER, permutations - done)
+        shuffled = chance.permuted(np.tile(values, (rows, 1)), axis=1)
+        as_large += int(((_falls(shuffled, cuts) / scale).max(axis=1) >= statistic - 1e-12).sum())
+    p = (1 + as_large) / (1 + permutations)
+    if p >= p_value:
+        return None
+    cut = int(cuts[found])
+    before, after = float(values[:cut].mean()), float(values[cut:].mean())
+    return Fall(int(versions[cut - 1]), before, after, cut, n - cut, p)
+
+
+def _falls(values: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """values [P, N] → mean before − mean after at each cut [P, C]."""
+    n = values.shape[1]
+    sums = values.cumsum(axis=1)
+    before = sums[:, cuts - 1]
+    fall: NDArray[np.float64] = before / cuts - (sums[:, -1:] - before) / (n - cuts)
+    return fall
+
+
+log = structlog.get_logger()
+
+
+class Watch:
+    def __init__(self, ledger: Ledger, publisher: Publisher, settings: WatchSettings, alerts: Alerts) -> None:
+        self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
+        self._seen: list[tuple[int, int]] = []
+        self.falls = 0
+        """Automatic rollbacks since the start."""
+
+    async def run(self) -> None:
+        """Look every few seconds whether verdicts came, forever. Owned by the app."""
+        while True:
+            await asyncio.sleep(self._settings.check_every_s)
+            try:
+                await self.look()
+            except LedgerUnavailable as error:
+                log.debug("watch_delayed", error=str(error))
+
+    async def look(self) -> Fall | None:
+        """Test once, and go back on a fall."""
+        limits = self._settings
+        verdicts = await self._ledger.user_verdicts(limit=limits.turns)
+        if verdicts == self._seen or await self._ledger.pinned() is not None:  # who pins a version decides alone
+            return None
+        self._seen = verdicts
+        fall = await asyncio.to_thread(
+            find_fall, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
+        )
+        if fall is not None:
+            await self._go_back(fall)
+        return fall
+
+    async def _go_back(self, fall: Fall) -> None:
+        figures = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
+        turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
+        try:
+            to = await self._ledger.roll_back_behind(fall.good)
+        except LedgerError as error:
+            self._alerts.raise_alert("verdicts_fall", reason=str(error), **figures, **turns)
+            return
+        self.falls += 1
+        self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)
+        if self.falls >= self._settings.pause_after:
+            await self._ledger.set_learning(False)
+            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self.falls)
+        try:
+            await self._publisher.follow()
+        except (EngineError, TimeoutError) as error:  # the publisher tries again
+            log.debug("rollback_delayed", error=repr(error))
+            self._publisher.wake()

@@ -1,0 +1,141 @@
+"""Every route of the server, each on the parts it uses, behind the doors and bounds that all share."""
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.routes import build_router, chats_first
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.server.api.app import behind_doors, http_app
+from openclaw_rl.server.api.control import build_admin_router
+from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
+from openclaw_rl.server.api.page import build_page_router
+from openclaw_rl.server.api.status import AdminDeps
+from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
+from openclaw_rl.server.events import Bells
+from openclaw_rl.server.lifecycle import Lifetime
+from openclaw_rl.server.privacy import Forgetting, Retention
+from openclaw_rl.server.startup import Core
+from openclaw_rl.sessions.store import Sessions
+from openclaw_rl.settings import Settings
+from openclaw_rl.trainer_protocol import Started
+from openclaw_rl.web.asgi import bounded
+from openclaw_rl.web.auth import Keys
+
+
+def served_app(
+    settings: Settings,
+    core: Core,
+    bells: Bells,
+    life: Lifetime,
+    *,
+    sessions: Sessions,
+    publisher: Publisher,
+    pushes: TrainerPushes,
+    retention: Retention,
+    method: str,
+) -> ASGIApp:
+    chats = _chats(settings, core, sessions)
+    app = http_app()
+    app.include_router(chats)
+    app.include_router(_trainer(core, bells, life, publisher))
+    app.include_router(_pushes(settings, core, bells, publisher, pushes))
+    app.include_router(build_page_router())
+    app.include_router(_admin(settings, core, bells, life, publisher=publisher, retention=retention, method=method))
+    app.include_router(_feedback(settings, core, bells))
+    body_limit = int(settings.server.max_body_mb * 2**20)
+    return behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+
+
+def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
+    return build_router(
+        ProxyDeps(
+            frontend=core.frontend,
+            engine=core.engine,
+            serving=core.serving,
+            sessions=sessions,
+            ledger=core.ledger,
+            server=settings.server,
+            sampling=settings.sampling,
+            session=settings.sessions,
+            model_name=core.model_name,
+            meters=core.meters,
+            clock=core.clock,
+        )
+    )
+
+
+def _trainer(core: Core, bells: Bells, life: Lifetime, publisher: Publisher) -> APIRouter:
+    def committed(_: int) -> None:
+        for child in life.children:
+            if child.name == TRAINER:
+                child.worked()
+        publisher.wake()
+
+    return build_trainer_router(
+        core.ledger,
+        token=core.trainer_token,
+        lease_wait=bells.lease_wait,
+        on_commit=committed,
+        describe=publisher.pushed.describe,
+        meters=core.meters,
+        on_word=bells.trainer_spoke.heard,
+    )
+
+
+def _pushes(settings: Settings, core: Core, bells: Bells, publisher: Publisher, pushes: TrainerPushes) -> APIRouter:
+    ledger = core.ledger
+
+    async def trainer_started(name: str) -> Started:
+        pushes.give_up("its trainer was started again")
+        await ledger.revoke(trainer=name, reason="its trainer was started again")
+        await ledger.lose_undurable("its trainer was started again")
+        publisher.wake()
+        bells.lease_wait.samples_came()
+        tip = await publisher.pushed.describe(await ledger.tip())
+        return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
+
+    return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)
+
+
+def _admin(
+    settings: Settings,
+    core: Core,
+    bells: Bells,
+    life: Lifetime,
+    *,
+    publisher: Publisher,
+    retention: Retention,
+    method: str,
+) -> APIRouter:
+    return build_admin_router(
+        AdminDeps(
+            admin_key=core.admin_key,
+            ledger=core.ledger,
+            serving=core.serving,
+            publisher=publisher,
+            meters=core.meters,
+            children=lambda: [child.status() for child in life.children],
+            forgetting=Forgetting(core.ledger, publisher, core.data.root),
+            retention=retention,
+            train_now=bells.lease_wait.train_now,
+            training=settings.training,
+            model_name=core.model_name,
+            method=method,
+            started_at=core.started_at,
+        )
+    )
+
+
+def _feedback(settings: Settings, core: Core, bells: Bells) -> APIRouter:
+    return build_feedback_router(
+        FeedbackDeps(
+            ledger=core.ledger,
+            keys=Keys(settings.server.api_keys),
+            frontend=core.frontend,
+            on_judged=bells.judged.set,
+            on_sampled=bells.lease_wait.samples_came,
+            clock=core.clock,
+        )
+    )

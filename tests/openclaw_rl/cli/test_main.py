@@ -1,0 +1,175 @@
+"""The command line: what it says when it cannot do what is asked, in one line and with exit code 2."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from openclaw_rl.cli.main import app
+from openclaw_rl.data_dir import DataDir, write_json
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/admin/learning": {"learning": False, "enabled": True},
+    "/v1/admin/train": {"waiting": 3, "learning": True, "enabled": True},
+    "/v1/feedback": {"turn_id": "t", "effect": "judged", "state": "judged", "demonstration_id": None},
+    "/v1/admin/versions/1": {"folder": "versions/one", "kind": "full"},
+    "/v1/admin/versions/2": {"folder": "versions/two", "kind": "lora"},
+}
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[list[str | None]]:
+    """A server with one answer for each path; the keys it was shown."""
+    shown: list[str | None] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            shown.append(self.headers["authorization"])
+            self.rfile.read(int(self.headers["content-length"] or 0))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(ANSWERS[self.path]).encode())
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    write_json(DataDir.prepare(tmp_path).server_file, {"url": f"http://127.0.0.1:{server.server_port}"})
+    yield shown
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_kept_admin_key_is_shown(admin: list[str | None], tmp_path: Path) -> None:
+    kept = DataDir.prepare(tmp_path).secret("admin.key", None)
+    result = CliRunner().invoke(app, ["learning", "pause", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert admin == [f"Bearer {kept}"]
+
+
+def test_a_configured_admin_key_is_shown(admin: list[str | None], tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(f'data_dir = "{tmp_path}"\n[server]\nadmin_key = "mine"\n')
+    result = CliRunner().invoke(app, ["learning", "pause", "--config", str(config)])
+    assert result.exit_code == 0, result.output
+    assert admin == ["Bearer mine"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["status"], "no server is ready in"),
+        (["pin"], "give a version, or --off"),
+        (["pin", "1", "--off"], "give a version, or --off"),
+        (["train"], "openclaw-rl train --now"),
+        (["feedback", "t", "--good", "--bad"], "one of --good, --bad and --value"),
+        (["feedback", "t", "--good"], "no server is ready in"),
+        (["forget"], "one of SESSION, --turn ID and --everything"),
+        (["forget", "s", "--turn", "t"], "one of SESSION, --turn ID and --everything"),
+        (["forget", "--everything"], "--everything needs --user"),
+        (["serve", "--set", "server.prot=1"], "server.prot: no such setting"),
+        (["serve", "--set", "server.port"], "write KEY=VALUE"),
+        (["serve", "--set", "=5"], "write KEY=VALUE"),
+        (["serve", "--host", "0.0.0.0"], "is not loopback"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(args: list[str], says: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_feedback_on_a_server_without_keys_shows_none(admin: list[str | None], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["feedback", "t", "--good", "--data-dir", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, "t: judged, the turn is judged\n")
+    assert admin == [None]
+
+
+def test_feedback_shows_the_first_chat_key_of_the_settings(admin: list[str | None], tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(
+        f'data_dir = "{tmp_path}"\n[[server.api_keys]]\nkey = "sk-1"\n[[server.api_keys]]\nkey = "sk-2"\n'
+    )
+    assert CliRunner().invoke(app, ["feedback", "t", "--bad", "--config", str(config)]).exit_code == 0
+    assert admin == ["Bearer sk-1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"waiting": 3, "learning": True, "enabled": True}, "3 samples wait: the trainer takes them now"),
+        ({"waiting": 0, "learning": True, "enabled": True}, "0 samples wait, nothing to train on"),
+        ({"waiting": 3, "learning": False, "enabled": True}, "learning is paused, 3 samples wait"),
+        ({"waiting": 3, "learning": True, "enabled": False}, "this server trains nothing"),
+    ],
+)
+def test_train_now_says_whether_anything_is_trained(
+    admin: list[str | None],
+    tmp_path: Path,
+    answer: dict[str, Any],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ANSWERS, "/v1/admin/train", answer)
+    result = CliRunner().invoke(app, ["train", "--now", "--data-dir", str(tmp_path)])
+    assert says in result.output
+    assert result.exit_code == (0 if answer["learning"] and answer["enabled"] else 2)
+
+
+@pytest.mark.parametrize(
+    ("version", "folder", "says"),
+    [
+        ("1", "new", "version 1 is no adapter"),
+        ("2", "there", "there exists already"),
+        ("2", "new", "adapter_config.json: No such file or directory"),
+        ("2", "file/new", "Not a directory"),
+    ],
+)
+def test_an_adapter_that_cannot_be_copied_is_one_line(
+    admin: list[str | None], tmp_path: Path, version: str, folder: str, says: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("")
+    args = ["export-adapter", str(tmp_path / folder), "--version", version, "--data-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_list_of_commands_has_no_cut_sentence() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert [line for line in result.output.splitlines() if line.endswith("...") and "Usage" not in line] == []
+
+
+def test_the_page_is_opened_through_a_file_that_only_its_owner_reads(
+    admin: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("openclaw_rl.cli.main.webbrowser.open", opened.append)
+    result = CliRunner().invoke(app, ["page", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    door, key = tmp_path / "run" / "page.html", (tmp_path / "keys" / "admin.key").read_text().strip()
+    assert opened == [door.as_uri()]
+    assert door.stat().st_mode & 0o777 == 0o600
+    assert f"/#{key}" in door.read_text()
+    assert key not in result.output
+    assert str(tmp_path / "keys" / "admin.key") in result.output
+
+
+def test_no_page_without_a_server(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["page", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no server is ready" in result.stderr
+    assert list(tmp_path.iterdir()) == []

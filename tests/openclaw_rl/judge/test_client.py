@@ -1,0 +1,187 @@
+"""Asking: an OpenAI-compatible URL, and the policy's engine with its adapter off."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from openclaw_rl.engines.base import PRIORITY_BACKGROUND
+from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
+from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError
+from openclaw_rl.judge import client as ask_module
+from openclaw_rl.judge.client import AskEngine, AskUrl
+from openclaw_rl.judge.llm import Answer
+from openclaw_rl.messages import Message
+from openclaw_rl.settings import JudgeSettings
+
+PROMPT = [Message(role="system", content="Grade."), Message(role="user", content="| x")]
+
+
+def completion(text: str | None = r"\boxed{1}", finish: str = "stop") -> httpx.Response:
+    return httpx.Response(200, json={"choices": [{"message": {"content": text}, "finish_reason": finish}]})
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client would have slept between its tries."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    # The module's own name: a server that another test left in a thread of this process sleeps by the real one.
+    monkeypatch.setattr(ask_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    return slept
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[Callable[..., AskUrl]]:
+    """`url(handler, model=…)`: an AskUrl against a handler."""
+    clients: list[httpx.AsyncClient] = []
+
+    def make(handler: Callable[[httpx.Request], httpx.Response], **settings: object) -> AskUrl:
+        clients.append(httpx.AsyncClient(transport=httpx.MockTransport(handler)))
+        values = {"kind": "llm", "url": "http://judge/v1/", "model": "judge-1", "timeout_s": 120.0} | settings
+        return AskUrl(clients[-1], JudgeSettings.model_validate(values))
+
+    yield make
+    for client in clients:
+        await client.aclose()
+
+
+async def test_it_speaks_openai(url) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return completion("fine", "length")
+
+    ask = url(handler, api_key="secret", temperature=0.6)
+    assert await ask(PROMPT, max_new_tokens=32) == Answer("fine", is_cut=True)
+    assert str(seen[0].url) == "http://judge/v1/chat/completions"
+    assert seen[0].headers["authorization"] == "Bearer secret"
+    assert seen[0].headers["x-turn-type"] == "side"
+    body = json.loads(seen[0].content)
+    assert body == {
+        "model": "judge-1",
+        "temperature": 0.6,
+        "max_tokens": 32,
+        "messages": [{"role": "system", "content": "Grade."}, {"role": "user", "content": "| x"}],
+    }
+
+
+async def test_without_a_name_it_asks_for_the_first_model_once(url) -> None:
+    paths: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return httpx.Response(200, json={"data": [{"id": "only"}]}) if request.method == "GET" else completion()
+
+    ask = url(handler, model=None)
+    await ask(PROMPT, max_new_tokens=8)
+    await ask(PROMPT, max_new_tokens=8)
+    assert paths == ["/v1/models", "/v1/chat/completions", "/v1/chat/completions"]
+
+
+async def test_busy_judges_are_tried_again(url, pauses) -> None:
+    replies = [httpx.Response(503), httpx.Response(429, headers={"Retry-After": "7"}), completion()]
+    ask = url(lambda request: replies.pop(0))
+    assert (await ask(PROMPT, max_new_tokens=8)).text == r"\boxed{1}"
+    assert len(pauses) == 2
+    assert pauses[1] == 7.0
+    assert 0 < pauses[0] < 1
+
+
+async def test_in_the_end_it_fails(url, pauses) -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(JudgeError, match="refused"):
+        await url(gone)(PROMPT, max_new_tokens=8)
+    assert len(pauses) == 3
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        httpx.Response(400, json={"error": {"message": "too long"}}),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json={"choices": []}),
+        httpx.Response(200, json=["no object"]),
+    ],
+)
+async def test_what_cannot_be_used_fails_at_once(url, pauses, reply) -> None:
+    with pytest.raises(JudgeError):
+        await url(lambda request: reply)(PROMPT, max_new_tokens=8)
+    assert pauses == []
+
+
+async def test_reasoning_sent_apart_is_no_answer(url) -> None:
+    assert (await url(lambda request: completion(None))(PROMPT, max_new_tokens=8)).text == ""
+
+
+async def test_a_silent_judge_is_given_up(url) -> None:
+    async def silence(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(JudgeError, match="within"):
+        await url(silence, timeout_s=0.01)(PROMPT, max_new_tokens=8)
+
+
+class StubEngine:
+    """Only `generate`, from a list."""
+
+    def __init__(self, *replies: GenerateReply | Exception | None) -> None:
+        self.replies = list(replies)
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        self.requests.append(request)
+        reply = self.replies.pop(0)
+        if reply is None:
+            await asyncio.Event().wait()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def generated(*ids: int, finish: str = "stop") -> GenerateReply:
+    return GenerateReply(output_ids=list(ids), meta_info=MetaInfo(finish_reason=FinishReason(type=finish)))
+
+
+def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: float = 120.0) -> AskEngine:
+    words = {1: "Fine. ", 2: r"\boxed{1}", 9: tail}
+    return AskEngine(
+        engine,
+        JudgeSettings(kind="llm", timeout_s=timeout_s),
+        render=lambda messages: (7, 8, 9),
+        decode=lambda ids: "".join(words.get(token, "") for token in ids),
+        slots=asyncio.Semaphore(2),
+    )
+
+
+async def test_the_policys_engine_is_asked_without_adapter_and_behind_chats() -> None:
+    engine = StubEngine(generated(1, 2), generated(1, finish="length"))
+    ask = engine_ask(engine)
+    assert await ask(PROMPT, max_new_tokens=32) == Answer(r"Fine. \boxed{1}", is_cut=False)
+    assert await ask(PROMPT, max_new_tokens=32) == Answer("Fine. ", is_cut=True)
+    request = engine.requests[0]
+    assert (request.input_ids, request.lora_path, request.priority) == ([7, 8, 9], None, PRIORITY_BACKGROUND)
+    assert request.sampling_params.max_new_tokens == 32
+
+
+async def test_a_thought_that_the_template_opens_must_be_closed() -> None:
+    ask = engine_ask(StubEngine(generated(2)), tail="assistant\n<think>\n")
+    assert (await ask(PROMPT, max_new_tokens=32)).text == r"<think>\boxed{1}"
+
+
+@pytest.mark.parametrize(
+    "reply", [EngineGone("down"), EngineRefused("too long", status=400), generated(1, finish="abort"), None]
+)
+async def test_an_engine_that_fails_is_a_judge_that_failed(reply) -> None:
+    with pytest.raises(JudgeError):
+        await engine_ask(StubEngine(reply), timeout_s=0.01)(PROMPT, max_new_tokens=8)

@@ -1,0 +1,312 @@
+"""A trainer that sends full weights itself: the real ledger, publisher and routes over the fake engine."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from waiting import until
+
+from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.base import Score
+from openclaw_rl.errors import EngineError
+from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.publishing.engine_weights import WeightsElsewhere
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
+from openclaw_rl.server.engine_watchdog import EngineKeeper
+from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.testing import FakeEngine
+from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
+from openclaw_rl.trainer_protocol import Probe, Started
+from openclaw_rl.types import (
+    NextState,
+    Request,
+    Sample,
+    SamplingParams,
+    Scope,
+    Turn,
+    TurnKey,
+    Verdict,
+    VersionRun,
+    VersionState,
+    WeightKind,
+)
+
+PROMPT, REPLY = (1, 5, 6), (11, 12, 13)
+TOKEN = "secret-token"
+
+
+class World:
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        self.ledger, self.engine, self.serving = (
+            ledger,
+            FakeEngine(pacing=Pacing(tokens_per_s=10)),
+            ServingVersions(120),
+        )
+        settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
+        self.publisher = Publisher(ledger, self.engine, self.serving, settings, folder, base_folder=folder / "base")
+        self.pushes = TrainerPushes(self.publisher.pushed.take)
+        self.keeper = EngineKeeper(
+            self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
+        )
+
+        async def on_start(name: str) -> Started:
+            self.pushes.give_up("started")
+            await ledger.revoke(trainer=name, reason="started")
+            await ledger.lose_undurable("started")
+            self.publisher.wake()
+            return Started(
+                tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings()
+            )
+
+        app = FastAPI()
+        router = build_trainer_router(
+            ledger,
+            token=TOKEN,
+            lease_wait=LeaseWait(),
+            on_commit=lambda _: self.publisher.wake(),
+            describe=self.publisher.pushed.describe,
+        )
+        app.include_router(router)
+        app.include_router(build_push_router(ledger, token=TOKEN, pushes=self.pushes, on_start=on_start))
+
+        @app.exception_handler(EngineError)
+        async def engine_error(_: Any, error: EngineError) -> Any:
+            from fastapi.responses import JSONResponse
+
+            return JSONResponse({"error": {"message": str(error)}}, 503)
+
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://t", headers={"authorization": f"Bearer {TOKEN}"}
+        )
+
+    async def call(self, verb: str, body: Any = None, *, status: int = 200) -> Any:
+        answer = await self.http.post(f"/v1/trainer/{verb}", json=body or {})
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def sampled(self) -> str:
+        name = f"turn-{uuid4().hex}"
+        mask, runs = (True,) * 3, (VersionRun((await self.ledger.tip()).weight_version, 3),)
+        messages = (Message(role="user", content="q"),)
+        request = Request(name, Scope("u", "s"), 0.0, messages, None, None, PROMPT, SamplingParams(8))
+        reply = Message(role="assistant", content="a")
+        await self.ledger.begin(request)
+        await self.ledger.finish(
+            Turn(name, name, 0.0, REPLY, (-1.0,) * 3, mask, runs, "stop", reply), TurnKey("r", "b", "h")
+        )
+        await self.ledger.pair(name, NextState((Message(role="user", content="thanks"),)), by_request_id=name)
+        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
+        await self.ledger.record_sample(Sample(name, PROMPT, REPLY, mask, (-1.0,) * 3, runs, 0.7, reward=1.0))
+        return name
+
+    async def commit(self, *, probe_error: float | None = None, durable: bool = False) -> int:
+        await self.sampled()
+        lease = (await self.call("lease", {"trainer": "node", "wait_s": 0}))["lease"]
+        again = (await self.call("leased", {"fence": lease["fence"]}))["lease"]
+        assert again == lease
+        number = (await self.ledger.versions())[-1].weight_version + 1
+        probes = []
+        if probe_error is not None:
+            true = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), BASE_SEED ^ number)
+            values = [value + probe_error for value in true]
+            probe = Probe(prompt_ids=list(PROMPT), response_ids=list(REPLY), log_probs=values, parent_log_probs=values)
+            probes = [probe.model_dump()]
+        manifest = {"folder": f"versions/full-{number}", "kind": "full", "base_hash": "base", "sha256": ""}
+        body = {key: lease[key] for key in ("lease_id", "fence", "parent")}
+        report = {"metrics": {}, "probes": probes}
+        done = await self.call("commit", body | {"manifest": manifest, "report": report, "durable": durable})
+        assert done["weight_version"] == number
+        return number
+
+    async def push(self, number: int) -> None:
+        await self.call("push/begin", {"weight_version": number})
+        assert self.engine.running == 0
+        self.engine.weight_version = number
+        await self.call("push/end", {"weight_version": number})
+
+    async def state(self, number: int) -> VersionState:
+        return (await self.ledger.version(number)).state
+
+    async def chat(self, number: int) -> Sampled:
+        running = Generation(
+            self.engine,
+            self.serving,
+            rid=f"r{number}",
+            prompt_ids=(*PROMPT, 7 + number),
+            sampling=SamplingParams(max_new_tokens=60),
+            end_ids=(),
+            extras=EngineExtras(ignore_eos=True),
+        )
+        async with running, aclosing(running.events()) as events:
+            async for _ in events:
+                pass
+        return running.sampled
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
+    training = TrainingSettings(min_batch=1, batch_size=1)
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=training)
+    world = World(ledger, tmp_path)
+    await world.publisher.restore()
+    tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.keeper)]
+    yield world
+    assert not any(task.done() for task in tasks), tasks
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await ledger.audit() == []
+    await world.http.aclose()
+    await ledger.aclose()
+
+
+async def test_a_version_that_only_its_trainer_has_waits_for_its_push(world: World) -> None:
+    assert not (await world.call("tip"))["wants_push"]
+    number = await world.commit(probe_error=0.0)
+    assert (await world.call("tip"))["wants_push"]
+    assert await world.state(number) is VersionState.CANDIDATE  # nobody looks for a folder that is not there
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+    assert (world.serving.current, world.serving.is_open) == (number, True)
+    assert not (await world.call("tip"))["wants_push"]
+
+
+async def test_chats_under_a_push_are_cut_and_go_on_token_by_token_exact(world: World) -> None:
+    chats = [asyncio.create_task(world.chat(n)) for n in range(6)]
+    await until(lambda: world.engine.running == 6)
+    await asyncio.sleep(0.15)  # a token of each; 59 more would take six seconds
+    await world.push(await world.commit())
+    world.engine.pacing.tokens_per_s = 2000
+    for sampled in await asyncio.gather(*chats):
+        assert [version for version, _ in sampled.runs] == [0, 1]
+        assert sum(length for _, length in sampled.runs) == 60
+
+
+async def test_a_trainer_that_dies_in_a_push_leaves_the_gate_shut_until_what_serves_is_restored(world: World) -> None:
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "deadline_s": 2})
+    world.engine.weight_version = number  # half of it, and nobody will ever say that it is all
+    assert not world.serving.is_open
+    await until(lambda: world.serving.is_open)  # by the keeper, from the base's folder
+    assert (world.engine.weight_version, world.serving.current) == (0, 0)
+    await world.call("push/end", {"weight_version": number}, status=409)
+    assert (await world.call("tip"))["wants_push"]
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+
+
+async def test_a_trainer_that_died_in_a_push_ends_it_when_it_starts_again(world: World) -> None:
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "deadline_s": 600})
+    started = await world.call("start", {"trainer": "node"})
+    await until(lambda: world.serving.is_open and world.serving.current == number + 1)
+    assert await world.state(number) is VersionState.LOST
+    assert started["tip"]["folder"] is None
+
+
+async def test_a_failed_push_says_so_at_both_ends(world: World) -> None:
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number})
+    await world.call("push/end", {"weight_version": number, "failure": "NCCL"}, status=503)
+    await until(lambda: world.serving.is_open)
+    assert world.serving.current == 0
+
+
+async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_weights(world: World) -> None:
+    number = await world.commit()
+    await world.push(number)
+    engine = (await world.call("tip"))["engine"]
+    world.engine.weight_version = 0  # it was restarted: the base
+    with pytest.raises(WeightsElsewhere, match="only its trainer has it"):
+        await world.publisher.restore()
+    assert not world.serving.is_open
+    tip = await world.call("tip")
+    assert tip["wants_push"]
+    assert tip["engine"] != engine
+    await world.push(number)
+    await until(lambda: world.serving.is_open)
+    assert world.serving.current == number
+    assert (await world.call("tip"))["engine"] == tip["engine"]
+
+
+async def test_an_engine_that_started_again_before_anyone_looked_is_met_anew(world: World) -> None:
+    """A push on the old one's way would wait for its deadline, with every chat held."""
+    world.keeper._poll_s = 600  # the trainer is faster
+    first = await world.commit()
+    await world.push(first)
+    engine = (await world.call("tip"))["engine"]
+    number = await world.commit()
+    world.engine.weight_version = 0
+    assert "meet it anew" in str(await world.call("push/begin", {"weight_version": number}, status=409))
+    assert not world.serving.is_open
+    tip = await world.call("tip")
+    assert tip["wants_push"]
+    assert tip["engine"] != engine
+    await world.push(number)
+    assert (world.engine.weight_version, world.serving.current) == (number, number)
+    assert (await world.call("tip"))["engine"] == tip["engine"]
+
+
+async def test_a_trainer_that_starts_again_loses_what_was_not_durable(world: World) -> None:
+    first = await world.commit()
+    await world.push(first)
+    await world.call("durable", {"weight_version": first})
+    lost = await world.commit()
+    await world.push(lost)
+    started = await world.call("start", {"trainer": "node"})
+    tip = started["tip"]
+    assert tip["weight_version"] == lost + 1
+    assert tip["folder"] == "versions/full-1"  # what it loads: the durable one
+    assert await world.state(lost) is VersionState.LOST
+    await until(lambda: world.serving.current == lost + 1)  # from its folder, without the trainer
+    assert (await world.ledger.counts())["sampled"] == 1  # the lost version's sample waits again
+
+
+async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_restored(world: World) -> None:
+    number = await world.commit(probe_error=0.5)
+    await world.call("push/begin", {"weight_version": number})
+    world.engine.weight_version = number
+    await world.call("push/end", {"weight_version": number}, status=409)
+    assert await world.state(number) is VersionState.REJECTED
+    await until(lambda: world.serving.is_open)
+    assert (world.engine.weight_version, world.serving.current) == (0, 0)
+
+
+async def test_an_engine_without_numbers_takes_no_weights_and_costs_none(world: World) -> None:
+    """What it holds is gone with the push: there would be nothing to tell whose fault it is."""
+    number = await world.commit(probe_error=0.0)
+    score = world.engine.score
+
+    async def mute(*args: Any, **kwargs: Any) -> Score:
+        return replace(said := await score(*args, **kwargs), log_probs=(math.nan,) * len(said.log_probs))
+
+    world.engine.score = mute  # type: ignore[method-assign]
+    await world.call("push/begin", {"weight_version": number}, status=503)
+    assert world.serving.is_open
+    assert (await world.call("tip"))["wants_push"]
+    world.engine.score = score  # type: ignore[method-assign]
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+
+
+async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: World) -> None:
+    await world.commit()
+    await world.call("push/end", {"weight_version": 1}, status=409)
+    await world.call("push/begin", {"weight_version": 0}, status=409)
+    await world.ledger.set_pin(0)
+    assert not (await world.call("tip"))["wants_push"]
+    await world.call("push/begin", {"weight_version": 1}, status=409)
+    assert world.serving.is_open

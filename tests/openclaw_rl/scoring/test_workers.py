@@ -1,0 +1,110 @@
+"""The workers: every paired turn gets a verdict and a sample, or a reason; no failure of one stops the others."""
+
+import asyncio
+
+import pytest
+from workers import FAST, SETTINGS, MemoryLedger, ScriptedJudge, judging
+
+from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
+from openclaw_rl.judge.judge import Undecided
+from openclaw_rl.methods.base import Dropped, ScoringTools
+from openclaw_rl.scoring.workers import judge_turns, score_turns
+from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
+
+
+async def test_every_turn_is_judged_and_the_next_stage_woken() -> None:
+    ledger, judge, judged = MemoryLedger().add(*"abcdef"), ScriptedJudge({"b": [-1], "c": [0]}), asyncio.Event()
+    async with judging(ledger, judge, judged=judged):
+        assert await ledger.until(6) == {"a": 1, "b": -1, "c": 0, "d": 1, "e": 1, "f": 1}
+    assert judged.is_set()
+    assert judge.most_at_once == SETTINGS.workers
+    assert sorted(judge.seen) == list("abcdef")
+
+
+async def test_after_the_last_retry_it_is_unjudged_and_never_zero() -> None:
+    judge = ScriptedJudge({"a": [JudgeError("down")] * 9})
+    ledger = MemoryLedger().add("a", "b")
+    async with judging(ledger, judge):
+        assert await ledger.until(2) == {"b": 1, "a": "no verdict"}
+    assert judge.seen.count("a") == 1 + SETTINGS.retries
+
+
+async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> None:
+    judge, judged, meters = ScriptedJudge({"a": [JudgeError("down")] * 3}), asyncio.Event(), Meters()
+    ledger = MemoryLedger().add("a")
+    async with judging(ledger, judge, judged=judged, meters=meters):
+        await ledger.until(1)
+        assert meters.problems() == ["judge: failed 3 times in a row, last: down"]
+        async with asyncio.timeout(120):
+            await judged.wait()
+        ledger.add("b")
+        await ledger.until(2)
+    assert meters.problems() == []
+
+
+async def test_undecided_is_not_asked_again() -> None:
+    judge, ledger = ScriptedJudge({"a": [Undecided("a tie, twice")]}), MemoryLedger().add("a")
+    async with judging(ledger, judge):
+        assert await ledger.until(1) == {"a": "no verdict"}
+    assert judge.seen == ["a"]
+
+
+async def test_a_bug_climbs() -> None:
+    ledger = MemoryLedger().add("a")
+    with pytest.raises(ExceptionGroup) as caught:
+        await judge_turns(ledger, ScriptedJudge({"a": [KeyError("bug")]}), SETTINGS, asyncio.Event(), pace=FAST)
+    assert caught.group_contains(KeyError)
+
+
+class ScriptedMethod:
+    """Per turn what `score` makes; else a sample of reward 1."""
+
+    name = "scripted"
+
+    def __init__(self, script: dict[str, list[Dropped | Exception]] | None = None) -> None:
+        self.script = script or {}
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+        said = self.script.get(judged.turn.turn_id, [])
+        made = said.pop(0) if said else None
+        if isinstance(made, Exception):
+            raise made
+        return made or Sample(
+            sample_id=judged.turn.turn_id,
+            prompt_ids=(1,),
+            response_ids=(3,),
+            loss_mask=(True,),
+            rollout_log_probs=(-0.1,),
+            versions=(VersionRun(0, 1),),
+            temperature=0.7,
+            reward=1.0,
+        )
+
+
+async def test_scoring_makes_samples_or_reasons() -> None:
+    method = ScriptedMethod(
+        {
+            "useless": [Dropped(DropReason.METHOD, "no hint")],
+            "flaky": [TeacherError("down"), TeacherError("down")],
+            "hopeless": [TeacherError("down")] * 9,
+            "crooked": [AlignmentError("3 ids, 2 log-probs")],
+        }
+    )
+    ledger, sampled = MemoryLedger().add("fine", "useless", "flaky", "hopeless", "crooked"), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(
+            score_turns(
+                ledger, method, ScoringTools(), asyncio.Event(), sampled=sampled, workers=2, retries=2, pace=FAST
+            )
+        )
+        ended = await ledger.until(5)
+        task.cancel()
+    assert ended == {
+        "fine": 1.0,
+        "useless": "method: no hint",
+        "flaky": 1.0,
+        "hopeless": "method: teacher: down",
+        "crooked": "misaligned: 3 ids, 2 log-probs",
+    }
+    assert sampled.is_set()

@@ -1,0 +1,42 @@
+"""Free pages go back to the system, though what lies between them stays."""
+
+import asyncio
+from pathlib import Path
+
+from openclaw_rl import malloc
+
+_BUFFER, _COUNT = 16_000, 4000
+
+
+def _resident_mb() -> float:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) / 1024
+
+
+def _holes() -> list[bytearray]:
+    """Nine of ten buffers are freed; the rest keep the C library from making its heap shorter."""
+    buffers = [bytearray(b"x") * _BUFFER for _ in range(_COUNT)]
+    return buffers[::10]
+
+
+def test_what_is_free_goes_back() -> None:
+    kept = _holes()
+    before = _resident_mb()
+    malloc.give_back()
+    assert before - _resident_mb() > 0.5 * _BUFFER * _COUNT / 2**20
+    assert all(buffer == bytearray(b"x") * _BUFFER for buffer in kept)
+
+
+async def test_it_does_so_again_and_again(monkeypatch) -> None:
+    monkeypatch.setattr(malloc, "_EVERY_S", 0.01)
+    task = asyncio.create_task(malloc.give_back_forever())
+    for _ in range(2):
+        kept = _holes()
+        before = _resident_mb()
+        async with asyncio.timeout(30):
+            while before - _resident_mb() < 0.5 * _BUFFER * _COUNT / 2**20:
+                await asyncio.sleep(0.01)
+        assert len(kept) == _COUNT // 10
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()

@@ -1,0 +1,130 @@
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.errors import SettingsError
+from openclaw_slime.arguments import QWEN3_4B, model_arguments, read_config
+
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+
+
+def shape(kind: str, hidden: int, ffn: int, layers: int, heads: int, groups: int, vocab: int, **more: Any) -> dict:
+    """As the model's config.json says it."""
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocab}
+    usual = {"rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": True, "hidden_act": "silu"}
+    return {"model_type": kind, **sizes, **usual, **more}
+
+
+MODELS = {
+    "qwen3-0.6B": shape("qwen3", 1024, 3072, 28, 16, 8, 151936, head_dim=128),
+    "qwen3-1.7B": shape("qwen3", 2048, 6144, 28, 16, 8, 151936, head_dim=128),
+    "qwen3-4B": shape("qwen3", 2560, 9728, 36, 32, 8, 151936, head_dim=128, attention_bias=False),
+    "qwen3-8B": shape("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128, tie_word_embeddings=False),
+    "qwen2.5-0.5B": shape("qwen2", 896, 4864, 24, 14, 2, 151936, use_sliding_window=False, sliding_window=32768),
+    "qwen2.5-7B": shape("qwen2", 3584, 18944, 28, 28, 4, 152064, tie_word_embeddings=False),
+    "llama3.2-3B-Instruct": shape(
+        "llama", 3072, 8192, 28, 24, 8, 128256, head_dim=128, rope_theta=500000.0, rms_norm_eps=1e-5,
+        rope_scaling={**LLAMA3, "factor": 32.0},
+    ),
+    "llama3.1-8B-Instruct": shape(
+        "llama", 4096, 14336, 32, 32, 8, 128256, rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_scaling={**LLAMA3, "factor": 8.0}, mlp_bias=False,
+    ),
+}  # fmt: skip
+"""Those that slime has a script for too."""
+
+
+def table(words: Iterable[str]) -> dict[str, list[object]]:
+    """Flag → values, numbers as numbers."""
+    found: dict[str, list[object]] = {}
+    for word in words:
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        else:
+            values.append(float(word) if re.fullmatch(r"[\d.e-]+", word) else word)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_models_arguments_are_those_of_slimes_own_script(name: str) -> None:
+    root = Path(os.environ.get("SLIME_ROOT", Path(__file__).parents[3] / "slime"))
+    script = root / "scripts" / "models" / f"{name}.sh"
+    if not script.is_file():
+        pytest.skip("no slime checkout: set SLIME_ROOT")
+    text = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", script.read_text()).replace('"', "")
+    theirs, ours = table(re.findall(r"\(([^)]*)\)", text)[0].split()), table(model_arguments(MODELS[name]))
+    theirs.pop("--max-position-embeddings", None)
+    theirs.setdefault("--kv-channels", ours["--kv-channels"])
+    if "--rotary-scaling-factor" in theirs:  # Megatron has no such argument; what it has is named otherwise
+        theirs["--rope-scaling-factor"] = theirs.pop("--rotary-scaling-factor")
+    assert ours == theirs
+
+
+def test_the_shape_that_a_dry_run_shows_is_that_of_qwen3_4b() -> None:
+    assert table(model_arguments(QWEN3_4B)) == table(model_arguments(MODELS["qwen3-4B"])) | {"--rotary-base": [5e6]}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("qwen3-4B", {"--qk-layernorm": [], "--kv-channels": [128.0]}),  # not hidden / heads: 80
+        ("qwen2.5-7B", {"--add-qkv-bias": [], "--kv-channels": [128.0], "--untie-embeddings-and-output-weights": []}),
+        ("llama3.2-3B-Instruct", {"--use-rope-scaling": [], "--rope-scaling-factor": [32.0]}),
+    ],
+)
+def test_what_an_architecture_has_of_its_own(name: str, flags: dict[str, list[object]]) -> None:
+    own = {"--qk-layernorm", "--add-qkv-bias", "--untie-embeddings-and-output-weights", "--use-rope-scaling"}
+    given = table(model_arguments(MODELS[name]))
+    assert {flag: given[flag] for flag in flags} == flags
+    assert given.keys() & own == flags.keys() & own
+
+
+@pytest.mark.real_model
+def test_the_bundled_model_has_a_map(bundled_cache: Path) -> None:
+    (config,) = bundled_cache.rglob("config.json")
+    smollm = table(model_arguments(read_config(config.parent)))
+    fp32_eps = 9.999999747378752e-06  # 1e-5 as a GGUF holds it; slime compares it with the config to the last digit
+    expected = shape("llama", 576, 1536, 30, 9, 3, 49152, rms_norm_eps=fp32_eps, rope_theta=100000)
+    assert smollm == table(model_arguments(expected))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_newer_configs_keep_the_rope_in_rope_parameters(name: str) -> None:
+    old = MODELS[name]
+    new = {key: value for key, value in old.items() if key not in ("rope_theta", "rope_scaling")}
+    rope = {"rope_type": "default", "rope_theta": old["rope_theta"], **old.get("rope_scaling", {})}
+    assert model_arguments({**new, "rope_parameters": rope}) == model_arguments(old)
+    with pytest.raises(SettingsError, match="rope_theta"):
+        model_arguments(new)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not one of qwen2, qwen3, llama"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"rope_scaling": {**LLAMA3, "factor": 8.0, "high_freq_factor": 2.0}}, "'high_freq_factor': 2.0"),
+        ({"attention_bias": True}, "attention_bias True"),
+        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window True"),
+    ],
+)
+def test_what_has_no_map_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        model_arguments({**QWEN3_4B, **change})
+
+
+def test_a_folder_without_a_config_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no readable config"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(dict(QWEN3_4B)))
+    assert read_config(tmp_path) == QWEN3_4B
