@@ -18,7 +18,7 @@ from learning.engine import ScoringEngine
 from learning.fleet import Reply
 from learning.preferences import THANKS, Complaint, Preference, Topic
 from learning.subject import Subject
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.messages import Message
@@ -112,7 +112,7 @@ class Simulation:
             if self._demonstrates and complaint is None and len(one.messages) > 1:
                 batch.samples.append(self._demonstration(f"v{version}-{n}-demo", one.messages[0], reply, version))
         async with self._engine.serves(version) as lora_path:
-            serving = ServingVersions(hold_s=60)
+            serving = VersionAdmission(hold_s=60)
             serving.switch(version, lora_path)
             tools = ScoringTools(
                 settings=self._settings,
@@ -171,7 +171,7 @@ class Simulation:
             ask=ask,
             context_length=tools.context_length,
             slots=tools.slots,
-            meters=tools.meters,
+            health=tools.health,
         )
         return judged, await self._method.score(judged, own)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from openclaw_rl.ledger import Identity, Ledger, open
 from openclaw_rl.ledger.open import InstanceLock
-from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from scale.drive import Clock, Drive
 from scale.talk import FIRST, Talk
@@ -51,7 +51,7 @@ def in_bulk(path: Path, clock: Clock) -> Iterator[tuple[Ledger, sqlite3.Connecti
             db.execute("PRAGMA synchronous = OFF")
             db.execute("PRAGMA cache_size = -1000000")
             inline: Any = _Inline(db)
-            masks = Masks(RedactionSettings(secrets=False))  # there is nothing to mask, and to look costs
+            masks = NounRedactor(RedactionSettings(secrets=False))  # there is nothing to mask, and to look costs
             yield cast(Ledger, Ledger(inline, inline, lock, TRAINING, masks, clock)), db
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:

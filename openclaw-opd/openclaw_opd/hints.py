@@ -19,7 +19,7 @@ from openclaw_opd.hindsight import Absent
 from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Outcome, count
-from openclaw_rl.judge.llm import AskJudge
+from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
@@ -87,8 +87,8 @@ def _last_request(judged: JudgedTurn) -> str:
     return one_line(strip_wrapping(asked[-1].text())) if asked else ""
 
 
-async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: AskJudge) -> Found:
-    settings, meters = tools.settings, tools.meters
+async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: JudgeClient) -> Found:
+    settings, health = tools.settings, tools.health
     prompt = await asyncio.to_thread(hint_prompt, judged)
     votes: list[HintVote] = []
     errors: list[JudgeError] = []
@@ -102,7 +102,7 @@ async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: AskJudge) -
                 vote = HintVote(None, problem="not_asked")
             votes.append(vote)
             if vote.problem:
-                meters.count(f"hint_answer_{vote.problem}")
+                health.count(f"hint_answer_{vote.problem}")
             cast = [None if vote.has_hint is None else 1 if vote.has_hint else -1 for vote in votes]
             outcome = count(cast, outstanding=settings.hint_votes - len(votes), quorum=settings.hint_votes // 2 + 1)
             if outcome is not Outcome.OPEN:
@@ -120,7 +120,7 @@ async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: AskJudge) -
     return _checked(candidates, "judge", judged, HINT_CHARS)
 
 
-async def _vote(prompt: Sequence[Message], ask: AskJudge, budget: int) -> HintVote | JudgeError:
+async def _vote(prompt: Sequence[Message], ask: JudgeClient, budget: int) -> HintVote | JudgeError:
     try:
         answer = await ask(prompt, max_new_tokens=budget)
         if answer.is_cut:

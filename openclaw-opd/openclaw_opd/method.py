@@ -36,15 +36,15 @@ async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
     """The turn's distillation term, or why there is none. For turns that can be trained on: the caller looks first."""
     found = await find_hints(judged, tools)
     if found.absent is Absent.JUDGE_FAILED:
-        tools.meters.failed("hint judge", found.detail)
+        tools.health.failed("hint judge", found.detail)
     elif found.source == "judge":
-        tools.meters.worked("hint judge")
+        tools.health.ok("hint judge")
     if found.absent is not None:
         answer = Hindsight(found.absent, found.detail)
     else:
         answer = await score_hints(judged, found, tools)
     answer = replace(answer, source=found.source or None)
-    tools.meters.count(f"hindsight_{answer.absent or 'scored'}")
+    tools.health.count(f"hindsight_{answer.absent or 'scored'}")
     return answer
 
 
@@ -93,7 +93,7 @@ async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsigh
         table = TopK(found.top_ids, found.top_log_probs)
         await asyncio.to_thread(table.check, len(judged.turn.response_ids))
     except AlignmentError as error:
-        tools.meters.count("hindsight_misaligned")
+        tools.health.count("hindsight_misaligned")
         return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)
     return found
 

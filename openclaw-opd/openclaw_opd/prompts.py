@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.judge.judge import answer_proper, parse_vote
-from openclaw_rl.judge.prompt import is_request, material
+from openclaw_rl.judge.prompt import is_request, transcript
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions.openclaw import is_ephemeral
 from openclaw_rl.types import JudgedTurn
@@ -48,7 +48,7 @@ _MARK = re.compile(r"\[HINT_(?:START|END)\]")
 
 
 def hint_prompt(judged: JudgedTurn) -> list[Message]:
-    shown = material(judged)
+    shown = transcript(judged)
     parts = [f"What the user had asked for:\n{shown.request}"]
     if shown.steps:
         parts.append(f"What the assistant had done about it before this reply:\n{shown.steps}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from openclaw_opd.hindsight import Absent, Hindsight
 from openclaw_opd.hints import Found
 from openclaw_opd.prompts import hinted
-from openclaw_rl.engines.admission import ServingVersions, VersionUse
+from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
@@ -68,13 +68,13 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools) -> 
     try:
         pair = await job.run(with_noise=is_sampled)
     except _Failed as error:
-        tools.meters.failed("teacher", str(error))
+        tools.health.failed("teacher", str(error))
         return Hindsight(Absent.TEACHER_FAILED, str(error))
     term = _best(judged, found, [hint for hint, _ in fitting], pair, tools)
     if term.absent is Absent.NON_FINITE:
-        tools.meters.failed("teacher", "its log-probs are not finite")
+        tools.health.failed("teacher", "its log-probs are not finite")
     else:
-        tools.meters.worked("teacher")
+        tools.health.ok("teacher")
     return term
 
 
@@ -101,7 +101,7 @@ class _Failed(Exception):
 @dataclass(frozen=True, slots=True)
 class _Job:
     engine: Engine
-    serving: ServingVersions
+    serving: VersionAdmission
     tools: ScoringTools
     plain: Ids
     hinted: tuple[Ids, ...]
@@ -169,7 +169,7 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
 
 
 def _best(judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools) -> Hindsight:
-    settings, meters, mask = tools.settings, tools.meters, judged.turn.loss_mask
+    settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
     scores = [score for score in (pair.student, *pair.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):
         return Hindsight(Absent.NON_FINITE)
@@ -182,10 +182,10 @@ def _best(judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, t
         ]
         chosen = max(range(len(gains)), key=gains.__getitem__)
         chosen_gain = gains[chosen]
-        meters.observe("hint_gain", chosen_gain)
-        meters.observe("gap_abs", _mean_abs_gap(pair.teachers[chosen].log_probs, student, mask))
+        health.observe("hint_gain", chosen_gain)
+        health.observe("gap_abs", _mean_abs_gap(pair.teachers[chosen].log_probs, student, mask))
         if pair.again is not None:
-            meters.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
+            health.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
     teacher = pair.teachers[chosen]
     return Hindsight(
         hint=hints[chosen],

@@ -86,7 +86,7 @@ class SampleBody(_Body):
             is_demonstration=s.is_demonstration,
         )
 
-    def noun(self) -> Sample:
+    def to_sample(self) -> Sample:
         return Sample(
             sample_id=self.sample_id,
             prompt_ids=tuple(self.prompt_ids),

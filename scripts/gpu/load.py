@@ -61,7 +61,7 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
     try:
         with server:
             figures["start_s"] = round(time.monotonic() - started, 1)
-            watch = Watch(server)
+            watch = RegressionMonitor(server)
             watch.start()
             try:
                 figures |= asyncio.run(_load(host, server, watch, kill=kill))
@@ -81,7 +81,7 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
     return figures
 
 
-class Watch:
+class RegressionMonitor:
     """Looks at the server twice a second: when versions came to serve, what memory the GPU has, who ran."""
 
     def __init__(self, server: RunningServer) -> None:
@@ -120,7 +120,7 @@ class Watch:
         return {"gpu MiB at most": self._memory, "problems seen": dict(self._problems)}
 
 
-async def _load(host: "Host", server: RunningServer, watch: Watch, *, kill: bool) -> dict[str, Any]:
+async def _load(host: "Host", server: RunningServer, watch: RegressionMonitor, *, kill: bool) -> dict[str, Any]:
     replies: list[Reply] = []
     stop = asyncio.Event()
     figures: dict[str, Any] = {}

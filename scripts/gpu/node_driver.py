@@ -16,7 +16,7 @@ class Driver:
     """The trainer's process, started again by the node's own supervision until the part ends."""
 
     def __init__(self, command: Command, log: Path) -> None:
-        self._log, self._read = log, 0
+        self.log, self._read = log, 0
         self._stop = threading.Event()
         self.exits: list[int] = []
         self._restarted = Restarted(command, log)
@@ -33,7 +33,7 @@ class Driver:
         """Whether a new line says so, in time."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            with self._log.open("rb") as log:
+            with self.log.open("rb") as log:
                 log.seek(self._read)
                 text = log.read()
             if what.encode() in text:
@@ -43,7 +43,7 @@ class Driver:
         return False
 
     def skip(self) -> None:
-        self._read = self._log.stat().st_size
+        self._read = self.log.stat().st_size
 
     def find(self, *words: str) -> list[psutil.Process]:
         """Processes below the driver whose command line has one of the words."""

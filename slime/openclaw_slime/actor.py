@@ -12,7 +12,7 @@ from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
 
-from openclaw_slime import megatron_fixes, pulse
+from openclaw_slime import heartbeat, megatron_fixes
 from openclaw_slime.megatron_fixes import use_group_step_adam
 from openclaw_slime.node import NodeConfig, without_ours
 from openclaw_slime.outcome import RankShare
@@ -46,7 +46,7 @@ class PolicyActor(MegatronTrainRayActor):
 
     def train(self, rollout_id: int, rollout_data_ref: Any, external_data: Any = None) -> RankShare:
         """slime's step, and this rank's part of what it was."""
-        pulse.beat(NodeConfig.of(self.args).pulse)
+        heartbeat.beat(NodeConfig.of(self.args).heartbeat)
         self._rows = []
         before = self.opt_param_scheduler.num_steps
         super().train(rollout_id, rollout_data_ref, external_data=external_data)

@@ -25,7 +25,7 @@ from torch import Tensor
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.types import Sample, VersionRun
-from openclaw_slime import pulse
+from openclaw_slime import heartbeat
 from openclaw_slime.node import NodeConfig, find_method
 from openclaw_slime.rollout import EXTRAS_KEY
 from openclaw_slime.rows import Row, ride, row_of
@@ -100,7 +100,7 @@ def policy_loss(
         chunk=args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else 1024,
         reference_temperature=args.rollout_temperature,
     )
-    pulse.beat(config.pulse)
+    heartbeat.beat(config.heartbeat)
     return loss, {"loss": loss.detach()}
 
 

@@ -28,7 +28,7 @@ class NodeConfig(BaseModel):
     token: SecretStr
     trainer: TrainerSettings
     method: MethodSettings
-    pulse: str | None = None
+    heartbeat: str | None = None
     """The name of the actor that is told when a step gets on (`pulse`)."""
 
     def attach(self, args: Namespace) -> None:

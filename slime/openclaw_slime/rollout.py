@@ -58,7 +58,7 @@ def unusable(samples: Sequence[SampleBody], method: Method, settings: TrainerSet
             found[body.sample_id] = DropReason.EMPTY  # nothing predicts the first token
         elif len(body.prompt_ids) + len(body.response_ids) > settings.max_tokens:
             found[body.sample_id] = DropReason.TOO_LONG
-        elif not method.can_train(body.noun()):
+        elif not method.can_train(body.to_sample()):
             found[body.sample_id] = DropReason.METHOD  # made by another method, before the settings changed
     return found
 
@@ -129,7 +129,7 @@ class LeasedBatches:
         left_out = unusable(lease.samples, self._method, self._config.trainer)
         bodies = [body for body in lease.samples if body.sample_id not in left_out]
         state = dict(self._state)
-        credit = self._method.advantages([body.noun() for body in bodies], self._config.method, state)
+        credit = self._method.advantages([body.to_sample() for body in bodies], self._config.method, state)
         self._next = (lease.parent, state)
         return extras_of(bodies, credit, self._batch_size, parent=lease.parent)
 

@@ -34,7 +34,7 @@ class Row:
     @classmethod
     def of(cls, text: str) -> "Row":
         extras = Extras.model_validate_json(text)
-        return cls(extras.sample.noun(), tuple(extras.advantages), extras.is_filler, extras.parent)
+        return cls(extras.sample.to_sample(), tuple(extras.advantages), extras.is_filler, extras.parent)
 
     @property
     def is_fresh(self) -> list[bool]:

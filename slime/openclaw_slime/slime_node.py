@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from openclaw_slime import pulse
+from openclaw_slime import heartbeat
 from openclaw_slime.doctor import check_start
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
@@ -41,7 +41,7 @@ class SlimeNode:
     def __init__(
         self, group: Any, manager: Any, ray: Ray, *, batch_size: int, by_disk: bool = False, heart: Any = None
     ) -> None:
-        """heart: a handle of `pulse.Pulse`, which the ranks beat."""
+        """heart: a handle of `heartbeat.Heartbeat`, which the ranks beat."""
         self._group, self._manager, self._ray, self._by_disk, self._heart = group, manager, ray, by_disk, heart
         self._beats = 0
         self.batch_size = batch_size
@@ -63,7 +63,7 @@ class SlimeNode:
 
         sys.argv = ["openclaw_slime.driver", *arguments]  # slime and Megatron read nothing else
         args = parse_args()
-        name = pulse.new_name()
+        name = heartbeat.new_name()
         config.model_copy(update={"pulse": name}).attach(args)
         configure_logger()
         if ray_address is None:
@@ -71,7 +71,7 @@ class SlimeNode:
         else:
             ray.init(address=ray_address)
         try:
-            heart = pulse.start(name)
+            heart = heartbeat.start(name)
             groups = create_placement_groups(args)
             init_tracking(args)
             manager, _ = create_rollout_manager(args, groups["rollout"])

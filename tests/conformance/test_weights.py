@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import EngineError
@@ -40,7 +40,7 @@ class Wrong(NamedTuple):
 @dataclass(slots=True)
 class World:
     engine: HttpEngine
-    serving: ServingVersions
+    serving: VersionAdmission
     swapper: FullWeightSwap
     folders: tuple[Path, Path]
     version: int = 0
@@ -102,7 +102,7 @@ class Forward:
 async def world(served, http) -> AsyncIterator[World]:
     if served.weights is None:
         pytest.skip("--other-weights names no folder: the swap of the engine's own weights was not tested")
-    engine, serving = HttpEngine(served.url, settings=EngineSettings()), ServingVersions(30)
+    engine, serving = HttpEngine(served.url, settings=EngineSettings()), VersionAdmission(30)
     serving.switch(0, None)
     swapper = FullWeightSwap(engine, serving, drain_s=0, call_timeout_s=30, push_timeout_s=60)
     world = World(engine, serving, swapper, served.weights)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
-from openclaw_rl.server.trainer_watchdog import LastWord, end_when_hung
+from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
 from openclaw_rl.supervisor import Child
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 THANKS = "Thanks, that is perfect!"
 
@@ -191,7 +191,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
     (tmp_path / "a_trainer.py").write_text(SLEEPER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     seen, ledger = tmp_path / "seen", OverdueLedger()
-    meters = Meters()
+    health = Health()
     child = Child("trainer", "a_trainer", [str(seen)], python=None, log_file=tmp_path / "log", stop_grace_s=1.0)
 
     async def starts(count: int) -> int:
@@ -203,7 +203,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
-        watching = tasks.create_task(end_when_hung(child, ledger, meters, LastWord(), lease_s=0.2))
+        watching = tasks.create_task(end_when_hung(child, ledger, health, TrainerHeartbeat(), lease_s=0.2))
         pid = await starts(1)
         os.kill(pid, signal.SIGSTOP)
         ledger.name = "somebody else's"
@@ -212,21 +212,21 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
         ledger.name = "local@here"
         again = await starts(2)
         assert ledger.revoked == ["local@here"]
-        assert meters.problems() == ["trainer: failed once: it let its lease run out, was ended and started again"]
+        assert health.problems() == ["trainer: failed once: it let its lease run out, was ended and started again"]
         assert again != pid
-        meters.worked("trainer")
+        health.ok("trainer")
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
         # The new one starts, and what the old one leased runs out: that is not the new one's doing.
         pid, ledger.name = child.status().pid, "local@here"
         monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.LONGEST_WATCH_S", 0.01)
-        watching = tasks.create_task(end_when_hung(child, ledger, meters, LastWord(), lease_s=60.0))
+        watching = tasks.create_task(end_when_hung(child, ledger, health, TrainerHeartbeat(), lease_s=60.0))
         async with asyncio.timeout(120):
             while len(ledger.revoked) < 2:
                 await asyncio.sleep(0.01)
         assert child.status().pid == pid
-        assert meters.problems() == []
+        assert health.problems() == []
         watching.cancel()
         await child.stop()
         await running

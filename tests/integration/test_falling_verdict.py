@@ -18,14 +18,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_rl.engines.admission import ServingVersions, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission, adapter_name
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.server.regression import Fall, Watch
+from openclaw_rl.server.regression import RegressionMonitor, VerdictDrop
 from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
 from openclaw_rl.telemetry.alerts import Alerts
 from openclaw_rl.testing import FakeEngine
@@ -62,9 +62,9 @@ def wrong_sign(sample: Sample) -> Sample:
 class Simulation:
     ledger: Ledger
     engine: FakeEngine
-    serving: ServingVersions
+    serving: VersionAdmission
     publisher: Publisher
-    watch: Watch
+    watch: RegressionMonitor
     folder: Path
     rng: random.Random
     theta: dict[int, float] = field(default_factory=lambda: {0: 0.6})
@@ -104,7 +104,7 @@ class Simulation:
         if self.turns % BATCH == 0:
             await self.step()
 
-    async def chat(self, turns: int, fault: Fault) -> Fall | None:
+    async def chat(self, turns: int, fault: Fault) -> VerdictDrop | None:
         """So many turns, looked at now and then, until verdicts fall."""
         for _ in range(turns):
             await self.turn(fault)
@@ -153,7 +153,7 @@ class Simulation:
 async def simulation(folder: Path, seed: int) -> AsyncIterator[Simulation]:
     training = TrainingSettings(batch_size=BATCH, min_batch=1, max_staleness=100)
     ledger = await Ledger.open(folder / "ledger.sqlite3", identity=Identity("base", "t", "tiny"), training=training)
-    engine, serving = FakeEngine(), ServingVersions(5.0)
+    engine, serving = FakeEngine(), VersionAdmission(5.0)
     async with httpx.AsyncClient() as client:
         alerts = Alerts(AlertSettings(), client)
         publisher = Publisher(
@@ -161,7 +161,7 @@ async def simulation(folder: Path, seed: int) -> AsyncIterator[Simulation]:
         )
         await publisher.restore()
         task = asyncio.create_task(publisher.run())
-        watch = Watch(ledger, publisher, WatchSettings(), alerts)
+        watch = RegressionMonitor(ledger, publisher, WatchSettings(), alerts)
         yield Simulation(ledger, engine, serving, publisher, watch, folder, random.Random(seed))
         assert not task.done(), task
         task.cancel()

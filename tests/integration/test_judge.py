@@ -13,9 +13,9 @@ import pytest
 from openclaw_opd.prompts import hint_prompt, parse_hint
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.client import AskEngine, AskUrl
+from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.judge import parse_vote
-from openclaw_rl.judge.llm import AskJudge, LlmJudge
+from openclaw_rl.judge.llm import JudgeClient, LlmJudge
 from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.messages import Message
 from openclaw_rl.models.resolve import tokenizer_folder
@@ -48,15 +48,17 @@ def frontend(server: RunningServer) -> FrontEnd:
 
 
 @pytest.fixture(params=["engine", "url"])
-async def asking(request: pytest.FixtureRequest, server: RunningServer, frontend: FrontEnd) -> AsyncIterator[AskJudge]:
+async def asking(
+    request: pytest.FixtureRequest, server: RunningServer, frontend: FrontEnd
+) -> AsyncIterator[JudgeClient]:
     settings = JudgeSettings(kind="llm", url=f"{server.url}/v1", api_key="sk-test", timeout_s=300)  # type: ignore[arg-type]
     if request.param == "url":
         async with httpx.AsyncClient(trust_env=False) as client:
-            yield AskUrl(client, settings)
+            yield HttpJudgeClient(client, settings)
         return
     port = json.loads((server.data_dir / "run" / "engine.json").read_text())["port"]
     engine = HttpEngine(f"http://127.0.0.1:{port}", settings=EngineSettings())
-    yield AskEngine(
+    yield EngineJudgeClient(
         engine,
         settings,
         render=lambda messages: frontend.render(messages).ids,
@@ -68,7 +70,7 @@ async def asking(request: pytest.FixtureRequest, server: RunningServer, frontend
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["markers", "long"])
 async def test_every_answer_is_a_vote_of_the_judges_own_or_none(
-    server: RunningServer, frontend: FrontEnd, asking: AskJudge, text: str
+    server: RunningServer, frontend: FrontEnd, asking: JudgeClient, text: str
 ) -> None:
     turn, before = judged(text), server.status()["counts"]
     ids = frontend.render(judge_prompt(turn)).ids

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openclaw_combine.method import METHOD, combined
 from openclaw_opd import teacher
 from openclaw_opd.method import METHOD as OPD
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineGone, TeacherError
 from openclaw_rl.messages import Message
@@ -66,7 +66,7 @@ def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_
 
 
 def tools(engine: FakeEngine, context_length: int = 8192, **method: object) -> ScoringTools:
-    serving = ServingVersions(hold_s=0.05)
+    serving = VersionAdmission(hold_s=0.05)
     serving.switch(0, None)
     return ScoringTools(MethodSettings.model_validate(method), engine, serving, render, None, context_length)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
@@ -108,7 +108,7 @@ class Bench:
     tools: ScoringTools
     ask: StubAsk
     engine: FakeEngine
-    serving: ServingVersions
+    serving: VersionAdmission
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def bench() -> Callable[..., Bench]:
 
     def make(*answers: object, context_length: int = 8192, engine: FakeEngine | None = None, **method: object) -> Bench:
         engine = engine or FakeEngine()
-        serving = ServingVersions(hold_s=0.05)
+        serving = VersionAdmission(hold_s=0.05)
         serving.switch(0, None)
         ask = StubAsk(list(answers))  # type: ignore[arg-type]
         tools = ScoringTools(

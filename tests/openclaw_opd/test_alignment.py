@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from openclaw_opd.hindsight import Hindsight
 from openclaw_opd.method import hindsight
 from openclaw_opd.prompts import hinted
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.messages import Message
@@ -177,7 +177,7 @@ async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
     """Version 1, the adapter, serves."""
     engine = HttpEngine(served.url, settings=EngineSettings())
     await engine.load_adapter("policy-v1", served.adapter)
-    serving = ServingVersions(hold_s=120.0)
+    serving = VersionAdmission(hold_s=120.0)
     serving.switch(1, "policy-v1")
 
     def render(messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
@@ -307,10 +307,10 @@ async def test_an_empty_hint_is_noise(served, tools, judged) -> None:
     turn = turn_of(judged, served, "tools", RESPONSES[2])
     for k in range(32):
         await hindsight(replace(turn, turn=replace(turn.turn, turn_id=f"t{k}")), tools)
-    noise = tools.meters.means["empty_hint_gap_abs"]
+    noise = tools.health.means["empty_hint_gap_abs"]
     assert noise.count > 0
     assert noise.value < TOLERANCE
-    assert tools.meters.means["gap_abs"].value > 100 * TOLERANCE
+    assert tools.health.means["gap_abs"].value > 100 * TOLERANCE
 
 
 @dataclass

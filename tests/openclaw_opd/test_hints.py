@@ -38,7 +38,7 @@ async def test_without_a_majority_there_is_no_hint(bench, judged, yes, no) -> No
     b = bench("what?", "\\boxed{1}", yes(SHORT))
     found = await find_hints(judged("hi", "a", "x y z"), b.tools)
     assert (found.absent, found.detail) == (Absent.HINT_UNDECIDED, "half_open, no_decision")
-    assert b.tools.meters.counts == {"hint_answer_half_open": 1, "hint_answer_no_decision": 1}
+    assert b.tools.health.counts == {"hint_answer_half_open": 1, "hint_answer_no_decision": 1}
 
 
 async def test_a_judge_that_fails_is_told_from_one_that_finds_none(bench, judged, yes) -> None:

@@ -74,8 +74,8 @@ async def test_both_terms_are_of_one_version_and_the_served_prompt(bench, judged
     assert engine.held == [1, 1], "a scoring call is a user of its adapter"
     assert b.serving.users(7) == 0
     assert json.loads(term.extra_json()) == {"hint": {"text": SHORT, "source": "verbatim", "gain": -0.5}}
-    assert b.tools.meters.counts == {"hindsight_scored": 1}
-    assert b.tools.meters.means["gap_abs"].value == 0.5
+    assert b.tools.health.counts == {"hindsight_scored": 1}
+    assert b.tools.health.means["gap_abs"].value == 0.5
 
 
 async def test_a_base_teacher_has_no_adapter(bench, judged) -> None:
@@ -152,7 +152,7 @@ async def test_a_failing_teacher_costs_the_term_only(bench, judged, failure: Exc
     assert json.loads(term.extra_json()) == {
         "hint": {"absent": "teacher_failed", "detail": str(failure), "source": "verbatim"}
     }
-    assert b.tools.meters.counts == {"hindsight_teacher_failed": 1}
+    assert b.tools.health.counts == {"hindsight_teacher_failed": 1}
     assert b.serving.users(0) == 0
 
 
@@ -185,7 +185,7 @@ async def test_a_silent_teacher_is_given_up(bench, judged) -> None:
 
 async def test_a_closed_gate_is_a_failing_teacher(bench, judged) -> None:
     b = bench(engine=Scorer(), hint_source="verbatim")
-    b.serving.close_gate()
+    b.serving.hold()
     term = await hindsight(judged("hi", "a", SHORT), b.tools)
     assert term.absent is Absent.TEACHER_FAILED
     assert term.absent.may_work_later
@@ -248,7 +248,7 @@ async def test_an_empty_hint_is_measured_on_a_share_of_turns(bench, judged) -> N
     b = bench(engine=engine, hint_source="verbatim")
     for k in range(8 * NOISE_SHARE):
         await hindsight(judged("hi", "a", SHORT, turn_id=f"turn-{k}"), b.tools)
-    noise = b.tools.meters.means["empty_hint_gap_abs"]
+    noise = b.tools.health.means["empty_hint_gap_abs"]
     assert noise.value == 0.0
     assert 1 <= noise.count < 3 * 8
     again = [call for call in engine.seen if call[3] == "v0-again"]
@@ -261,7 +261,7 @@ async def test_calls_at_once_are_bounded_and_health_is_told(bench, judged) -> No
     tools = replace(b.tools, slots=asyncio.Semaphore(1))
     for _ in range(3):
         await hindsight(judged("hi", "a", SHORT), tools)
-    assert tools.meters.problems() == ["teacher: failed 3 times in a row, last: gone"]
+    assert tools.health.problems() == ["teacher: failed 3 times in a row, last: gone"]
     hold = asyncio.Event()
     assert isinstance(b.engine, Scorer)
     b.engine.script, b.engine.seen = [hold], []
@@ -272,16 +272,16 @@ async def test_calls_at_once_are_bounded_and_health_is_told(bench, judged) -> No
         assert len(b.engine.seen) == b.serving.users(0) == 1
         hold.set()
     assert all(task.result().absent is None for task in tasks)
-    assert tools.meters.problems() == []
+    assert tools.health.problems() == []
 
 
 async def test_a_dead_hint_judge_is_told_too(bench, judged, no) -> None:
     b = bench(*[JudgeError("503")] * 9, no, no, no)
     for _ in range(3):
         assert (await hindsight(judged("hi", "a", "x y z"), b.tools)).absent is Absent.JUDGE_FAILED
-    assert b.tools.meters.problems() == ["hint judge: failed 3 times in a row, last: 503"]
+    assert b.tools.health.problems() == ["hint judge: failed 3 times in a row, last: 503"]
     assert (await hindsight(judged("hi", "a", "x y z"), b.tools)).absent is Absent.NO_HINT
-    assert b.tools.meters.problems() == []
+    assert b.tools.health.problems() == []
 
 
 async def test_the_fake_engine_will_do(bench, judged) -> None:

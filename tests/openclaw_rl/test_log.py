@@ -6,13 +6,13 @@ import io
 import pytest
 import structlog
 
-from openclaw_rl import log
+from openclaw_rl.log import configure as configure_log
 
 
 @pytest.mark.keeps_loggers
 def test_a_logger_outlives_the_stream_it_was_first_used_on():
     with contextlib.redirect_stderr(io.StringIO()) as first:
-        log.configure("info")
+        configure_log("info")
         logger = structlog.get_logger()
         logger.info("one")
     first.close()
@@ -32,7 +32,7 @@ class FullDisk(io.StringIO):
 @pytest.mark.keeps_loggers
 def test_a_line_that_cannot_be_written_costs_nothing_but_itself():
     with contextlib.redirect_stderr(FullDisk()):
-        log.configure("info")
+        configure_log("info")
         logger = structlog.get_logger()
         logger.error("lost")
     with contextlib.redirect_stderr(io.StringIO()) as later:

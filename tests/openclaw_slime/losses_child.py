@@ -121,7 +121,7 @@ def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
     config = NodeConfig.model_validate({**given["config"], "trainer": trainer})
     bodies = [SampleBody.model_validate(body) for body in given["samples"]]
     method, args = find_method(config.method.name), slime_args(config)
-    samples = [body.noun() for body in bodies]
+    samples = [body.to_sample() for body in bodies]
     credit = method.advantages(samples, config.method, {})
     answer = {"rank": rank}
 

@@ -132,10 +132,10 @@ def test_steps_that_fail_again_and_again_are_a_problem_until_one_is_committed(ru
         megatron.fails_at = "train"
         with pytest.raises(StartAgain):
             driver.turn()
-        assert run.server.meters.failures["trainer"] == times
-    assert run.server.meters.problems() == ["trainer: failed 3 times in a row, last: RuntimeError: train failed"]
+        assert run.server.health.failures["trainer"] == times
+    assert run.server.health.problems() == ["trainer: failed 3 times in a row, last: RuntimeError: train failed"]
     run.finish()
-    assert run.server.meters.problems() == []
+    assert run.server.health.problems() == []
 
 
 def test_weights_that_were_not_sent_and_a_step_that_is_not_finite_are_told(run: Run) -> None:
@@ -143,11 +143,11 @@ def test_weights_that_were_not_sent_and_a_step_that_is_not_finite_are_told(run: 
     driver, megatron = run.start()
     megatron.not_finite = (samples[0],)
     assert driver.turn() is None
-    assert run.server.meters.failures["trainer"] == 1
+    assert run.server.health.failures["trainer"] == 1
     megatron.not_finite, megatron.fails_at = (), "pushing"
     with pytest.raises(StartAgain):
         driver.turn()
-    assert run.server.meters.failures["trainer"] == 2
+    assert run.server.health.failures["trainer"] == 2
     run.finish()
     run.check(samples[1:])
 
@@ -159,16 +159,16 @@ def test_a_checkpoint_that_fails_is_told_and_tried_again_while_training_goes_on(
     megatron.fails_at = point
     turns(driver, 2)
     said = f"checkpoints: failed once: the trainer cannot keep checkpoints: RuntimeError: {point} failed"
-    assert run.server.meters.problems() == [said]
+    assert run.server.health.problems() == [said]
     turns(driver, 2)  # before its pause is over it is not tried
-    assert run.server.meters.failures["checkpoints"] == 1
+    assert run.server.health.failures["checkpoints"] == 1
     ledger = run.server.ledger
     assert [v.durable for v in sorted(run.server.do(ledger.versions()), key=number)] == [True] + 4 * [False]
     assert not list(run.checkpoints.megatron.glob("iter_*"))  # no half of one is left
     megatron.fails_at, run.now = "", 31.0
     samples += run.samples(2)
     driver.turn()
-    assert run.server.meters.problems() == []
+    assert run.server.health.problems() == []
     assert run.server.do(ledger.version(4)).durable
     run.finish(driver)
     run.check(samples)
@@ -189,7 +189,7 @@ def test_no_more_is_learned_than_a_crash_may_cost_while_no_checkpoint_can_be_kep
     assert tip(run) == 10  # five times two steps
     run.now = 31.0
     turns(driver, 2)
-    assert run.server.meters.failures["checkpoints"] == 2
+    assert run.server.health.failures["checkpoints"] == 2
     assert tip(run) == 10
     megatron.fails_at, run.now = "", 31.0 + 61.0
     driver.turn()
@@ -302,7 +302,7 @@ def test_an_engine_that_starts_again_is_met_anew_and_nothing_is_lost(run: Run) -
     driver.turn()
     before = run.client.tip().engine
     run.server.engine.weight_version, run.server.engine.holds = 0, []  # it was restarted, with the base
-    run.server.serving.close_gate()  # as its end does, when it is the server's child
+    run.server.serving.hold()  # as its end does, when it is the server's child
     while (
         run.client.tip().engine == before
     ):  # a push that comes first would be taken: the toy engine has no group to lose

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from openclaw_opd.prompts import INSTRUCTIONS, parse_hint
-from openclaw_rl.judge.client import AskUrl
+from openclaw_rl.judge.client import HttpJudgeClient
 from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
@@ -71,7 +71,7 @@ def engine() -> Iterator[Engine]:
 async def test_our_judge_hears_its_votes(node_prm: ModuleType, engine: Engine) -> None:
     with node_prm.voting(f"http://127.0.0.1:{engine.server_port}") as votes:
         async with httpx.AsyncClient(trust_env=False) as client:
-            ask = AskUrl(client, JudgeSettings(kind="llm", url=votes.url))
+            ask = HttpJudgeClient(client, JudgeSettings(kind="llm", url=votes.url))
             answer = await ask([Message(role="user", content="Was it good?")], max_new_tokens=4096)
     assert parse_vote(answer.text, is_cut=answer.is_cut) == -1
     assert votes.answers == {r"\boxed{-1}": 1}
@@ -89,7 +89,7 @@ async def test_who_asks_for_a_hint_is_given_the_form_of_one(node_prm: ModuleType
     prompt = [Message(role="system", content=INSTRUCTIONS), Message(role="user", content="The reply to look back at:")]
     with node_prm.voting(f"http://127.0.0.1:{engine.server_port}") as votes:
         async with httpx.AsyncClient(trust_env=False) as client:
-            await AskUrl(client, JudgeSettings(kind="llm", url=votes.url))(prompt, max_new_tokens=4096)
+            await HttpJudgeClient(client, JudgeSettings(kind="llm", url=votes.url))(prompt, max_new_tokens=4096)
     assert engine.asked[0]["regex"] == node_prm.HINT
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from openclaw_opd.prompts import parse_hint
 from openclaw_rl.engines.client import _parse
-from openclaw_rl.engines.event_stream import _Answer, error_message
+from openclaw_rl.engines.event_stream import _ResponseProtocol, error_message
 from openclaw_rl.errors import EngineError
 from openclaw_rl.judge.judge import answer_proper, parse_vote
 
@@ -36,8 +36,8 @@ class Wire:
 def read(data: bytes, cuts: list[int]) -> tuple[list[bytes], str, bool]:
     """The events, the kind of fault and whether the body is over, of `data` in pieces that end at `cuts`."""
 
-    async def feed() -> _Answer:
-        answer = _Answer()
+    async def feed() -> _ResponseProtocol:
+        answer = _ResponseProtocol()
         answer.connection_made(Wire())  # type: ignore[arg-type]
         edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
         for begin, end in pairwise(edges):

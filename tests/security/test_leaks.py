@@ -7,8 +7,8 @@ import sys
 import pytest
 import structlog
 
-from openclaw_rl import log
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.settings import load
 from openclaw_rl.trainers.local import TrainerConfig
 
@@ -96,7 +96,7 @@ def test_a_fault_in_the_trainers_file_does_not_quote_its_token(tmp_path):
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_traceback_in_the_log_shows_no_values(form, capsys):
     """Some renderers print the local variables of every frame."""
-    log.configure("info", form)
+    configure_log("info", form)
 
     def fails(api_key: str) -> None:
         raise RuntimeError("no")

@@ -15,16 +15,16 @@ import pytest
 import structlog
 from harness.trainer import ToyTrainer
 
-from openclaw_rl import log
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import EngineError, JudgeError, SettingsError
-from openclaw_rl.judge.client import AskUrl
+from openclaw_rl.judge.client import HttpJudgeClient
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.messages import Message
 from openclaw_rl.publishing.publication import REJECTIONS_IN_A_ROW
 from openclaw_rl.settings import EngineSettings, JudgeSettings, load
 from openclaw_rl.telemetry.alerts import TRIES, Alerts
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import ToyPolicy
 
 
@@ -84,7 +84,7 @@ async def test_a_judges_redirect_is_not_followed_and_its_key_stays_with_it():
         settings = JudgeSettings(kind="llm", url=f"{url}/v1", model="judge", api_key="sk-judge")
         async with httpx.AsyncClient(trust_env=False) as client:
             with pytest.raises(JudgeError, match="307"):
-                await AskUrl(client, settings)([Message(role="user", content="?")], max_new_tokens=1)
+                await HttpJudgeClient(client, settings)([Message(role="user", content="?")], max_new_tokens=1)
     assert any("sk-judge" in request for request in asked)
     assert came == []
 
@@ -92,24 +92,24 @@ async def test_a_judges_redirect_is_not_followed_and_its_key_stays_with_it():
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("where", ["{}/elsewhere", "http://localhost:{port}/elsewhere", "//other.invalid/elsewhere"])
 async def test_an_alerts_redirect_is_not_followed_and_its_address_is_told_to_nobody(status, where, capsys):
-    log.configure("debug", "console")
+    configure_log("debug", "console")
     with listening() as (target, came):
         location = where.format(target, port=target.rpartition(":")[2])
         with listening(status, {"location": location}) as (url, asked):
-            settings, meters = load(None, {"alerts.webhook_url": f"{url}{HOOK}", "alerts.retry_s": 0}, {}), Meters()
+            settings, health = load(None, {"alerts.webhook_url": f"{url}{HOOK}", "alerts.retry_s": 0}, {}), Health()
             async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
-                alerts = Alerts(settings.alerts, client, meters=meters)
+                alerts = Alerts(settings.alerts, client, health=health)
                 alerts.raise_alert("rolled_back", serving=1)
                 task = asyncio.create_task(alerts.run())
                 async with asyncio.timeout(120):
-                    while not meters.problems():
+                    while not health.problems():
                         await asyncio.sleep(0.005)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
     structlog.reset_defaults()
     assert asked == [f"POST {HOOK} "] * TRIES
     assert came == []
-    assert meters.problems() == [f"alert webhook: failed once: it answered {status}"]
+    assert health.problems() == [f"alert webhook: failed once: it answered {status}"]
     said = capsys.readouterr()
     assert "alert_not_delivered" in said.err
     assert "h00k-5up3r" not in said.err + said.out

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.engines.admission import ServingVersions, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission, adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
 from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
@@ -38,10 +38,10 @@ class World:
 
     def __init__(self, ledger: Ledger, engine: FakeEngine, folder: Path, settings: PublisherSettings) -> None:
         self.ledger, self.engine, self.folder = ledger, engine, folder
-        self.serving = ServingVersions(120.0)
-        self.meters = Meters()
+        self.serving = VersionAdmission(120.0)
+        self.health = Health()
         self.publisher = Publisher(
-            ledger, engine, self.serving, settings, folder, base_folder=folder / "base", meters=self.meters
+            ledger, engine, self.serving, settings, folder, base_folder=folder / "base", health=self.health
         )
         self.count = 0
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from openclaw_rl import log
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
 from openclaw_rl.trainer_protocol import Probe
@@ -93,7 +93,7 @@ def main() -> int:
     learner = StubLearner(config.data_dir)
     if learner.how.startswith("exit "):
         return int(learner.how.split()[1])
-    log.configure("info", "console", process="trainer")
+    configure_log("info", "console", process="trainer")
     loop.FIRST_PAUSE_S, loop.LONGEST_PAUSE_S = 0.05, 0.2
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
-from openclaw_rl.scoring.stage import Pace
+from openclaw_rl.scoring.stage import RetryTimes
 from openclaw_rl.scoring.workers import judge_turns
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import (
@@ -24,7 +24,7 @@ from openclaw_rl.types import (
     VersionRun,
 )
 
-FAST = Pace(
+FAST = RetryTimes(
     poll_s=0.02,
     first_rest_s=0.001,
     longest_rest_s=0.005,
@@ -105,12 +105,12 @@ class MemoryLedger:
     ) -> None:
         await self._end(turn_id, f"{reason}: {detail}")
 
-    async def shed(self, state: TurnState, keep: int) -> int:
+    async def drop_oldest(self, state: TurnState, keep: int) -> int:
         self._call()
-        shed = [*self.waiting][: max(0, len(self.waiting) - keep)] if state is TurnState.PAIRED else []
-        for name in shed:
+        dropped = [*self.waiting][: max(0, len(self.waiting) - keep)] if state is TurnState.PAIRED else []
+        for name in dropped:
             await self._end(name, "backlog")
-        return len(shed)
+        return len(dropped)
 
     def add(self, *names: str) -> "MemoryLedger":
         self.waiting |= {name: judged_turn(name) for name in names}
@@ -157,11 +157,11 @@ class ScriptedJudge:
 
 @asynccontextmanager
 async def judging(
-    ledger, judge, *, wake=None, judged=None, meters=None, pace=FAST, settings=SETTINGS
+    ledger, judge, *, wake=None, judged=None, health=None, pace=FAST, settings=SETTINGS
 ) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(
-            judge_turns(ledger, judge, settings, wake or asyncio.Event(), judged=judged, meters=meters, pace=pace)
+            judge_turns(ledger, judge, settings, wake or asyncio.Event(), judged=judged, health=health, pace=pace)
         )
         yield
         worker.cancel()

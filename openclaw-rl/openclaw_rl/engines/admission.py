@@ -52,7 +52,7 @@ def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
     return lora_path is not None and "already" not in said and (lora_path in said or "never been loaded" in said)
 
 
-class ServingVersions:
+class VersionAdmission:
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
         self._current: int | None = None
@@ -64,7 +64,7 @@ class ServingVersions:
         """Set while the gate is open *and* there is a version to serve."""
         self._users: Counter[int] = Counter()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self._unbroken = 0
+        self._not_resumable = 0
         self._parked = 0
         self._changed = asyncio.Event()
         """Set whenever a use ends or parks."""
@@ -105,22 +105,22 @@ class ServingVersions:
     def is_closed_for(self, why: Closed) -> bool:
         return why in self._closed
 
-    def close_gate(self, why: Closed = Closed.ENGINE) -> None:
+    def hold(self, why: Closed = Closed.ENGINE) -> None:
         """New and cut requests wait until everyone who shut the gate has opened it again."""
         self._closed.add(why)
         self._update_gate()
 
-    def open_gate(self, why: Closed = Closed.ENGINE) -> None:
+    def release_hold(self, why: Closed = Closed.ENGINE) -> None:
         self._closed.discard(why)
         self._update_gate()
 
     @asynccontextmanager
     async def use(
-        self, weight_version: int | None = None, *, is_unbroken: bool = False, within_s: float | None = None
+        self, weight_version: int | None = None, *, is_not_resumable: bool = False, within_s: float | None = None
     ) -> AsyncIterator[VersionUse]:
         """Hold a version: the current one, or the one named (a scoring call, a reply that resumes).
 
-        is_unbroken: it should not be cut and resumed (a grammar, a seed): a swap gives it time to finish.
+        is_not_resumable: it should not be cut and resumed (a grammar, a seed): a swap gives it time to finish.
         Waits while the gate is closed. Raises RequestError (503, `engine_unavailable`) after `hold_s`, or `within_s`
         for who has waited before.
         """
@@ -128,12 +128,12 @@ class ServingVersions:
         version = self.current if weight_version is None else weight_version
         lora_path = self.lora_path(version)
         self._users[version] += 1
-        self._unbroken += is_unbroken
+        self._not_resumable += is_not_resumable
         try:
             ema_path = ema_name(version) if version in self._emas else lora_path
             yield VersionUse(version, lora_path, f"v{version}", ema_path)
         finally:
-            self._unbroken -= is_unbroken
+            self._not_resumable -= is_not_resumable
             self._leave(version)
 
     @contextmanager
@@ -152,9 +152,9 @@ class ServingVersions:
         return self._users.total() - self._parked
 
     @property
-    def unbroken(self) -> int:
+    def not_resumable(self) -> int:
         """Uses that would not survive a cut whole."""
-        return self._unbroken
+        return self._not_resumable
 
     async def changed(self, timeout_s: float) -> None:
         """Return when a use ended or parked, or after the timeout."""

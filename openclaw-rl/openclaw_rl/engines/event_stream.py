@@ -43,7 +43,7 @@ class Connections:
         self._port = parts.port or (443 if self._tls else 80)
         self.host_header, self.path = parts.netloc, parts.path or "/"
         self._connect_s = connect_s
-        self._spare: deque[tuple[asyncio.Transport, _Answer]] = deque()
+        self._spare: deque[tuple[asyncio.Transport, _ResponseProtocol]] = deque()
 
     @property
     def spare(self) -> int:
@@ -57,7 +57,7 @@ class Connections:
             with contextlib.suppress(EngineGone):
                 self._spare.append(await self._open())
 
-    async def take(self) -> "tuple[asyncio.Transport, _Answer]":
+    async def take(self) -> "tuple[asyncio.Transport, _ResponseProtocol]":
         """Raises EngineGone."""
         return self._spare.popleft() if self.spare else await self._open()
 
@@ -65,12 +65,12 @@ class Connections:
         while self._spare:
             self._spare.popleft()[0].abort()
 
-    async def _open(self) -> "tuple[asyncio.Transport, _Answer]":
+    async def _open(self) -> "tuple[asyncio.Transport, _ResponseProtocol]":
         tls = ssl.create_default_context() if self._tls else None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                transport, answer = await loop.create_connection(_Answer, self._host, self._port, ssl=tls)
+                transport, answer = await loop.create_connection(_ResponseProtocol, self._host, self._port, ssl=tls)
         except (OSError, TimeoutError) as error:
             raise EngineGone(f"cannot connect to {self._host}:{self._port}: {error!r}") from error
         return transport, answer
@@ -142,7 +142,7 @@ class EventStream:
             await answer.news(self._loop)
 
 
-class _Answer(asyncio.Protocol):
+class _ResponseProtocol(asyncio.Protocol):
     """Parses the answer as it arrives."""
 
     def __init__(self) -> None:

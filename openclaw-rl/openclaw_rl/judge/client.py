@@ -20,7 +20,7 @@ _ATTEMPTS = 4
 _MAX_RETRY_AFTER_S = 30.0
 
 
-class AskUrl:
+class HttpJudgeClient:
     """Any OpenAI-compatible server. The client's owner closes it."""
 
     def __init__(self, client: httpx.AsyncClient, settings: JudgeSettings) -> None:
@@ -75,7 +75,7 @@ class AskUrl:
         raise JudgeError(failure)
 
 
-class AskEngine:
+class EngineJudgeClient:
     """The base model behind the policy's engine: adapter off, behind every chat in the queue.
 
     `slots`: the engine's places for this judge's calls; one that waits for a place is not timed yet.

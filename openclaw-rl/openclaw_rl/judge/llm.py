@@ -30,7 +30,7 @@ class Answer:
     """It ended at the token limit."""
 
 
-class AskJudge(Protocol):
+class JudgeClient(Protocol):
     async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
         """One independent answer. Raises JudgeError."""
         ...
@@ -44,7 +44,7 @@ class _Vote:
 
 
 class LlmJudge:
-    def __init__(self, ask: AskJudge, settings: JudgeSettings) -> None:
+    def __init__(self, ask: JudgeClient, settings: JudgeSettings) -> None:
         self._ask = ask
         self._settings = settings
 

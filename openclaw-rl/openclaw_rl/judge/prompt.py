@@ -31,7 +31,7 @@ _BRACKETED = re.compile(r"\[(/?[A-Z][A-Z_]{2,}|gMASK)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class Transcript:
     """What the judge reads, every line fenced."""
 
     request: str
@@ -41,7 +41,7 @@ class Material:
     next_state: str
 
 
-def material(judged: JudgedTurn) -> Material:
+def transcript(judged: JudgedTurn) -> Transcript:
     history = conversation(judged.request.messages)
     asked = max((k for k, message in enumerate(history) if is_request(message)), default=None)
     request = "" if asked is None else strip_wrapping(history[asked].text())
@@ -51,7 +51,7 @@ def material(judged: JudgedTurn) -> Material:
     following = _told(new, NEXT_STATE_CHARS, calls=reply)
     if judged.next_state.reactions:
         following.append(f"(the user reacted: {neutral(' '.join(judged.next_state.reactions))})")
-    return Material(
+    return Transcript(
         request=fence(trim(neutral(request), REQUEST_CHARS)),
         steps=fence("\n\n".join(_told(steps, STEPS_CHARS, calls=None))) if steps else "",
         reply=fence(trim(neutral(_said(reply)), REPLY_CHARS) or "(nothing)"),
@@ -138,7 +138,7 @@ that holds nothing but your grade, in this form: \\boxed{1} or \\boxed{-1} or \\
 
 
 def judge_prompt(judged: JudgedTurn) -> list[Message]:
-    shown = material(judged)
+    shown = transcript(judged)
     parts = [f"What the user had asked for:\n{shown.request}"]
     if shown.steps:
         parts.append(f"What the assistant had done about it before this reply:\n{shown.steps}")

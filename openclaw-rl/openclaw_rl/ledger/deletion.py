@@ -45,11 +45,11 @@ def orphans(db: sqlite3.Connection, doomed: Collection[int]) -> list[int]:
                 held[_ids(blob)] = True
             for piece in singles:
                 held[piece] = True
-        breathe(number)
+        yield_interpreter(number)
     return [piece for (piece,) in db.execute("SELECT id FROM piece ORDER BY id") if not held[piece]]
 
 
-def breathe(number: int) -> None:
+def yield_interpreter(number: int) -> None:
     """Call it for every row of a plan."""
     if number % _PAUSE_ROWS == 0:
         time.sleep(_PAUSE_S)

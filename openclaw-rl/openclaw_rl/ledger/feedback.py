@@ -26,7 +26,7 @@ from openclaw_rl.errors import FeedbackReused, LedgerError
 from openclaw_rl.ledger import blobs, deletion, schema
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
-from openclaw_rl.ledger.states import REVIVABLE, move, tell
+from openclaw_rl.ledger.states import REVIVABLE, append_event, move
 from openclaw_rl.messages import Message
 from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun
 
@@ -60,7 +60,7 @@ def add(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> s
         (row, at, message, pack_ids(ids), log_probs, versions),
     )
     db.execute("INSERT INTO sample (id, temperature, is_demonstration) VALUES (?, 1, 1)", (row,))
-    tell(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")
+    append_event(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")
     return name
 
 

@@ -30,10 +30,10 @@ from openclaw_rl.ledger import deletion, forget_scope, leases, lineage, versions
 from openclaw_rl.ledger.blobs import pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection, cut
 from openclaw_rl.ledger.records import Forgotten, Retained
-from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import DEAD
-from openclaw_rl.ledger.store import Clock, Face, Reader
+from openclaw_rl.ledger.store import Clock, LedgerPart, Reader
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 
@@ -188,10 +188,12 @@ _RETAIN_ROWS = 20_000
 """Let go of in one round; the next one goes on."""
 
 
-class DeletionFace(Face):
+class Deletions(LedgerPart):
     """One deletion at a time."""
 
-    def __init__(self, writer: Writer, reader: Reader, training: TrainingSettings, masks: Masks, clock: Clock) -> None:
+    def __init__(
+        self, writer: Writer, reader: Reader, training: TrainingSettings, masks: NounRedactor, clock: Clock
+    ) -> None:
         super().__init__(writer, reader, training, masks, clock)
         self._deletes = asyncio.Lock()
 

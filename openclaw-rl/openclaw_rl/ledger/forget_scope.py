@@ -92,7 +92,7 @@ class Conversation:
         goes_on: dict[str, int] = {}
         query = "SELECT id, request_id, messages FROM request WHERE user = ? AND session_id IS NULL AND id > ?"
         for number, (row, request_id, messages) in enumerate(db.execute(query, (self.user, after)), start=1):
-            deletion.breathe(number)
+            deletion.yield_interpreter(number)
             said = _from(db, self.question[0], unpack_ids(messages))
             if said[: len(self.question)] != self.question:
                 continue

@@ -73,7 +73,7 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int 
     )
 
 
-def shed(db: sqlite3.Connection, state: TurnState, keep: int, *, at: float, limit: int = 1000) -> int:
+def drop_oldest(db: sqlite3.Connection, state: TurnState, keep: int, *, at: float, limit: int = 1000) -> int:
     """At most `limit` in one transaction: chats wait behind it."""
     (waiting,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = ?", (str(state),)).fetchone()
     if waiting <= keep:

@@ -23,7 +23,7 @@ from openclaw_rl.errors import CommitRefused, LedgerUnavailable
 from openclaw_rl.ledger import feedback, lineage, schema, versions
 from openclaw_rl.ledger.records import read_sample, read_versions_of
 from openclaw_rl.ledger.states import move
-from openclaw_rl.ledger.store import Face
+from openclaw_rl.ledger.store import LedgerPart
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Tip
 from openclaw_rl.types import DropReason, Lease, TurnState, Version
@@ -258,7 +258,7 @@ def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, 
     return Grant(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, rows=tuple(rows))
 
 
-class TrainingFace(Face):
+class Leases(LedgerPart):
     """From samples to a version."""
 
     async def tip(self) -> Tip:

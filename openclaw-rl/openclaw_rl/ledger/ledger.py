@@ -17,14 +17,14 @@ from typing import Self
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import audit, open, reports, schema
-from openclaw_rl.ledger.forget import DeletionFace
-from openclaw_rl.ledger.leases import TrainingFace
-from openclaw_rl.ledger.lineage import VersionsFace
+from openclaw_rl.ledger.forget import Deletions
+from openclaw_rl.ledger.leases import Leases
+from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, TurnSummary
-from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.store import Clock, Reader
-from openclaw_rl.ledger.turns import TurnsFace
+from openclaw_rl.ledger.turns import Turns
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
 from openclaw_rl.types import Ids, TurnState
@@ -33,11 +33,17 @@ _CONNECTIONS = 4
 """Of the writer, its syncer, and two readers."""
 
 
-class Ledger(TurnsFace, TrainingFace, VersionsFace, DeletionFace):
+class Ledger(Turns, Leases, Lineage, Deletions):
     """Made by `open`, ended by `aclose`. Every call may raise LedgerError."""
 
     def __init__(
-        self, writer: Writer, reader: Reader, lock: InstanceLock, training: TrainingSettings, masks: Masks, clock: Clock
+        self,
+        writer: Writer,
+        reader: Reader,
+        lock: InstanceLock,
+        training: TrainingSettings,
+        masks: NounRedactor,
+        clock: Clock,
     ) -> None:
         super().__init__(writer, reader, training, masks, clock)
         self._lock = lock
@@ -67,7 +73,7 @@ class Ledger(TurnsFace, TrainingFace, VersionsFace, DeletionFace):
         connect = partial(open.connect, path, cache_mb=memory.ledger_mb / _CONNECTIONS)
         writer = Writer(connect)
         writer.start()
-        masks = Masks(redaction, remembered=memory.clean_texts)
+        masks = NounRedactor(redaction, remembered=memory.clean_texts)
         return cls(writer, Reader(partial(connect, read_only=True)), lock, training, masks, clock)
 
     async def aclose(self) -> None:

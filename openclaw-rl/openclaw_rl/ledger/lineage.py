@@ -19,7 +19,7 @@ from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import feedback, leases, schema, versions
 from openclaw_rl.ledger.blobs import pack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
-from openclaw_rl.ledger.store import Face
+from openclaw_rl.ledger.store import LedgerPart
 from openclaw_rl.trainer_protocol import Commit
 from openclaw_rl.types import DropReason, TurnState, Version, VersionState
 
@@ -234,7 +234,7 @@ def _cut(db: sqlite3.Connection, dead: list[int], new_tip: int, reason: str, *, 
         schema.put(db, "pinned", None)
 
 
-class VersionsFace(Face):
+class Lineage(LedgerPart):
     """Which version serves, and which may again."""
 
     async def versions(self, *, since: int = 0, newest: int | None = None) -> list[Version]:

@@ -206,7 +206,7 @@ def _marked(found: re.Match[str], kind: _Kind) -> str:
     return f"{found[0][:begin]}[redacted:{kind.name}]{found[0][end:]}"
 
 
-class Masks:
+class NounRedactor:
     def __init__(self, settings: RedactionSettings, *, remembered: int = 50_000) -> None:
         """remembered: texts found clean."""
         self._remembered = remembered

@@ -100,11 +100,11 @@ def move(
     )
     if before is TurnState.SERVED:
         db.execute("DELETE FROM open_turn WHERE id = ?", (turn,))
-    tell(db, turn, to, at=at, detail=": ".join(filter(None, (reason, detail))))
+    append_event(db, turn, to, at=at, detail=": ".join(filter(None, (reason, detail))))
     return before
 
 
-def tell(db: sqlite3.Connection, turn: int, state: TurnState, *, at: float, detail: str = "") -> None:
+def append_event(db: sqlite3.Connection, turn: int, state: TurnState, *, at: float, detail: str = "") -> None:
     """One more line of a turn's story."""
     db.execute(
         "INSERT INTO event SELECT ?1, coalesce(max(n), -1) + 1, ?2, ?3, ?4 FROM event WHERE turn = ?1",

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
-from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 
@@ -65,8 +65,10 @@ CHAT_TIMEOUT_S = 10.0
 """A chat waits no longer than this for a disk that hangs; the reply then goes out unrecorded, and says so."""
 
 
-class Face:
-    def __init__(self, writer: Writer, reader: Reader, training: TrainingSettings, masks: Masks, clock: Clock) -> None:
+class LedgerPart:
+    def __init__(
+        self, writer: Writer, reader: Reader, training: TrainingSettings, masks: NounRedactor, clock: Clock
+    ) -> None:
         self._writer, self._reader, self._training, self._masks, self._clock = writer, reader, training, masks, clock
 
     async def _chat(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -15,8 +15,8 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback, judging, reports
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import FeedbackOutcome, FeedbackTarget
-from openclaw_rl.ledger.states import find_turn, move, tell
-from openclaw_rl.ledger.store import CHAT_TIMEOUT_S, Face
+from openclaw_rl.ledger.states import append_event, find_turn, move
+from openclaw_rl.ledger.store import CHAT_TIMEOUT_S, LedgerPart
 from openclaw_rl.types import (
     DropReason,
     Feedback,
@@ -97,9 +97,9 @@ def finish(db: sqlite3.Connection, turn: Turn, key: TurnKey, *, at: float) -> Dr
             "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?)",
             (row, turn.finished_at, key.reply_hash, key.before_hash, key.history_hash),
         )
-    tell(db, row, TurnState.SERVED, at=at)
+    append_event(db, row, TurnState.SERVED, at=at)
     if turn.drop is not None:
-        tell(db, row, TurnState.DROPPED, at=at, detail=turn.drop)
+        append_event(db, row, TurnState.DROPPED, at=at, detail=turn.drop)
     return turn.drop
 
 
@@ -219,7 +219,7 @@ def _end_request(db: sqlite3.Connection, request_id: str, outcome: str, reason: 
     return int(row)
 
 
-class TurnsFace(Face):
+class Turns(LedgerPart):
     """From a request to a sample."""
 
     # Serving
@@ -304,12 +304,12 @@ class TurnsFace(Face):
             )
         )
 
-    async def shed(self, state: TurnState, keep: int) -> int:
+    async def drop_oldest(self, state: TurnState, keep: int) -> int:
         """End the oldest turns of `state` beyond `keep` as BACKLOG; how many."""
         if (await self._reader.read(reports.counts)).get(state, 0) <= keep:
             return 0
         total = 0
-        while some := await self._writer.write(lambda db: judging.shed(db, state, keep, at=self._clock())):
+        while some := await self._writer.write(lambda db: judging.drop_oldest(db, state, keep, at=self._clock())):
             total += some
         return total
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.judge.llm import AskJudge
+from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
@@ -24,7 +24,7 @@ from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openclaw_rl.telemetry.health import Meters
+    from openclaw_rl.telemetry.health import Health
 import math
 
 from openclaw_rl.types import LogProbs
@@ -32,11 +32,11 @@ from openclaw_rl.types import LogProbs
 ENTRY_POINT_GROUP = "openclaw_rl.methods"
 
 
-def _no_meters() -> "Meters":
+def _no_meters() -> "Health":
     # Imported late: what a trainer needs of a method imports in slime's environment too, which has no structlog.
-    from openclaw_rl.telemetry.health import Meters
+    from openclaw_rl.telemetry.health import Health
 
-    return Meters()
+    return Health()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class ScoringTools:
     settings: MethodSettings = field(default_factory=MethodSettings)
     teacher: Engine | None = None
     """The policy's engine. A scoring call is `async with serving.use(version)`, so that no adapter goes under it."""
-    serving: ServingVersions | None = None
+    serving: VersionAdmission | None = None
     render: Render | None = None
-    ask: AskJudge | None = None
+    ask: JudgeClient | None = None
     """One judge sample."""
     context_length: int = 0
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """One is taken for each scoring call: the engine has room for chats, and whoever is asked for hints has places of
     its own."""
-    meters: "Meters" = field(default_factory=_no_meters)
+    health: "Health" = field(default_factory=_no_meters)
     """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
     base_teacher: Engine | None = None
     """Another engine, of the base alone, for `teacher = "base"`; None: `teacher` with its adapter off."""

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, TeacherError, TrainerError
@@ -66,7 +66,7 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
         engine = HttpEngine(url, settings=settings.engine)
         try:
             info = await _up(engine, child, settings.engine.start_timeout_s)
-            serving = ServingVersions(settings.engine.hold_s)
+            serving = VersionAdmission(settings.engine.hold_s)
             serving.switch(0, None)
             yield ScoringTools(
                 settings=settings.method,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
 
 
@@ -42,7 +42,7 @@ class ProxyDeps:
 
     frontend: FrontEnd
     engine: Engine
-    serving: ServingVersions
+    serving: VersionAdmission
     sessions: SessionsPort
     ledger: LedgerPort
     server: ServerSettings
@@ -50,7 +50,7 @@ class ProxyDeps:
     session: SessionSettings
     model_name: str
     """What `/v1/models` lists."""
-    meters: Meters = field(default_factory=Meters)
+    health: Health = field(default_factory=Health)
     """Told whether the engine answers, and whether its numbers can be used."""
     clock: Callable[[], float] = time.time
     """The ledger's."""

@@ -25,7 +25,7 @@ from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
 from openclaw_rl.proxy.template import load_chat_format
-from openclaw_rl.proxy.tokenizer import PieceTokenizer
+from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids
 
@@ -61,7 +61,7 @@ class FrontEnd:
         """Whether the template shows tools to the model and a parser finds its calls."""
         backend = self._tokenizer.backend_tokenizer
         backend_json = backend.to_str()
-        self._pieces = PieceTokenizer(
+        self._pieces = CachedTokenizer(
             backend,
             backend_json,
             assistant_may_write=self._format.markers,

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from openclaw_rl.engines.admission import ServingVersions, VersionUse, is_unknown_adapter
+from openclaw_rl.engines.admission import VersionAdmission, VersionUse, is_unknown_adapter
 from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
 from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import Ids, SamplingParams, VersionRun
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class Generation:
     def __init__(
         self,
         engine: Engine,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         *,
         rid: str,
         prompt_ids: Ids,
@@ -77,7 +77,7 @@ class Generation:
         end_ids: Collection[int],
         extras: EngineExtras = EngineExtras(),
         only_version: int | None = None,
-        meters: Meters | None = None,
+        health: Health | None = None,
     ) -> None:
         """only_version: the one that must answer, since the client named it. A reply that was cut goes on as any.
         meters: learn whether the engine answers."""
@@ -85,7 +85,7 @@ class Generation:
         self._rid, self._prompt_ids, self._sampling = rid, prompt_ids, sampling
         self._end_ids, self._extras = frozenset(end_ids), extras
         self._only_version = only_version
-        self._meters = meters or Meters()
+        self._health = health or Health()
         self._stack = AsyncExitStack()
         self._use: VersionUse | None = None
         self._lost_adapter = False
@@ -123,7 +123,7 @@ class Generation:
                             yield self._record(reply)
                         finish = reply.meta_info.finish_reason
                         if finish is not None and self._is_end(finish):
-                            self._meters.worked("engine")
+                            self._health.ok("engine")
                             return
             except EngineRefused as error:
                 if sampled.resumed and await self._leave_lost_version():
@@ -131,13 +131,13 @@ class Generation:
                 if not self._has_lost_adapter(error):
                     raise
                 # It came back empty, faster than anyone looked: wait until its adapters are there again.
-                self._serving.close_gate()
+                self._serving.hold()
             except EngineGone as error:
                 # One line for all requests that meet it, by whoever watches the engine and by the meters.
                 log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
-                self._meters.count("engine_cut")
+                self._health.count("engine_cut")
                 if self._serving.is_open:  # else it is known to be down
-                    self._meters.failed("engine", str(error))
+                    self._health.failed("engine", str(error))
             if self._has_ended():
                 return
             if len(sampled.ids) > progress or give_up_at == math.inf:
@@ -236,14 +236,14 @@ class Generation:
     async def _take_version(self, within_s: float | None = None) -> None:
         """Hold the current version, then let go of the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
-        use = self._serving.use(is_unbroken=self._is_unbroken, within_s=within_s)
+        use = self._serving.use(is_not_resumable=self._is_not_resumable, within_s=within_s)
         try:
             self._use = await self._stack.enter_async_context(use)
         finally:
             await former.aclose()
 
     @property
-    def _is_unbroken(self) -> bool:
+    def _is_not_resumable(self) -> bool:
         """Whether the engine keeps state for it that a resumed call would not have."""
         s = self._sampling
         penalties = (s.frequency_penalty, s.presence_penalty, s.repetition_penalty - 1)

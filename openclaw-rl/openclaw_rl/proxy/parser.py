@@ -22,7 +22,7 @@ from openclaw_rl.proxy.detokenizer import Detokenizer
 from openclaw_rl.proxy.sglang import FunctionCallParser, ReasoningParser, Tool
 
 
-class StopMatcher:
+class TextStops:
     """Promises: no text of a stop string, or behind it, is ever released; text that may still become one is held
     back. O(1) per token.
     """
@@ -132,7 +132,7 @@ class StreamParser:
         stop: Sequence[str] = (),
     ) -> None:
         self._detokenizer, self._form = detokenizer, form
-        self._stops = StopMatcher(stop)
+        self._stops = TextStops(stop)
         self._thinking = (
             ReasoningParser(form.reasoning_parser, force_reasoning=reasoning_open).detector
             if form.reasoning_parser is not None

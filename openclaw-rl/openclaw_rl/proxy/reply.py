@@ -36,7 +36,7 @@ from openclaw_rl.proxy.request import Prepared
 from openclaw_rl.proxy.responses import TokenLogProb, Usage
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import DropReason, Request, SideCount, Turn, TurnType
-from openclaw_rl.web.asgi import unbroken
+from openclaw_rl.web.asgi import run_to_completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Reply:
             end_ids=deps.frontend.end_ids,
             extras=prepared.extras,
             only_version=only_version,
-            meters=deps.meters,
+            health=deps.health,
         )
         self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
         self._is_main = prepared.classified.type is TurnType.MAIN
@@ -173,7 +173,7 @@ class Reply:
     ) -> None:
         try:
             if not self._is_committed:
-                await unbroken(self._give_up(error))
+                await run_to_completion(self._give_up(error))
         finally:
             await self._generation.__aexit__(kind, error, trace)
 
@@ -211,7 +211,7 @@ class Reply:
     async def commit(self) -> None:
         """Record the turn. When it returns, the reply is in the ledger, or the log says why not."""
         self._is_committed = True
-        await unbroken(self._keep(self.finish_reason))
+        await run_to_completion(self._keep(self.finish_reason))
 
     def message(self) -> Message:
         """The whole reply as the client gets it."""
@@ -251,7 +251,7 @@ class Reply:
             await self._deps.ledger.begin(self._prepared.request)
             self._is_begun = True
         except LedgerUnavailable:  # the ledger's writer has one line for all of them
-            self._deps.meters.count("not_recorded")
+            self._deps.health.count("not_recorded")
         except LedgerError as error:
             log.error("request_not_recorded", request_id=self._prepared.request.request_id, error=str(error))
 
@@ -262,7 +262,7 @@ class Reply:
         elif self._is_begun:
             self._is_lost = not await self._deps.sessions.served(prepared.request, self._turn(finish_reason))
             if self._is_lost:
-                self._deps.meters.count("not_recorded")
+                self._deps.health.count("not_recorded")
         if prepared.session_done:
             await self._deps.sessions.done(prepared.request.scope)
 
@@ -284,9 +284,9 @@ class Reply:
             at=self._deps.clock(),
         )
         if turn.drop in (DropReason.MISALIGNED, DropReason.NON_FINITE):
-            self._deps.meters.failed(NUMBERS, f"{turn.drop} in {turn.turn_id}")
+            self._deps.health.failed(NUMBERS, f"{turn.drop} in {turn.turn_id}")
         elif turn.drop is None:
-            self._deps.meters.worked(NUMBERS)
+            self._deps.health.ok(NUMBERS)
         return turn
 
     async def _give_up(self, error: BaseException | None) -> None:
@@ -328,7 +328,7 @@ class Reply:
         try:
             await self._deps.ledger.count_side(side)
         except LedgerUnavailable:
-            self._deps.meters.count("not_recorded")
+            self._deps.health.count("not_recorded")
         except LedgerError as error:
             log.error("side_request_not_counted", error=str(error))
 

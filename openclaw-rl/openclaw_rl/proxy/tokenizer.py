@@ -38,7 +38,7 @@ _THREADS = 2
 T = TypeVar("T")
 
 
-class FewThreads:
+class TokenizerThreads:
     """They start with the first work, and end with this object."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ _ENTRY_BYTES = 150
 _PROBE = ("Hello  world", " leading", "trailing ", "\n\nlines\n", "", "ünï 漢字 🙂", "a<b", "1234567", "    code\n\tx")
 
 
-class PieceTokenizer:
+class CachedTokenizer:
     def __init__(
         self,
         backend: Tokenizer,
@@ -112,7 +112,7 @@ class PieceTokenizer:
         config["added_tokens"] = []
         config["post_processor"] = None
         config["truncation"] = config["padding"] = None
-        self._threads = FewThreads()
+        self._threads = TokenizerThreads()
         self._plain = Tokenizer.from_str(orjson.dumps(config).decode())
         for tokenizer in (backend, self._plain):
             _keep_words(tokenizer, words)

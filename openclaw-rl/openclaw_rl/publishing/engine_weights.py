@@ -20,12 +20,12 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import Closed, ServingVersions, adapter_name, ema_name, is_unknown_adapter
+from openclaw_rl.engines.admission import Closed, VersionAdmission, adapter_name, ema_name, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
-from openclaw_rl.publishing.version_folders import is_elsewhere
+from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class EngineAdapters:
-    def __init__(self, engine: Engine, serving: ServingVersions, data_dir: Path, *, call_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, serving: VersionAdmission, data_dir: Path, *, call_timeout_s: float) -> None:
         self._engine, self._serving, self._data_dir, self._call_timeout_s = engine, serving, data_dir, call_timeout_s
         self.loaded: set[int] = set()
         """Versions."""
@@ -96,7 +96,7 @@ class EngineAdapters:
             self._ours.pop(ema_name(number), None)
 
 
-class WeightsElsewhere(EngineError):
+class RemoteOnlyWeights(EngineError):
     """The version that should serve is on no disk: its trainer has to send it again."""
 
 
@@ -104,7 +104,7 @@ class PolicyEngine:
     def __init__(
         self,
         engine: Engine,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         settings: PublisherSettings,
         data_dir: Path,
         *,
@@ -148,11 +148,11 @@ class PolicyEngine:
         self.missed = None
         log.info("weights_received", weight_version=weight_version, **asdict(times))
 
-    def distrust(self) -> None:
+    def mark_untrusted(self) -> None:
         """What the engine holds must not serve, and of the weights before nothing is left: the gate stays shut until
         the keeper has restored what should serve."""
         self._full.is_unsure = True
-        self._serving.close_gate(Closed.ENGINE)
+        self._serving.hold(Closed.ENGINE)
 
     async def score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> LogProbs:
         """Forced log-probs of a reply under a version that is loaded."""
@@ -162,7 +162,7 @@ class PolicyEngine:
                 score = await self._engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=f"v{number}")
         except EngineRefused as error:
             if is_unknown_adapter(error, lora_path):  # it came back empty, faster than anyone looked
-                self._serving.close_gate()
+                self._serving.hold()
             raise
         return score.log_probs
 
@@ -194,13 +194,13 @@ class PolicyEngine:
         current = self._serving.current
         if self.missed is not None or self._full.is_unsure or is_held(current, await self._engine.model_info()):
             return
-        self._serving.close_gate(Closed.ENGINE)
+        self._serving.hold(Closed.ENGINE)
         self._restarts, self.missed = self._restarts + 1, current
         raise CommitRefused("the engine was started again: meet it anew")
 
     def expect(self, version: Version) -> None:
         """The engine is not there to `restore`: chats wait for this version."""
-        self._serving.close_gate()
+        self._serving.hold()
         if version.kind is WeightKind.FULL:
             self._serving.switch(version.weight_version, None)
         else:
@@ -230,12 +230,12 @@ class PolicyEngine:
         number, info = version.weight_version, await self._engine.model_info()
         if not self._full.is_unsure and is_held(number, info):
             self._serving.switch(number, None)
-        elif is_elsewhere(version):
+        elif is_remote_only(version):
             self._serving.switch(number, None)
-            self._serving.close_gate(Closed.ENGINE)
+            self._serving.hold(Closed.ENGINE)
             self._restarts += self.missed != number
             self.missed = number
-            raise WeightsElsewhere(f"version {number} should serve, and only its trainer has it")
+            raise RemoteOnlyWeights(f"version {number} should serve, and only its trainer has it")
         else:
             self._restarts += self.missed is None
             await self.serve(version)

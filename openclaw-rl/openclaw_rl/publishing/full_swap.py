@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.errors import EngineGone, EngineRefused
@@ -44,7 +44,7 @@ class SwapTimes:
 
 class FullWeightSwap:
     def __init__(
-        self, engine: Engine, serving: ServingVersions, *, drain_s: float, call_timeout_s: float, push_timeout_s: float
+        self, engine: Engine, serving: VersionAdmission, *, drain_s: float, call_timeout_s: float, push_timeout_s: float
     ) -> None:
         self._engine, self._serving = engine, serving
         self._drain_s, self._call_timeout_s, self._push_timeout_s = drain_s, call_timeout_s, push_timeout_s
@@ -66,7 +66,7 @@ class FullWeightSwap:
 
     async def _replace(self, push: Callable[[], Awaitable[None]]) -> SwapTimes:
         started = time.monotonic()
-        self._serving.close_gate(Closed.SWAP)
+        self._serving.hold(Closed.SWAP)
         try:
             await self._let_finish()
             cutting = time.monotonic()
@@ -77,7 +77,7 @@ class FullWeightSwap:
             finally:
                 await self._call(self._engine.resume())
         finally:
-            self._serving.open_gate(Closed.SWAP)
+            self._serving.release_hold(Closed.SWAP)
         ended = time.monotonic()
         return SwapTimes(cutting - started, pushing - cutting, ended - pushing, ended - started)
 
@@ -86,7 +86,7 @@ class FullWeightSwap:
             await self._call(self._engine.update_weights(folder, weight_version), self._push_timeout_s)
         except EngineGone:
             self.is_unsure = True
-            self._serving.close_gate(Closed.ENGINE)
+            self._serving.hold(Closed.ENGINE)
             raise
         self.is_unsure = False
         self._serving.switch(weight_version, None)
@@ -100,14 +100,14 @@ class FullWeightSwap:
             if holds != str(weight_version):
                 raise EngineGone(f"version {weight_version} was sent, and the engine says it holds {holds}")
         except BaseException:
-            self._serving.close_gate(Closed.ENGINE)
+            self._serving.hold(Closed.ENGINE)
             raise
         self.is_unsure = False
         self._serving.switch(weight_version, None)
 
     async def _let_finish(self) -> None:
         end = time.monotonic() + self._drain_s
-        while self._serving.unbroken and (left_s := end - time.monotonic()) > 0:
+        while self._serving.not_resumable and (left_s := end - time.monotonic()) > 0:
             await self._serving.changed(left_s)
 
     async def _cut(self) -> None:

@@ -29,7 +29,7 @@ from typing import BinaryIO
 import numpy as np
 import structlog
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
@@ -62,7 +62,7 @@ class Gate:
     def __init__(
         self,
         ledger: Ledger,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         score: Score,
         settings: PublisherSettings,
         *,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
@@ -61,7 +61,7 @@ class Publication:
         self,
         ledger: Ledger,
         policy: PolicyEngine,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         gate: Gate,
         data_dir: Path,
         *,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
@@ -22,11 +22,11 @@ from openclaw_rl.publishing.canary import Canary
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, GateResult
 from openclaw_rl.publishing.publication import Publication
-from openclaw_rl.publishing.version_folders import is_elsewhere
+from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.publishing.weight_push import PushedWeights
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import Version, VersionState
 
 log = structlog.get_logger()
@@ -39,19 +39,19 @@ class Publisher:
         self,
         ledger: Ledger,
         engine: Engine,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         settings: PublisherSettings,
         data_dir: Path,
         *,
         base_folder: Path | None = None,
-        meters: Meters | None = None,
+        health: Health | None = None,
         canaries: Sequence[Canary] = (),
         alert: Alert = log.error,
     ) -> None:
         """base_folder: the base's weights, for a run of full weights that goes back to version 0. meters: learn whether
         versions can be published."""
         self._ledger, self._serving, self._settings, self._data_dir = ledger, serving, settings, data_dir
-        self._meters = meters or Meters()
+        self._health = health or Health()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
         self._policy = PolicyEngine(engine, serving, settings, data_dir, base_folder=base_folder)
@@ -78,7 +78,7 @@ class Publisher:
 
     async def restore(self) -> None:
         """Serve what the ledger says serves: at start, and after the engine was away and may have come back empty.
-        Raises EngineError; WeightsElsewhere when only its trainer has it.
+        Raises EngineError; RemoteOnlyWeights when only its trainer has it.
         """
         async with self._turn:
             await self._policy.restore(await self._target(), self._ledger.version)
@@ -106,10 +106,10 @@ class Publisher:
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
                 if self._serving.is_open:  # else it is known that the engine is down
-                    self._meters.failed("publisher", repr(error))
+                    self._health.failed("publisher", repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._meters.worked("publisher")
+            self._health.ok("publisher")
             try:
                 async with asyncio.timeout(RETRY_S if self._draining() else 3600):
                     await self._wake.wait()
@@ -146,7 +146,7 @@ class Publisher:
         """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
         async with self._turn:
             version = await self._target()
-            if version.weight_version != self._serving.current and not is_elsewhere(version):
+            if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
 
@@ -159,7 +159,7 @@ class Publisher:
             if await self._ledger.pinned() is not None:
                 return False
             rows = await self._ledger.unfinished_versions()
-            waiting = [row.weight_version for row in rows if not is_elsewhere(row)]
+            waiting = [row.weight_version for row in rows if not is_remote_only(row)]
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]
@@ -188,7 +188,7 @@ class Publisher:
                 tip.weight_version in self._adapters.loaded or len(self._adapters.loaded) < self._settings.max_versions
             )
             passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
-            if passed and has_room and not is_elsewhere(tip):
+            if passed and has_room and not is_remote_only(tip):
                 await self._serve_again(tip)
                 log.info("serving", weight_version=tip.weight_version)
 

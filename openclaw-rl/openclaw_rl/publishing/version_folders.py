@@ -84,14 +84,14 @@ def without_optimizer(root: Path, folders: Mapping[int, str]) -> list[int]:
     return [version for version, folder in folders.items() if checkpoint.is_pruned(root / folder)]
 
 
-def is_elsewhere(version: Version) -> bool:
+def is_remote_only(version: Version) -> bool:
     """On no disk: only its trainer has it."""
     return version.kind is WeightKind.FULL and not version.durable
 
 
 def weights_of(version: Version, data_dir: Path, base_folder: Path | None) -> Path:
     """The folder of full weights. Raises EngineRefused when they are not to be had."""
-    if is_elsewhere(version):
+    if is_remote_only(version):
         raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
     if version.folder is not None:
         return data_dir / version.folder

@@ -27,7 +27,7 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
-from openclaw_rl.publishing.version_folders import is_elsewhere
+from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Report, Tip
 from openclaw_rl.types import VersionState
@@ -44,7 +44,7 @@ class PushedWeights:
         """Whether its trainer should send it to the engine, and which engine that is."""
         version = await self._ledger.version(tip.weight_version)
         is_missing = self._policy.missed == version.weight_version or version.state is not VersionState.SERVING
-        wants = is_elsewhere(version) and is_missing
+        wants = is_remote_only(version) and is_missing
         wants = wants and await self._ledger.pinned() in (None, version.weight_version)
         return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name})
 
@@ -71,7 +71,7 @@ class PushedWeights:
             await self._policy.receive(weight_version, transfer)
             refusal = await self._gate.self_test(weight_version, report.probes)
             if refusal is not None:
-                self._policy.distrust()
+                self._policy.mark_untrusted()
                 if version.state is not VersionState.SERVING:
                     await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
                 raise CommitRefused(refusal)

@@ -29,7 +29,7 @@ from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RetryTimes:
     """How long the loops wait; tests shorten it."""
 
     poll_s: float = 10.0
@@ -46,7 +46,7 @@ class Pace:
     """Between two tries while everything fails."""
 
 
-USUAL_PACE = Pace()
+USUAL_PACE = RetryTimes()
 
 _OUT_AFTER = 3
 """Turns that failed one after the other, and nothing worked in between: it is the judge, or the teacher."""
@@ -54,8 +54,8 @@ _OUTAGE_TRIES = 500
 """Of one turn while everything fails: hours. Should it be the turns after all, they do not wait for ever."""
 
 
-class Outage:
-    def __init__(self, pace: Pace) -> None:
+class CircuitBreaker:
+    def __init__(self, pace: RetryTimes) -> None:
         self._pace = pace
         self._failed: set[str] = set()
         """Turns that failed since anything worked."""
@@ -105,7 +105,7 @@ class Outage:
         return was_on
 
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 Write = Callable[[], Awaitable[None]]
 
@@ -128,7 +128,7 @@ class RolloutLedger(Protocol):
         self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
     ) -> None: ...
 
-    async def shed(self, state: TurnState, keep: int) -> int:
+    async def drop_oldest(self, state: TurnState, keep: int) -> int:
         """End the oldest turns of a state beyond `keep` as `backlog`; how many."""
         ...
 
@@ -153,7 +153,9 @@ class Queue:
 class Stage:
     """One loop: takes turns from the ledger, has at most `workers` of them in work, writes what comes out."""
 
-    def __init__(self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: Queue, pace: Pace) -> None:
+    def __init__(
+        self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: Queue, pace: RetryTimes
+    ) -> None:
         self._name = name
         self._ledger = ledger
         self._workers = workers
@@ -161,7 +163,7 @@ class Stage:
         self._queue = queue
         self._pace = pace
         self._shed_at = time.monotonic()
-        self._outage = Outage(pace)
+        self._outage = CircuitBreaker(pace)
         self._busy: set[str] = set()
         self._failures: dict[str, int] = {}
         self._rests_until: dict[str, float] = {}
@@ -202,7 +204,7 @@ class Stage:
             try:
                 turns = await fetch(room, skip=self._busy | resting)
             except LedgerUnavailable as error:
-                _log.error(f"{self._name}.ledger_unavailable", error=str(error), pause_s=pause_s)
+                log.error(f"{self._name}_ledger_unavailable", error=str(error), pause_s=pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
                 continue
@@ -237,7 +239,7 @@ class Stage:
                 await self._write(await work(turn))
                 self._forget(turn_id)
                 if self._outage.ends():
-                    _log.info(f"{self._name}.works_again")
+                    log.info(f"{self._name}_works_again")
                     self._rests_until.clear()
                     self._failures.clear()
                 if done is not None:
@@ -254,20 +256,20 @@ class Stage:
         turn_id, seen = turn.turn.turn_id, len(turn.feedback)
         if not failure.is_refused and self._outage.takes(turn_id):
             if self._outage.is_new:
-                _log.warning(f"{self._name}.out", error=failure.detail, turns="wait")
+                log.warning(f"{self._name}_out", error=failure.detail, turns="wait")
             return False
         failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
         rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
         self._rests_until[turn_id] = time.monotonic() + rest_s
         if failures <= self._retries:
-            _log.info(f"{self._name}.failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail)
+            log.info(f"{self._name}_failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail)
             return False
-        _log.error(f"{self._name}.given_up", turn_id=turn_id, failures=failures, error=failure.detail)
+        log.error(f"{self._name}_given_up", turn_id=turn_id, failures=failures, error=failure.detail)
         drop = partial(self._ledger.drop, turn_id, DropReason.UNJUDGED, failure.detail, seen_feedback=seen)
         try:
             await self._write(failure.give_up or drop)
         except Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
-            _log.error(f"{self._name}.not_given_up", turn_id=turn_id, error=refused.detail)
+            log.error(f"{self._name}_not_given_up", turn_id=turn_id, error=refused.detail)
             return False
         self._forget(turn_id)
         return True
@@ -279,7 +281,7 @@ class Stage:
             try:
                 return await write()
             except LedgerUnavailable as error:
-                _log.error(f"{self._name}.ledger_unavailable", error=str(error), pause_s=pause_s)
+                log.error(f"{self._name}_ledger_unavailable", error=str(error), pause_s=pause_s)
             except LedgerError as error:
                 raise Failed(f"not recorded: {error}", is_refused=True) from error
             await asyncio.sleep(pause_s)
@@ -300,8 +302,8 @@ class Stage:
             return
         self._shed_at = now + self._pace.poll_s
         try:
-            if shed := await self._ledger.shed(self._queue.state, self._queue.max_waiting):
-                _log.warning(f"{self._name}.backlog", dropped=shed, max_waiting=self._queue.max_waiting)
+            if dropped := await self._ledger.drop_oldest(self._queue.state, self._queue.max_waiting):
+                log.warning(f"{self._name}_backlog", dropped=dropped, max_waiting=self._queue.max_waiting)
         except LedgerUnavailable:
             return  # the worker that writes next says so, and waits
 

@@ -20,18 +20,18 @@ import structlog
 
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
-from openclaw_rl.judge.client import AskEngine, AskUrl
+from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.judge import Judge, Undecided
-from openclaw_rl.judge.llm import AskJudge
+from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, Method, Render, ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.scoring.stage import USUAL_PACE, Failed, Pace, Queue, RolloutLedger, Stage, Write
+from openclaw_rl.scoring.stage import USUAL_PACE, Failed, Queue, RetryTimes, RolloutLedger, Stage, Write
 from openclaw_rl.settings import JudgeSettings, Settings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, TurnState, Verdict
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 async def judge_turns(
@@ -41,12 +41,12 @@ async def judge_turns(
     wake: asyncio.Event,
     *,
     judged: asyncio.Event | None = None,
-    meters: Meters | None = None,
-    pace: Pace = USUAL_PACE,
+    health: Health | None = None,
+    pace: RetryTimes = USUAL_PACE,
 ) -> None:
     """Give paired turns their verdicts, `settings.workers` at once, until cancelled. `wake` is set when a turn was
     paired; `judged` is set here; `meters` learn whether the judge answers."""
-    health = meters or Meters()
+    health = health or Health()
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
@@ -54,11 +54,11 @@ async def judge_turns(
         try:
             verdict = await judge.verdict(turn)
         except Undecided as error:
-            _log.warning("judge.undecided", turn_id=turn_id, error=str(error))
+            log.warning("judge_undecided", turn_id=turn_id, error=str(error))
         except JudgeError as error:
             health.failed("judge", str(error))
             raise Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
-        health.worked("judge")
+        health.ok("judge")
         return partial(ledger.record_verdict, turn_id, verdict)
 
     queue = Queue(TurnState.PAIRED, settings.max_waiting)
@@ -76,7 +76,7 @@ async def score_turns(
     workers: int = 4,
     retries: int = 5,
     max_waiting: int = 10_000,
-    pace: Pace = USUAL_PACE,
+    pace: RetryTimes = USUAL_PACE,
 ) -> None:
     """Make samples of judged turns, until cancelled. `wake` is set when a turn was judged; `sampled` is set here, for
     whoever waits for a batch. `max_waiting`: samples that may wait for a trainer."""
@@ -90,7 +90,7 @@ async def score_turns(
             detail = f"teacher: {error}"
             raise Failed(detail, partial(drop, DropReason.METHOD, detail)) from error
         except AlignmentError as error:  # it would come back at every start, and stop the server each time
-            _log.error("score.misaligned", turn_id=turn_id, error=str(error))
+            log.error("score_misaligned", turn_id=turn_id, error=str(error))
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
             return partial(drop, made.reason, made.detail)
@@ -105,7 +105,7 @@ BACKGROUND_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ConcurrencyLimits:
     """How many calls of each kind the policy's engine takes at once. None waits for a place that another kind holds: a
     judge writes for a minute where a scoring call is one pass, and hints must not keep verdicts waiting, nor the other
     way round."""
@@ -123,8 +123,8 @@ class Places:
             asks_here and is_scored and settings.method.hint_source == "judge",
             is_scored,
         )
-        places, kinds = settings.engine.max_running // BACKGROUND_SHARE, sum(comes)
-        shares = iter([(places + kinds - 1 - k) // kinds for k in range(kinds)])  # what is left over goes to the first
+        limits, kinds = settings.engine.max_running // BACKGROUND_SHARE, sum(comes)
+        shares = iter([(limits + kinds - 1 - k) // kinds for k in range(kinds)])  # what is left over goes to the first
         return cls(*(asyncio.Semaphore(max(1, next(shares) if is_coming else 0)) for is_coming in comes))
 
 
@@ -145,12 +145,12 @@ def judge_model(
     *,
     client: httpx.AsyncClient,
     slots: asyncio.Semaphore,
-) -> AskJudge:
+) -> JudgeClient:
     """The model behind verdicts or hints: the one at `judge.url`, else the base in the policy's own engine, `slots` of
     whose places it takes."""
     if settings.url is not None:
-        return AskUrl(client, settings)
-    return AskEngine(
+        return HttpJudgeClient(client, settings)
+    return EngineJudgeClient(
         engine,
         settings,
         render=lambda messages: frontend.render(messages).ids,

@@ -21,27 +21,28 @@ from functools import partial
 import httpx
 import structlog
 
-from openclaw_rl import log, malloc
+from openclaw_rl import malloc
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
-from openclaw_rl.publishing.engine_weights import WeightsElsewhere
+from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
-from openclaw_rl.scoring.workers import Places, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.child_commands import trainer_child
-from openclaw_rl.server.engine_watchdog import EngineKeeper
-from openclaw_rl.server.events import Bells
+from openclaw_rl.server.engine_watchdog import EngineWatchdog
+from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime, announced, ready_to_listen
 from openclaw_rl.server.privacy import Retention
-from openclaw_rl.server.regression import Watch
+from openclaw_rl.server.regression import RegressionMonitor
 from openclaw_rl.server.routes import served_app
 from openclaw_rl.server.startup import Core, open_core
-from openclaw_rl.server.trainer_watchdog import LastWord, end_when_hung
+from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.telemetry.alerts import Alerts
@@ -51,42 +52,42 @@ def start_judging(
     settings: Settings,
     core: Core,
     method: Method,
-    bells: Bells,
+    events: ServerEvents,
     *,
     client: httpx.AsyncClient,
     life: Lifetime,
     stack: AsyncExitStack,
 ) -> None:
     """From paired turns to samples that wait."""
-    places = Places.of(settings, method)
+    limits = ConcurrencyLimits.of(settings, method)
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
-    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=places.verdicts), settings.judge)
+    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=limits.verdicts), settings.judge)
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
         base_teacher=_base_teacher(settings.method.teacher_url, stack),
         serving=core.serving,
         render=renderer(core.frontend),
-        ask=ask(slots=places.hints),
+        ask=ask(slots=limits.hints),
         context_length=core.context_length,
-        slots=places.scores,
-        meters=core.meters,
+        slots=limits.scores,
+        health=core.health,
     )
-    judging = judge_turns(core.ledger, judge, settings.judge, bells.paired, judged=bells.judged, meters=core.meters)
+    judging = judge_turns(core.ledger, judge, settings.judge, events.paired, judged=events.judged, health=core.health)
     scoring = score_turns(
         core.ledger,
         method,
         tools,
-        bells.judged,
-        sampled=bells.sampled,
+        events.judged,
+        sampled=events.sampled,
         workers=settings.method.score_workers,
         retries=settings.judge.retries,
         max_waiting=settings.training.max_waiting,
     )
     life.own(judging, "judge")
     life.own(scoring, "method")
-    life.own(bells.lease_wait.follow(bells.sampled), "samples")
+    life.own(events.lease_wait.follow(events.sampled), "samples")
 
 
 def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
@@ -97,7 +98,7 @@ def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
     return engine
 
 
-events = structlog.get_logger()
+log = structlog.get_logger()
 
 
 async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
@@ -105,7 +106,7 @@ async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
 
     frontend: one that was made before, for a program that starts many servers; else it is made of `settings.model`.
     """
-    log.configure(settings.log_level, settings.log_format)
+    configure_log(settings.log_level, settings.log_format)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -129,29 +130,29 @@ async def _serve(
     settings: Settings, frontend: FrontEnd | None, listener: socket.socket, life: Lifetime, stack: AsyncExitStack
 ) -> None:
     """`stack` closes what the parts hold open, `life` owns what they do."""
-    method, bells = load_method(settings.method.name), Bells()
-    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=bells.engine_exited)
+    method, events = load_method(settings.method.name), ServerEvents()
+    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited)
     if core is None:  # asked to stop before the engine came up
         return await life.stop_children()
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-    alerts = Alerts(settings.alerts, client, server=core.model_name, meters=core.meters)
+    alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
     publisher = await _publisher(settings, core, alerts)
-    keeper = EngineKeeper(
+    watchdog = EngineWatchdog(
         core.engine,
         core.serving,
         publisher.restore,
         is_in_place=publisher.is_in_place,
-        exited=bells.engine_exited,
-        meters=core.meters,
+        exited=events.engine_exited,
+        health=core.health,
     )
     pushes = TrainerPushes(publisher.pushed.take)
-    sessions = Sessions(core.ledger, settings.sessions, paired=bells.paired, clock=core.clock)
+    sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
     app = served_app(
         settings,
         core,
-        bells,
+        events,
         life,
         sessions=sessions,
         publisher=publisher,
@@ -161,25 +162,25 @@ async def _serve(
     )
 
     if settings.watch.enabled:
-        life.own(Watch(core.ledger, publisher, settings.watch, alerts).run(), "watch")
+        life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "watch")
     life.own(alerts.run(), "alerts")
-    life.own(keeper.run(), "keeper")
+    life.own(watchdog.run(), "keeper")
     life.own(publisher.run(), "publisher")
     life.own(pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
     life.own(retention.run(), "retention")
     life.own(malloc.give_back_forever(), "c_heap")
-    start_judging(settings, core, method, bells, client=client, life=life, stack=stack)
+    start_judging(settings, core, method, events, client=client, life=life, stack=stack)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    _start_trainer(settings, core, life, url, bells.trainer_spoke)
+    _start_trainer(settings, core, life, url, events.trainer_spoke)
     # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
     async with announced(core.data, url):
         version = core.serving.current
-        events.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
-        await life.answer(app, settings.server, bells.lease_wait)
+        log.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
+        await life.answer(app, settings.server, events.lease_wait)
 
 
 async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
@@ -191,17 +192,17 @@ async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publishe
         settings.publisher,
         core.data.root,
         base_folder=core.folder,
-        meters=core.meters,
+        health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
         alert=alerts.raise_alert,
     )
     try:
         await publisher.restore()
-    except WeightsElsewhere:
+    except RemoteOnlyWeights:
         pass  # chats wait until the trainer has sent them, or lost them
     except (EngineGone, AlignmentError, TimeoutError) as error:
         # It was there a moment ago: chats wait until the keeper finds it again.
-        events.warning("engine_not_restored", error=repr(error))
+        log.warning("engine_not_restored", error=repr(error))
         await publisher.wait_for_engine()
     return publisher
 
@@ -217,10 +218,10 @@ def _canaries(settings: Settings, core: Core) -> tuple[Canary, ...]:
     )
 
 
-def _start_trainer(settings: Settings, core: Core, life: Lifetime, url: str, last_word: LastWord) -> None:
+def _start_trainer(settings: Settings, core: Core, life: Lifetime, url: str, heartbeat: TrainerHeartbeat) -> None:
     """Where one is to run here."""
     if settings.training.enabled and settings.trainer.kind == "local":
         trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
         life.start(trainer)
         lease_s = settings.training.lease_s
-        life.own(end_when_hung(trainer, core.ledger, core.meters, last_word, lease_s=lease_s), "trainer watch")
+        life.own(end_when_hung(trainer, core.ledger, core.health, heartbeat, lease_s=lease_s), "trainer watch")

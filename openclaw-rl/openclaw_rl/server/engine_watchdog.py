@@ -10,27 +10,27 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 log = structlog.get_logger()
 
 POLL_S, DOWN_AFTER = 1.0, 3
 
 
-class EngineKeeper:
+class EngineWatchdog:
     def __init__(
         self,
         engine: Engine,
-        serving: ServingVersions,
+        serving: VersionAdmission,
         restore: Callable[[], Awaitable[None]],
         *,
         is_in_place: Callable[[], Awaitable[bool]],
         exited: asyncio.Event | None = None,
         poll_s: float = POLL_S,
-        meters: Meters | None = None,
+        health: Health | None = None,
     ) -> None:
         """is_in_place: whether a healthy engine still holds what serves. exited: set, with the gate shut, by whoever
         saw an engine of ours end. meters: told that the engine works again; nobody may have asked it anything
@@ -38,7 +38,7 @@ class EngineKeeper:
         """
         self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
         self._is_in_place = is_in_place
-        self._meters = meters or Meters()
+        self._health = health or Health()
         self._exited = exited or asyncio.Event()
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class EngineKeeper:
             healthy = await self._engine.is_healthy()
             if healthy and not missed and self._serving.is_open and not await self._is_in_place():
                 log.warning("engine_lost_its_version", weight_version=self._serving.current)
-                self._serving.close_gate()
+                self._serving.hold()
             # One missed poll may be a whole restart of an engine that is not ours: its adapters are gone then.
             if healthy and (missed or self._serving.is_closed_for(Closed.ENGINE)) and await self._reopen():
                 missed = 0
@@ -56,7 +56,7 @@ class EngineKeeper:
                 missed += 1
             if missed >= DOWN_AFTER and not self._serving.is_closed_for(Closed.ENGINE):
                 log.warning("engine_down", missed_polls=missed)
-                self._serving.close_gate()
+                self._serving.hold()
             await asyncio.sleep(self._poll_s)
 
     async def _reopen(self) -> bool:
@@ -64,12 +64,12 @@ class EngineKeeper:
         try:
             await self._restore()
         except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
-            self._meters.failed("restore", repr(error))
+            self._health.failed("restore", repr(error))
             return False
         if self._exited.is_set():  # it died again while its adapters were being loaded
             return False
-        self._serving.open_gate()
+        self._serving.release_hold()
         for part in ("engine", "restore", "publisher"):
-            self._meters.worked(part)
+            self._health.ok(part)
         log.info("engine_ready", weight_version=self._serving.current)
         return True

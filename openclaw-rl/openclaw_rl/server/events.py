@@ -6,15 +6,15 @@ import asyncio
 from dataclasses import dataclass, field
 
 from openclaw_rl.server.api.trainer import LeaseWait
-from openclaw_rl.server.trainer_watchdog import LastWord
+from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class Bells:
+class ServerEvents:
     engine_exited: asyncio.Event = field(default_factory=asyncio.Event)
     """Our own engine process ended."""
     paired: asyncio.Event = field(default_factory=asyncio.Event)
     judged: asyncio.Event = field(default_factory=asyncio.Event)
     sampled: asyncio.Event = field(default_factory=asyncio.Event)
     lease_wait: LeaseWait = field(default_factory=LeaseWait)
-    trainer_spoke: LastWord = field(default_factory=LastWord)
+    trainer_spoke: TrainerHeartbeat = field(default_factory=TrainerHeartbeat)

@@ -74,7 +74,7 @@ async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
         data.server_file.unlink(missing_ok=True)
 
 
-events = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class Lifetime:
@@ -106,7 +106,7 @@ class Lifetime:
         serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
         stopping = self._tasks.create_task(self.stop.wait(), name="stop")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        events.info("stopping", drain_s=settings.drain_s)
+        log.info("stopping", drain_s=settings.drain_s)
         lease_wait.close()
         await asyncio.gather(*(child.stop() for child in self.children if child.name == "trainer"))
         server.should_exit = True

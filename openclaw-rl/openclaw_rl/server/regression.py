@@ -37,7 +37,7 @@ _TOGETHER = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
+class VerdictDrop:
     """Verdicts fell behind `good`: means over `n` turns each."""
 
     good: int
@@ -49,7 +49,7 @@ class Fall:
     p_value: float
 
 
-def find_fall(
+def find_drop(
     verdicts: Sequence[tuple[int, int]],
     *,
     min_side: int = 30,
@@ -57,7 +57,7 @@ def find_fall(
     p_value: float = 0.001,
     permutations: int = 2000,
     seed: int = 0,
-) -> Fall | None:
+) -> VerdictDrop | None:
     """The clearest fall between two versions, or None when there is none that is large and unlikely enough.
 
     verdicts: (version that sampled the turn, verdict in −1, 0, 1), oldest turn first. A cut lies between two versions
@@ -91,7 +91,7 @@ def find_fall(
         return None
     cut = int(cuts[found])
     before, after = float(values[:cut].mean()), float(values[cut:].mean())
-    return Fall(int(versions[cut - 1]), before, after, cut, n - cut, p)
+    return VerdictDrop(int(versions[cut - 1]), before, after, cut, n - cut, p)
 
 
 def _falls(values: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -106,7 +106,7 @@ def _falls(values: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.fl
 log = structlog.get_logger()
 
 
-class Watch:
+class RegressionMonitor:
     def __init__(self, ledger: Ledger, publisher: Publisher, settings: WatchSettings, alerts: Alerts) -> None:
         self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
         self._seen: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ class Watch:
             except LedgerUnavailable as error:
                 log.debug("watch_delayed", error=str(error))
 
-    async def look(self) -> Fall | None:
+    async def look(self) -> VerdictDrop | None:
         """Test once, and go back on a fall."""
         limits = self._settings
         verdicts = await self._ledger.user_verdicts(limit=limits.turns)
@@ -130,13 +130,13 @@ class Watch:
             return None
         self._seen = verdicts
         fall = await asyncio.to_thread(
-            find_fall, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
+            find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
         )
         if fall is not None:
             await self._go_back(fall)
         return fall
 
-    async def _go_back(self, fall: Fall) -> None:
+    async def _go_back(self, fall: VerdictDrop) -> None:
         figures = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
         turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
         try:

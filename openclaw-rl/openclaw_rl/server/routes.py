@@ -7,13 +7,13 @@ from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
-from openclaw_rl.server.api.app import behind_doors, http_app
+from openclaw_rl.server.api.app import http_app, with_host_guard
 from openclaw_rl.server.api.control import build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import AdminDeps
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
-from openclaw_rl.server.events import Bells
+from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.server.startup import Core
@@ -27,7 +27,7 @@ from openclaw_rl.web.auth import Keys
 def served_app(
     settings: Settings,
     core: Core,
-    bells: Bells,
+    events: ServerEvents,
     life: Lifetime,
     *,
     sessions: Sessions,
@@ -39,13 +39,13 @@ def served_app(
     chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
-    app.include_router(_trainer(core, bells, life, publisher))
-    app.include_router(_pushes(settings, core, bells, publisher, pushes))
+    app.include_router(_trainer(core, events, life, publisher))
+    app.include_router(_pushes(settings, core, events, publisher, pushes))
     app.include_router(build_page_router())
-    app.include_router(_admin(settings, core, bells, life, publisher=publisher, retention=retention, method=method))
-    app.include_router(_feedback(settings, core, bells))
+    app.include_router(_admin(settings, core, events, life, publisher=publisher, retention=retention, method=method))
+    app.include_router(_feedback(settings, core, events))
     body_limit = int(settings.server.max_body_mb * 2**20)
-    return behind_doors(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+    return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
 
 
 def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
@@ -60,13 +60,13 @@ def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
             sampling=settings.sampling,
             session=settings.sessions,
             model_name=core.model_name,
-            meters=core.meters,
+            health=core.health,
             clock=core.clock,
         )
     )
 
 
-def _trainer(core: Core, bells: Bells, life: Lifetime, publisher: Publisher) -> APIRouter:
+def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher) -> APIRouter:
     def committed(_: int) -> None:
         for child in life.children:
             if child.name == TRAINER:
@@ -76,15 +76,17 @@ def _trainer(core: Core, bells: Bells, life: Lifetime, publisher: Publisher) -> 
     return build_trainer_router(
         core.ledger,
         token=core.trainer_token,
-        lease_wait=bells.lease_wait,
+        lease_wait=events.lease_wait,
         on_commit=committed,
         describe=publisher.pushed.describe,
-        meters=core.meters,
-        on_word=bells.trainer_spoke.heard,
+        health=core.health,
+        on_word=events.trainer_spoke.heard,
     )
 
 
-def _pushes(settings: Settings, core: Core, bells: Bells, publisher: Publisher, pushes: TrainerPushes) -> APIRouter:
+def _pushes(
+    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, pushes: TrainerPushes
+) -> APIRouter:
     ledger = core.ledger
 
     async def trainer_started(name: str) -> Started:
@@ -92,7 +94,7 @@ def _pushes(settings: Settings, core: Core, bells: Bells, publisher: Publisher, 
         await ledger.revoke(trainer=name, reason="its trainer was started again")
         await ledger.lose_undurable("its trainer was started again")
         publisher.wake()
-        bells.lease_wait.samples_came()
+        events.lease_wait.samples_came()
         tip = await publisher.pushed.describe(await ledger.tip())
         return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
@@ -102,7 +104,7 @@ def _pushes(settings: Settings, core: Core, bells: Bells, publisher: Publisher, 
 def _admin(
     settings: Settings,
     core: Core,
-    bells: Bells,
+    events: ServerEvents,
     life: Lifetime,
     *,
     publisher: Publisher,
@@ -115,11 +117,11 @@ def _admin(
             ledger=core.ledger,
             serving=core.serving,
             publisher=publisher,
-            meters=core.meters,
+            health=core.health,
             children=lambda: [child.status() for child in life.children],
             forgetting=Forgetting(core.ledger, publisher, core.data.root),
             retention=retention,
-            train_now=bells.lease_wait.train_now,
+            train_now=events.lease_wait.train_now,
             training=settings.training,
             model_name=core.model_name,
             method=method,
@@ -128,14 +130,14 @@ def _admin(
     )
 
 
-def _feedback(settings: Settings, core: Core, bells: Bells) -> APIRouter:
+def _feedback(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
     return build_feedback_router(
         FeedbackDeps(
             ledger=core.ledger,
             keys=Keys(settings.server.api_keys),
             frontend=core.frontend,
-            on_judged=bells.judged.set,
-            on_sampled=bells.lease_wait.samples_came,
+            on_judged=events.judged.set,
+            on_sampled=events.lease_wait.samples_came,
             clock=core.clock,
         )
     )

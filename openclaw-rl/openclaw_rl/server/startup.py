@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.errors import EngineError, EngineGone
@@ -37,7 +37,7 @@ from openclaw_rl.publishing import version_folders
 from openclaw_rl.server.child_commands import engine_child, free_port, sglang_engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import WeightKind
 
 
@@ -80,7 +80,7 @@ class Core:
     data: DataDir
     admin_key: str
     trainer_token: str
-    serving: ServingVersions
+    serving: VersionAdmission
     engine: HttpEngine
     frontend: FrontEnd
     folder: Path | None
@@ -89,7 +89,7 @@ class Core:
     ledger: Ledger
     model_name: str
     base_hash: str
-    meters: Meters
+    health: Health
     clock: SteadyClock
     started_at: float
 
@@ -114,7 +114,7 @@ async def open_core(
     stack.callback(lock.release)
     admin_key = data.secret("admin.key", settings.server.admin_key)
     token = data.secret("trainer.token", settings.server.trainer_token)
-    serving = ServingVersions(settings.engine.hold_s)
+    serving = VersionAdmission(settings.engine.hold_s)
     engine = await _engine(settings, data, serving, life=life, engine_exited=engine_exited)
     stack.push_async_callback(engine.aclose)
 
@@ -152,14 +152,14 @@ async def open_core(
         ledger=ledger,
         model_name=model_name,
         base_hash=base_hash,
-        meters=Meters(),
+        health=Health(),
         clock=clock,
         started_at=started_at,
     )
 
 
 async def _engine(
-    settings: Settings, data: DataDir, serving: ServingVersions, *, life: Lifetime, engine_exited: asyncio.Event
+    settings: Settings, data: DataDir, serving: VersionAdmission, *, life: Lifetime, engine_exited: asyncio.Event
 ) -> HttpEngine:
     """The engine's client, and the engine itself when it is ours."""
     url = settings.engine.url
@@ -168,7 +168,7 @@ async def _engine(
         url = f"http://127.0.0.1:{port}"
 
         async def on_exit() -> None:
-            serving.close_gate()
+            serving.hold()
             engine_exited.set()
 
         if settings.engine.kind == "embedded":

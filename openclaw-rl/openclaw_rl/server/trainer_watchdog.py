@@ -18,9 +18,9 @@ import structlog
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.server.api.trainer import TRAINER
 from openclaw_rl.supervisor import Child, ChildStatus
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
-events = structlog.get_logger()
+log = structlog.get_logger()
 
 LONGEST_WATCH_S = 30.0
 SILENT_S = 300.0
@@ -47,7 +47,7 @@ class Process(Protocol):
     def kill_hung(self) -> None: ...
 
 
-class LastWord:
+class TrainerHeartbeat:
     """When a trainer last said anything to this server: its routes tell."""
 
     def __init__(self) -> None:
@@ -62,18 +62,18 @@ class LastWord:
 
 
 async def end_when_hung(
-    trainer: Child, ledger: LeaseBook, meters: Meters, last_word: LastWord, *, lease_s: float
+    trainer: Child, ledger: LeaseBook, health: Health, heartbeat: TrainerHeartbeat, *, lease_s: float
 ) -> None:
     """Watch over a local trainer until cancelled."""
-    silence = Silence(trainer, meters, last_word, patience_s=max(lease_s, SILENT_S))
+    silence = HeartbeatMonitor(trainer, health, heartbeat, patience_s=max(lease_s, SILENT_S))
     while True:
         await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
         with contextlib.suppress(LedgerUnavailable):
-            await _end_overdue(trainer, ledger, meters, lease_s=lease_s)
+            await _end_overdue(trainer, ledger, health, lease_s=lease_s)
         silence.look()
 
 
-async def _end_overdue(trainer: Child, ledger: LeaseBook, meters: Meters, *, lease_s: float) -> None:
+async def _end_overdue(trainer: Child, ledger: LeaseBook, health: Health, *, lease_s: float) -> None:
     """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever. One that was
     started less than a lease ago never had this one: it is the batch of a process that died, and waits again."""
     name = await ledger.overdue()
@@ -82,33 +82,33 @@ async def _end_overdue(trainer: Child, ledger: LeaseBook, meters: Meters, *, lea
     hangs = trainer.up_s > lease_s
     await ledger.revoke(trainer=name, reason="it let its lease run out" if hangs else "its process ended")
     if hangs:
-        events.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
+        log.error("trainer_hangs", trainer=name, reason="it let its lease run out without a word")
         trainer.kill_hung()
-        meters.failed(TRAINER, "it let its lease run out, was ended and started again", at_once=True)
+        health.failed(TRAINER, "it let its lease run out, was ended and started again", at_once=True)
 
 
-class Silence:
+class HeartbeatMonitor:
     """`look` now and then: it tells of a process that says nothing, and ends it when its patience is over."""
 
-    def __init__(self, trainer: Process, meters: Meters, last_word: LastWord, *, patience_s: float) -> None:
-        self._trainer, self._meters, self._last_word = trainer, meters, last_word
+    def __init__(self, trainer: Process, health: Health, heartbeat: TrainerHeartbeat, *, patience_s: float) -> None:
+        self._trainer, self._health, self._heartbeat = trainer, health, heartbeat
         self._first_patience_s = self._patience_s = patience_s
         self._told_of: int | None = None
         """The process that the meters know to be silent."""
 
     def look(self) -> None:
-        pid, up_s, age_s = self._trainer.status().pid, self._trainer.up_s, self._last_word.age_s
+        pid, up_s, age_s = self._trainer.status().pid, self._trainer.up_s, self._heartbeat.age_s
         if pid is None:  # the supervisor's to say, and to start
             return
         if age_s < min(up_s, SILENT_S):
             self._patience_s = self._first_patience_s
-            self._meters.worked(PROCESS)
+            self._health.ok(PROCESS)
         silent_s = min(age_s, up_s)
         if silent_s >= SILENT_S and pid != self._told_of:
             self._told_of = pid
-            self._meters.failed(PROCESS, f"not a word for {silent_s:.0f} s: it loads its model, or hangs", at_once=True)
+            self._health.failed(PROCESS, f"not a word for {silent_s:.0f} s: it loads its model, or hangs", at_once=True)
         if silent_s >= self._patience_s:
-            events.error("trainer_hangs", reason="it said nothing", silent_s=round(silent_s), pid=pid)
+            log.error("trainer_hangs", reason="it said nothing", silent_s=round(silent_s), pid=pid)
             self._trainer.kill_hung()
             self._patience_s *= 2
-            self._meters.failed(PROCESS, f"not a word for {silent_s:.0f} s: it was ended and started again")
+            self._health.failed(PROCESS, f"not a word for {silent_s:.0f} s: it was ended and started again")

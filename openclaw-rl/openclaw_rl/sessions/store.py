@@ -21,7 +21,7 @@ from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.settings import SessionSettings
 from openclaw_rl.types import DropReason, NextState, OpenTurn, Request, Scope, Turn, TurnKey
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 _SWEEP_S = 60.0
 """Between two looks for turns beyond their time to live, which is counted in hours."""
@@ -122,7 +122,7 @@ class Sessions:
             try:
                 expired = await self._ledger.expire(older_than)
             except LedgerError as error:
-                _log.warning("sessions.expire_failed", error=str(error))
+                log.warning("sessions_expire_failed", error=str(error))
                 expired = []
             # Turns that ended as they finished are open in memory alone; the ledger ends later what it could not now.
             self._forget(self._pairing.remove(expired))
@@ -178,5 +178,5 @@ class Sessions:
 
 def _tell(error: LedgerError, event: str, **fields: str) -> None:
     """What the ledger would not have is a line each; what it cannot write now, one line of its writer for all."""
-    say = _log.debug if isinstance(error, LedgerUnavailable) else _log.error
+    say = log.debug if isinstance(error, LedgerUnavailable) else log.error
     say(event, error=str(error), **fields)

@@ -14,7 +14,7 @@ import httpx
 import structlog
 
 from openclaw_rl.settings import AlertSettings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 log = structlog.get_logger()
 
@@ -35,10 +35,10 @@ class Alerts:
         client: httpx.AsyncClient,
         *,
         server: str = "openclaw-rl",
-        meters: Meters | None = None,
+        health: Health | None = None,
     ) -> None:
         self._settings, self._client, self._server = settings, client, server
-        self._meters = meters or Meters()
+        self._health = health or Health()
         self._waiting: asyncio.Queue[dict[str, object]] = asyncio.Queue(ROOM)
 
     def raise_alert(self, event: str, **fields: str | float | None) -> None:
@@ -60,10 +60,10 @@ class Alerts:
                 await asyncio.sleep(self._settings.retry_s * 2**attempt)
                 problem = await self._send(body)
             if problem is None:
-                self._meters.worked(PART)
+                self._health.ok(PART)
             else:
                 log.warning("alert_not_delivered", alert=body["event"], error=problem)
-                self._meters.failed(PART, problem, at_once=True)
+                self._health.failed(PART, problem, at_once=True)
 
     async def _send(self, body: dict[str, object]) -> str | None:
         """What went wrong, in words that do not hold the address: httpx's own would."""

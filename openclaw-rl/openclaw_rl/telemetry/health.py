@@ -35,13 +35,13 @@ class _Failing:
     since: float
     times: int = 0
     error: str = ""
-    is_out: bool = False
+    is_failing: bool = False
 
     def __str__(self) -> str:
         return f"failed {'once' if self.times == 1 else f'{self.times} times in a row, last'}: {self.error}"
 
 
-class Meters:
+class Health:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.means: dict[str, Mean] = {}
@@ -56,12 +56,12 @@ class Meters:
         mean.total += value
         mean.count += 1
 
-    def worked(self, part: str) -> None:
+    def ok(self, part: str) -> None:
         """The part does what it should again."""
         if not self._failing:
             return
         failing = self._failing.pop(part, None)
-        if failing is not None and failing.is_out:
+        if failing is not None and failing.is_failing:
             log.info("part_works_again", part=part, failures=failing.times, for_s=round(monotonic() - failing.since, 1))
 
     def failed(self, part: str, error: str, *, at_once: bool = False) -> None:
@@ -69,13 +69,13 @@ class Meters:
         self._failures[part] += 1
         failing = self._failing.setdefault(part, _Failing(monotonic()))
         failing.times, failing.error = failing.times + 1, error
-        if not failing.is_out and (at_once or failing.times >= OUT_AFTER):
-            failing.is_out = True
+        if not failing.is_failing and (at_once or failing.times >= OUT_AFTER):
+            failing.is_failing = True
             log.warning("part_fails", part=part, failures=failing.times, error=error)
 
-    def is_out(self, part: str) -> bool:
+    def is_failing(self, part: str) -> bool:
         failing = self._failing.get(part)
-        return failing is not None and failing.is_out
+        return failing is not None and failing.is_failing
 
     @property
     def failures(self) -> dict[str, int]:
@@ -84,4 +84,4 @@ class Meters:
 
     def problems(self) -> list[str]:
         """Parts out of order, in words."""
-        return [f"{part}: {failing}" for part, failing in sorted(self._failing.items()) if failing.is_out]
+        return [f"{part}: {failing}" for part, failing in sorted(self._failing.items()) if failing.is_failing]

@@ -5,7 +5,7 @@ counted twice can disagree, so nothing is.
 from collections.abc import Mapping, Sequence
 
 from openclaw_rl.supervisor import ChildStatus
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -13,7 +13,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def render(
     counts: Mapping[str, int],
     weight_version: int,
-    meters: Meters,
+    health: Health,
     problems: Sequence[str] = (),
     children: Sequence[ChildStatus] = (),
 ) -> str:
@@ -31,13 +31,13 @@ def render(
         "# HELP openclaw_rl_scoring Judge and teacher calls by what came of them, since the server started.",
         "# TYPE openclaw_rl_scoring counter",
     ]
-    lines += [f'openclaw_rl_scoring{{what="{what}"}} {count}' for what, count in sorted(meters.counts.items())]
+    lines += [f'openclaw_rl_scoring{{what="{what}"}} {count}' for what, count in sorted(health.counts.items())]
     lines += [
         "# HELP openclaw_rl_scoring_mean Means over scored turns since the server started, in nats a token.",
         "# TYPE openclaw_rl_scoring_mean gauge",
     ]
     lines += [
-        f'openclaw_rl_scoring_mean{{what="{what}"}} {mean.value:.6g}' for what, mean in sorted(meters.means.items())
+        f'openclaw_rl_scoring_mean{{what="{what}"}} {mean.value:.6g}' for what, mean in sorted(health.means.items())
     ]
     lines += [
         "# HELP openclaw_rl_out_of_order Parts that do not do what they should now; none when all is well.",
@@ -49,7 +49,7 @@ def render(
         "# HELP openclaw_rl_failures_total Calls of a part that failed, since the server started.",
         "# TYPE openclaw_rl_failures_total counter",
     ]
-    lines += [f'openclaw_rl_failures_total{{part="{part}"}} {n}' for part, n in sorted(meters.failures.items())]
+    lines += [f'openclaw_rl_failures_total{{part="{part}"}} {n}' for part, n in sorted(health.failures.items())]
     lines += [
         "# HELP openclaw_rl_restarts_total Processes of ours that ended and were started again.",
         "# TYPE openclaw_rl_restarts_total counter",

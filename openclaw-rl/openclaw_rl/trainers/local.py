@@ -22,14 +22,14 @@ from typing import Literal
 import structlog
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from openclaw_rl import log
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind
 
-events = structlog.get_logger()
+log = structlog.get_logger()
 
 LOCK_POLL_S = 1.0
 EXIT_HUNG = 75
@@ -93,7 +93,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
             )
         policy = base_model.make_policy(config.weights, resolved, config.trainer)
         learner = LocalLearner(policy, method, config.trainer, config.method, base_hash=base_hash)
-        events.info(
+        log.info(
             "trainer_ready",
             model=resolved.name,
             method=method.name,
@@ -128,7 +128,7 @@ def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not waiting:
-                    events.warning("another_trainer_runs", data_dir=str(data_dir))
+                    log.warning("another_trainer_runs", data_dir=str(data_dir))
                 waiting = True
                 stop.wait(LOCK_POLL_S)
                 continue
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         config = TrainerConfig.read(arguments.config)
-        log.configure(config.log_level, config.log_format, process="trainer")
+        configure_log(config.log_level, config.log_format, process="trainer")
         step_back(config.trainer.nice)
         run(config, stop)
     except OpenClawRLError as error:

@@ -110,7 +110,7 @@ class TrainerLoop:
                 return None
             started = time.perf_counter()
             log.info("step_started", lease=lease.lease_id, parent=lease.parent, samples=len(lease.samples))
-            result = self._learner.step([body.noun() for body in lease.samples], self._between(lease, still_ours))
+            result = self._learner.step([body.to_sample() for body in lease.samples], self._between(lease, still_ours))
             if isinstance(result, NoStep):
                 self._loaded = None
                 log.warning("no_step", lease=lease.lease_id, reason=result.reason, dropped=dict(result.drop))

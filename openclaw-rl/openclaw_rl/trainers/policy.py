@@ -43,7 +43,7 @@ _MARGIN = 0.8
 """Of the free memory: the estimate is of Llama-like layers, and gradients flow too."""
 
 
-class Card:
+class DeviceMemory:
     def __init__(self, device: torch.device, token_bytes: int | None, fraction: float | None) -> None:
         """token_bytes: activations of one token; None: this model's layers are not known, so never keep them."""
         self._device, self._token_bytes, self._fraction = device, token_bytes, fraction
@@ -52,7 +52,7 @@ class Card:
             torch.cuda.set_per_process_memory_fraction(fraction, device)
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], device: torch.device, settings: TrainerSettings) -> "Card":
+    def of(cls, config: Mapping[str, Any], device: torch.device, settings: TrainerSettings) -> "DeviceMemory":
         try:
             token_bytes: int | None = activation_bytes(ModelShape.of(config), recompute=False)
         except SettingsError:
@@ -102,7 +102,7 @@ class Policy(ABC):
         self._dtype: torch.dtype = base.dtype
         vocabulary = base.config.get_text_config().vocab_size
         self._chunk = _CPU_CHUNK if self.device.type == "cpu" else max(64, LOGITS_AT_ONCE // vocabulary)
-        self._card = Card.of(base.config.to_dict(), self.device, settings)
+        self._card = DeviceMemory.of(base.config.to_dict(), self.device, settings)
         self._decoder: nn.Module = base.get_decoder()
         with torch.no_grad():
             self._head = head_of(base)

@@ -223,7 +223,7 @@ def _header_value(text: str) -> bytes:
     return "".join(char if char.isprintable() else " " for char in text).strip().encode("latin-1", "replace")
 
 
-async def unbroken(work: Coroutine[Any, Any, Any]) -> None:
+async def run_to_completion(work: Coroutine[Any, Any, Any]) -> None:
     """Run it to its end even when the caller is cancelled meanwhile; the cancellation goes on afterwards."""
     task = asyncio.ensure_future(work)
     try:

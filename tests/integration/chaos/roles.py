@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from chaos.faults import Rates, faulty
 from chaos.memory import tell_what_is_held
 from chaos.stubs import TimedEngine, stub_judge
-from openclaw_rl import log
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.server import app
 from openclaw_rl.settings import MemorySettings, Settings
@@ -121,7 +121,7 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
         asyncio.run(app.run(settings, frontend=frontend))
 
     def train(_: dict[str, Any]) -> None:
-        log.configure("warning", process="trainer")
+        configure_log("warning", process="trainer")
         torch.set_num_threads(1)
         trainer_loop.LONGEST_PAUSE_S = 2.0
         stop = threading.Event()

@@ -61,7 +61,7 @@ class Campaign:
         started = time.monotonic()
         await self._forks.connect()
         try:
-            engine = await self._forks.spawn("engine", self._log("engine"))
+            engine = await self._forks.spawn("engine", self.log("engine"))
             async with asyncio.TaskGroup() as group:
                 chats = group.create_task(self._chats.run())
                 operator = group.create_task(self._operate())
@@ -119,7 +119,7 @@ class Campaign:
         report = self._place.data_dir.parent / "reports" / f"{self._births}-{role}"
         report.touch()
         drawn = None if fate is None else asdict(fate)
-        process = await self._forks.spawn(role, self._log(role), fate=drawn, report=str(report))
+        process = await self._forks.spawn(role, self.log(role), fate=drawn, report=str(report))
         self._running[role] = process
         return process, report
 
@@ -262,9 +262,9 @@ class Campaign:
             found.append(f"no version names the folders {sorted(unnamed)}")
         return found
 
-    def _log(self, role: str) -> Path:
+    def log(self, role: str) -> Path:
         return self._place.data_dir.parent / f"{role}.log"
 
     def _tail(self, role: str) -> str:
-        log = self._log(role)
+        log = self.log(role)
         return log.read_text(errors="replace")[-3000:] if log.exists() else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger import syncer as ledger_syncer
@@ -126,7 +126,7 @@ def hook_server(death: Death) -> None:
     death.around(version_folders.checkpoint, "discard", "discard")
     death.after(HttpEngine, "load_adapter", "adapter_loaded")
     death.after(HttpEngine, "unload_adapter", "adapter_unloaded")
-    death.around(ServingVersions, "switch", "switched")
+    death.around(VersionAdmission, "switch", "switched")
 
 
 def _work(job: Any) -> str:

@@ -16,7 +16,7 @@ import uvicorn
 from kill.fork_server import Role
 from kill.points import Death, Fate, hook_server, hook_trainer
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner
-from openclaw_rl import log
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.server import app
 from openclaw_rl.settings import Settings
@@ -92,7 +92,7 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
     def train(args: dict[str, Any]) -> None:
         death = _death(args)
         hook_trainer(death)
-        log.configure("warning", process="trainer")
+        configure_log("warning", process="trainer")
         torch.set_num_threads(1)
         trainer_loop.FIRST_PAUSE_S, trainer_loop.LONGEST_PAUSE_S = 0.05, 0.2
         trainer_client.COMMIT_PAUSE_S = 0.02

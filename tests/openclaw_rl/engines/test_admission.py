@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.engines.admission import ServingVersions, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission, adapter_name
 from openclaw_rl.errors import RequestError
 
 
 async def test_a_reply_keeps_its_version_over_a_switch() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(0, None)
     async with serving.use() as old:
         serving.switch(1, "policy-v1")
@@ -21,7 +21,7 @@ async def test_a_reply_keeps_its_version_over_a_switch() -> None:
 
 
 async def test_a_named_version_keeps_its_own_adapter() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(3, "policy-v3")
     async with serving.use(2) as use:
         assert use.lora_path == adapter_name(2) == "policy-v2"
@@ -30,7 +30,7 @@ async def test_a_named_version_keeps_its_own_adapter() -> None:
 
 
 async def test_drained_waits_for_the_last_user() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(0, None)
     await serving.drained(0)
     async with serving.use():
@@ -43,7 +43,7 @@ async def test_drained_waits_for_the_last_user() -> None:
 
 
 async def test_a_use_that_fails_is_given_back() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(0, None)
     with pytest.raises(ZeroDivisionError):
         async with serving.use():
@@ -52,7 +52,7 @@ async def test_a_use_that_fails_is_given_back() -> None:
 
 
 async def test_the_gate_holds_and_lets_go() -> None:
-    serving = ServingVersions(hold_s=10)
+    serving = VersionAdmission(hold_s=10)
     entered: list[int] = []
 
     async def chat() -> None:
@@ -62,18 +62,18 @@ async def test_the_gate_holds_and_lets_go() -> None:
     waiting = asyncio.create_task(chat())
     await asyncio.sleep(0)
     assert entered == []
-    serving.close_gate()
+    serving.hold()
     serving.switch(4, "policy-v4")
     await asyncio.sleep(0)
     assert entered == []
     serving.switch(5, "policy-v5")
-    serving.open_gate()
+    serving.release_hold()
     await waiting
     assert entered == [5]
 
 
 async def test_a_gate_that_stays_closed_ends_in_503() -> None:
-    serving = ServingVersions(hold_s=0.01)
+    serving = VersionAdmission(hold_s=0.01)
     with pytest.raises(RequestError) as caught:
         async with serving.use():
             pass
@@ -81,19 +81,19 @@ async def test_a_gate_that_stays_closed_ends_in_503() -> None:
 
 
 async def test_a_gate_that_closes_again_at_once_lets_nobody_through() -> None:
-    serving = ServingVersions(hold_s=0.05)
+    serving = VersionAdmission(hold_s=0.05)
     serving.switch(0, None)
-    serving.close_gate()
+    serving.hold()
     waiting = asyncio.create_task(serving.wait_open())
     await asyncio.sleep(0)
-    serving.open_gate()
-    serving.close_gate()
+    serving.release_hold()
+    serving.hold()
     with pytest.raises(RequestError):
         await waiting
 
 
 async def test_a_cancelled_wait_for_drained_leaves_nothing_behind() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(0, None)
     async with serving.use():
         waiting = asyncio.create_task(serving.drained(0))

@@ -12,7 +12,7 @@ from openclaw_rl.engines.base import PRIORITY_BACKGROUND
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
 from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError
 from openclaw_rl.judge import client as ask_module
-from openclaw_rl.judge.client import AskEngine, AskUrl
+from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
@@ -38,14 +38,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-async def url() -> AsyncIterator[Callable[..., AskUrl]]:
-    """`url(handler, model=…)`: an AskUrl against a handler."""
+async def url() -> AsyncIterator[Callable[..., HttpJudgeClient]]:
+    """`url(handler, model=…)`: an HttpJudgeClient against a handler."""
     clients: list[httpx.AsyncClient] = []
 
-    def make(handler: Callable[[httpx.Request], httpx.Response], **settings: object) -> AskUrl:
+    def make(handler: Callable[[httpx.Request], httpx.Response], **settings: object) -> HttpJudgeClient:
         clients.append(httpx.AsyncClient(transport=httpx.MockTransport(handler)))
         values = {"kind": "llm", "url": "http://judge/v1/", "model": "judge-1", "timeout_s": 120.0} | settings
-        return AskUrl(clients[-1], JudgeSettings.model_validate(values))
+        return HttpJudgeClient(clients[-1], JudgeSettings.model_validate(values))
 
     yield make
     for client in clients:
@@ -153,9 +153,9 @@ def generated(*ids: int, finish: str = "stop") -> GenerateReply:
     return GenerateReply(output_ids=list(ids), meta_info=MetaInfo(finish_reason=FinishReason(type=finish)))
 
 
-def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: float = 120.0) -> AskEngine:
+def engine_ask(engine: StubEngine, *, tail: str = "assistant\n", timeout_s: float = 120.0) -> EngineJudgeClient:
     words = {1: "Fine. ", 2: r"\boxed{1}", 9: tail}
-    return AskEngine(
+    return EngineJudgeClient(
         engine,
         JudgeSettings(kind="llm", timeout_s=timeout_s),
         render=lambda messages: (7, 8, 9),

@@ -11,8 +11,8 @@ from openclaw_rl.judge.prompt import (
     REPLY_CHARS,
     fence,
     judge_prompt,
-    material,
     neutral,
+    transcript,
     trim,
 )
 from openclaw_rl.messages import Message
@@ -111,7 +111,7 @@ def test_the_request_is_the_users_own_words_and_steps_follow_it(judged) -> None:
         Message(role="tool", content="a.txt", tool_call_id="x"),
         Message(role="user", content="<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),
     ]
-    shown = material(judged(history, "There is a.txt.", f"{stamp}thanks"))
+    shown = transcript(judged(history, "There is a.txt.", f"{stamp}thanks"))
     assert shown.request == "| list it"
     assert "calls ls({})" in shown.steps
     assert "a.txt" in shown.steps
@@ -122,7 +122,7 @@ def test_a_compacted_chat_has_a_request_too(judged) -> None:
     summary = (
         "The conversation history before this point was compacted into the following summary:\n\n<summary>s</summary>"
     )
-    shown = material(
+    shown = transcript(
         judged([Message(role="user", content=summary), Message(role="user", content="go on")], "ok", "fine")
     )
     assert shown.request == "| go on"
@@ -130,7 +130,7 @@ def test_a_compacted_chat_has_a_request_too(judged) -> None:
 
 def test_long_texts_lose_their_middle_visibly(judged) -> None:
     long = "start " + "x" * 50_000 + " end"
-    shown = material(judged(long, long, *[Message(role="tool", content=long, tool_call_id=str(n)) for n in range(8)]))
+    shown = transcript(judged(long, long, *[Message(role="tool", content=long, tool_call_id=str(n)) for n in range(8)]))
     for text, limit in (
         (shown.request, REPLY_CHARS),
         (shown.reply, REPLY_CHARS),
@@ -144,6 +144,6 @@ def test_long_texts_lose_their_middle_visibly(judged) -> None:
 
 
 def test_nothing_said_is_shown_as_nothing(judged) -> None:
-    shown = material(judged("hi", "", reactions=("👍",)))
+    shown = transcript(judged("hi", "", reactions=("👍",)))
     assert shown.reply == "| (nothing)"
     assert shown.next_state == "| (the user reacted: 👍)"

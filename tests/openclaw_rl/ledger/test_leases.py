@@ -268,8 +268,8 @@ async def test_a_flood_of_stale_samples_neither_blocks_nor_shortens_a_batch(ledg
 
 async def test_more_samples_than_may_wait_end_with_the_oldest_and_are_counted(ledger, driver):
     turns = [await driver.sampled() for _ in range(6)]
-    assert await ledger.shed(TurnState.SAMPLED, 4) == 2
-    assert await ledger.shed(TurnState.SAMPLED, 4) == 0
+    assert await ledger.drop_oldest(TurnState.SAMPLED, 4) == 2
+    assert await ledger.drop_oldest(TurnState.SAMPLED, 4) == 0
     assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 2 + ["sampled"] * 4
     assert (await ledger.counts())["dropped.backlog"] == 2
     assert await ledger.audit() == []
@@ -277,7 +277,7 @@ async def test_more_samples_than_may_wait_end_with_the_oldest_and_are_counted(le
 
 async def test_turns_that_nobody_judges_are_bounded_as_well(ledger, driver):
     turns = [await driver.paired() for _ in range(5)]
-    assert await ledger.shed(TurnState.PAIRED, 3) == 2
+    assert await ledger.drop_oldest(TurnState.PAIRED, 3) == 2
     assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 2 + ["paired"] * 3
     assert await ledger.audit() == []
 

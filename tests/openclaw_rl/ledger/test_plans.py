@@ -87,7 +87,7 @@ async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, 
     await watched.renew(lease.lease_id, lease.fence)
     await watched.leased(lease.fence)
     await watched.release(lease.lease_id, lease.fence, reason="test")
-    await watched.shed(TurnState.SAMPLED, 0)
+    await watched.drop_oldest(TurnState.SAMPLED, 0)
     await driver.serve((await driver.step())[0])
     assert await watched.prune_weights(first, 0)
     rated = await driver.paired()

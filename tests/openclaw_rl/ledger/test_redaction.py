@@ -7,7 +7,7 @@ from turns import make_request, make_turn
 
 from openclaw_rl.ledger import Ledger, reports
 from openclaw_rl.ledger.records import Effect
-from openclaw_rl.ledger.redaction import Masks
+from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import RedactionSettings
 from openclaw_rl.types import DropReason, Feedback, NextState, Request, Turn, TurnKey, Verdict
@@ -135,9 +135,9 @@ async def test_a_demonstration_for_a_turn_whose_prompt_is_not_kept_is_no_target(
 
 def test_switched_off_everything_is_kept_and_on_a_clean_turn_is_the_same_object():
     said, answered = request("r", user(KEY)), turn("r", reply("a clean one"))
-    assert Masks(RedactionSettings(secrets=False)).request(said) is said
+    assert NounRedactor(RedactionSettings(secrets=False)).request(said) is said
     clean = request("r", user("hello"), Message(role="assistant", content=None, tool_calls=[]))
-    masks = Masks(RedactionSettings(pii=True))
+    masks = NounRedactor(RedactionSettings(pii=True))
     for _ in range(2):  # the second time it is remembered
         assert masks.request(clean) is clean
         assert masks.turn(answered) is answered
@@ -150,7 +150,7 @@ def test_gates_and_prewarming_know_of_it():
 
 
 def test_it_remembers_so_many_clean_texts_and_no_more():
-    masks = Masks(RedactionSettings(), remembered=10)
+    masks = NounRedactor(RedactionSettings(), remembered=10)
     for number in range(25):
         assert masks.text(f"plain words {number}") == f"plain words {number}"
         assert len(masks._clean) <= 10

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
@@ -192,7 +192,7 @@ class Book:
 class Proxy:
     """The chat routes on a real socket, over a fake engine and a fake ledger."""
 
-    def __init__(self, deps: ProxyDeps, fake: FakeEngine, book: Book, serving: ServingVersions, url: str) -> None:
+    def __init__(self, deps: ProxyDeps, fake: FakeEngine, book: Book, serving: VersionAdmission, url: str) -> None:
         self.deps, self.fake, self.book, self.serving, self.url = deps, fake, book, serving, url
         self.client = httpx.AsyncClient(base_url=url, timeout=120, trust_env=False)
 
@@ -217,7 +217,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         *,
         server: ServerSettings = ServerSettings(port=0),  # noqa: B008 (frozen)
         sampling: SamplingSettings = SamplingSettings(),  # noqa: B008
-        serving: ServingVersions | None = None,
+        serving: VersionAdmission | None = None,
         keep_gate: bool = False,
         engine: Engine | None = None,
     ) -> AsyncIterator[Proxy]:
@@ -225,7 +225,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
         policy = ToyPolicy(low_id=frontend.vocab_size // 3, high_id=frontend.vocab_size // 2)
         fake, book = FakeEngine(policy=policy), Book()
-        serving = serving or ServingVersions(hold_s=120)
+        serving = serving or VersionAdmission(hold_s=120)
         if not keep_gate:
             serving.switch(0, None)
         deps = ProxyDeps(

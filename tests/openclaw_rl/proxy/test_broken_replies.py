@@ -10,7 +10,7 @@ import pytest
 from chats import HI, finishes, ids_of, joined
 from waiting import until
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings, ServerSettings
 from openclaw_rl.testing import Scripted
@@ -102,14 +102,14 @@ async def test_a_resumed_reply_takes_the_current_version_when_its_own_is_lost(qw
         proxy.fake.script(Scripted(ids=ids, hold_after=2))
         task = asyncio.create_task(proxy.post(HI))
         await until(lambda: proxy.fake.holding)
-        proxy.serving.close_gate()
+        proxy.serving.hold()
         proxy.fake.go_down()
         await until(lambda: not proxy.fake.running)
         proxy.fake.come_up()
         proxy.fake.adapters = {"policy-v2": 2}
         proxy.fake.script(Scripted(ids=(), refuse=(400, "policy-v1 was never loaded")), Scripted(ids=ids[2:]))
         proxy.serving.switch(2, "policy-v2")
-        proxy.serving.open_gate()
+        proxy.serving.release_hold()
         assert (await task).json()["choices"][0]["message"]["content"] == "Hello"
         versions = [(run.weight_version, run.length) for run in proxy.book.turns[0].versions]
         assert versions == [(1, 2), (2, len(ids) - 2)]
@@ -132,7 +132,7 @@ async def test_a_closed_gate_holds_chats_with_keep_alives(qwen, proxy_over) -> N
 
 
 async def test_an_engine_that_stays_away_is_503_with_retry_after(qwen, proxy_over) -> None:
-    async with proxy_over(qwen, serving=ServingVersions(hold_s=0.05), keep_gate=True) as proxy:
+    async with proxy_over(qwen, serving=VersionAdmission(hold_s=0.05), keep_gate=True) as proxy:
         reply = await proxy.post(HI)
         assert reply.status_code == 503
         assert int(reply.headers["retry-after"]) > 0
@@ -142,7 +142,7 @@ async def test_an_engine_that_stays_away_is_503_with_retry_after(qwen, proxy_ove
 
 
 async def test_a_stream_that_cannot_be_finished_ends_without_done(qwen, proxy_over) -> None:
-    async with proxy_over(qwen, serving=ServingVersions(hold_s=0.3)) as proxy:
+    async with proxy_over(qwen, serving=VersionAdmission(hold_s=0.3)) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello"), hold_after=2))
         task = asyncio.create_task(proxy.events(HI))
         await until(lambda: proxy.fake.holding)

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from openclaw_rl.proxy.tokenizer import FewThreads
+from openclaw_rl.proxy.tokenizer import TokenizerThreads
 
 
 def test_other_threads_share_two() -> None:
-    few = FewThreads()
+    few = TokenizerThreads()
     all_asked = threading.Barrier(6)
 
     def ask() -> tuple[int, int]:
@@ -25,7 +25,7 @@ def test_other_threads_share_two() -> None:
 
 
 def test_the_main_thread_and_event_loops_work_where_they_are() -> None:
-    few = FewThreads()
+    few = TokenizerThreads()
     assert few.run(threading.get_ident) == threading.get_ident()
 
     async def ask() -> bool:
@@ -37,4 +37,4 @@ def test_the_main_thread_and_event_loops_work_where_they_are() -> None:
 
 def test_what_work_raises_comes_back() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(ZeroDivisionError):
-        pool.submit(FewThreads().run, lambda: 1 // 0).result()
+        pool.submit(TokenizerThreads().run, lambda: 1 // 0).result()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.errors import EngineRefused, RequestError
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
@@ -19,15 +19,15 @@ END = 2
 STOP = FinishReason(type="stop", matched=2)
 
 
-def serving_base(hold_s: float = 5) -> ServingVersions:
-    serving = ServingVersions(hold_s=hold_s)
+def serving_base(hold_s: float = 5) -> VersionAdmission:
+    serving = VersionAdmission(hold_s=hold_s)
     serving.switch(0, None)
     return serving
 
 
 def generation(
     engine: FakeEngine,
-    serving: ServingVersions,
+    serving: VersionAdmission,
     *,
     limit: int = 10,
     extras: EngineExtras = EngineExtras(),  # noqa: B008 (frozen)
@@ -44,7 +44,7 @@ def generation(
     )
 
 
-async def collect(engine: FakeEngine, serving: ServingVersions, **fields: object) -> Sampled:
+async def collect(engine: FakeEngine, serving: VersionAdmission, **fields: object) -> Sampled:
     async with generation(engine, serving, **fields) as running:  # type: ignore[arg-type]
         async with aclosing(running.events()) as events:
             async for _ in events:
@@ -57,7 +57,7 @@ async def test_a_swap_of_full_weights_joins_two_versions_in_one_reply() -> None:
     engine.script(Scripted(ids=(11, 12, 13, END), hold_after=2), Scripted(ids=(14, END)))
     task = asyncio.create_task(collect(engine, serving))
     await until(lambda: engine.holding)
-    serving.close_gate()
+    serving.hold()
     await engine.pause("retract")
     await engine.abort_all()
     await until(lambda: not engine.running)
@@ -65,7 +65,7 @@ async def test_a_swap_of_full_weights_joins_two_versions_in_one_reply() -> None:
     engine.weight_version = 1
     serving.switch(1, None)
     await engine.resume()
-    serving.open_gate()
+    serving.release_hold()
     sampled = await task
     assert sampled.ids == [11, 12, 14, END]
     assert [(run.weight_version, run.length) for run in sampled.versions] == [(0, 2), (1, 2)]
@@ -96,7 +96,7 @@ async def test_an_engine_that_never_comes_back_is_given_up_as_503() -> None:
     assert caught.value.status == 503
 
 
-class Watched(ServingVersions):
+class Watched(VersionAdmission):
     """Keeps how long whoever waits for the gate would wait; it shuts before the fourth wait, for good."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Watched(ServingVersions):
     async def wait_open(self, within_s: float | None = None) -> None:
         self.waits.append(within_s)
         if len(self.waits) == 4:
-            self.close_gate()
+            self.hold()
             within_s = 0.0  # as if that were over
         await super().wait_open(within_s)
 
@@ -199,7 +199,7 @@ async def test_an_engine_that_came_back_empty_faster_than_anyone_looked_costs_no
     await until(lambda: serving.is_closed_for(Closed.ENGINE))
     assert not task.done()
     await engine.load_adapter("policy-v3", tmp_path)  # what the keeper does about a gate that is shut
-    serving.open_gate()
+    serving.release_hold()
     sampled = await task
     assert sampled.finish in ("stop", "length")
     assert {run.weight_version for run in sampled.versions} == {3}
@@ -210,7 +210,7 @@ async def test_an_adapter_that_stays_unknown_is_told_and_not_waited_for(tmp_path
     serving.switch(3, "policy-v3")
     task = asyncio.create_task(collect(engine, serving))
     await until(lambda: serving.is_closed_for(Closed.ENGINE))
-    serving.open_gate()
+    serving.release_hold()
     with pytest.raises(EngineRefused):
         await task
 

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 from waiting import until
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.routes import ModelNames
 from openclaw_rl.settings import ServerSettings
@@ -75,14 +75,14 @@ async def test_foreign_names_can_be_refused(qwen, proxy_over) -> None:
 
 
 async def test_a_version_that_goes_while_the_request_waits_does_not_answer_in_its_name(qwen, proxy_over) -> None:
-    serving = ServingVersions(hold_s=120)
+    serving = VersionAdmission(hold_s=120)
     serving.switch(0, None)
-    serving.close_gate()
+    serving.hold()
     async with proxy_over(qwen, serving=serving, keep_gate=True) as proxy:
         waiting = asyncio.create_task(proxy.post({**HI, "model": "policy@v0"}))
         await until(lambda: proxy.book.requests)
         serving.switch(1, "policy-v1")
-        serving.open_gate()
+        serving.release_hold()
         reply = await waiting
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
         assert (proxy.fake.calls, proxy.book.turns) == ([], [])

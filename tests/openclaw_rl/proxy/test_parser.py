@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.frontend import FrontEnd, Rendered
-from openclaw_rl.proxy.parser import StopMatcher, StreamParser
+from openclaw_rl.proxy.parser import StreamParser, TextStops
 from openclaw_rl.proxy.sglang import Tool
 
 TOOLS = (Tool.model_validate({"function": {"name": "exec", "parameters": {"type": "object"}}}),)
@@ -129,7 +129,7 @@ def test_text_is_shown_as_it_comes_not_at_the_end(qwen: FrontEnd) -> None:
 def test_stop_strings_cut_where_they_first_appear(text: str, stops: list[str], seed: int) -> None:
     cuts = [0, *(i for i in range(1, len(text)) if seed >> i & 1)]
     tokens = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)] if text else []
-    matcher = StopMatcher(stops)
+    matcher = TextStops(stops)
     out, used = "", 0
     for token in tokens:
         out += matcher.feed(token)

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy import tokenizer as pieces_module
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.proxy.tokenizer import PieceTokenizer
+from openclaw_rl.proxy.tokenizer import CachedTokenizer
 
 TRAFFIC = sorted((Path(__file__).parents[2] / "data" / "openclaw_traffic").glob("*.json"))
 CONTROLS = [
@@ -138,7 +138,7 @@ def test_the_cache_forgets_the_oldest_and_stays_within_its_size() -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    pieces = PieceTokenizer(tokenizer, tokenizer.to_str(), cache_bytes=1000)
+    pieces = CachedTokenizer(tokenizer, tokenizer.to_str(), cache_bytes=1000)
     for i in range(50):
         pieces.encode(f"{i:020}<s>")
     assert len(pieces._cache) == 1000 // pieces_module._bytes(f"{0:020}", ())
@@ -150,7 +150,7 @@ def test_the_cache_forgets_the_oldest_and_stays_within_its_size() -> None:
 def test_a_full_cache_takes_no_more_memory_than_it_says(smollm: FrontEnd) -> None:
     backend = smollm._tokenizer.backend_tokenizer
     limit = 2**17
-    pieces = PieceTokenizer(backend, backend.to_str(), cache_bytes=limit)
+    pieces = CachedTokenizer(backend, backend.to_str(), cache_bytes=limit)
     chance = random.Random(0)
     words = [token for token in backend.get_vocab() if token.isascii() and token.isalpha()]
 
@@ -180,14 +180,14 @@ def test_the_library_keeps_as_many_words_as_it_is_told_in_few_threads(smollm: Fr
     backend = smollm._tokenizer.backend_tokenizer
     threads, letters = 6, "abcdefghijklmnopqrstuvwxyz"
 
-    def fill(pieces: PieceTokenizer, seed: int, all_have: threading.Barrier) -> None:
+    def fill(pieces: CachedTokenizer, seed: int, all_have: threading.Barrier) -> None:
         chance = random.Random(seed)
         for _ in range(1000):
             pieces.encode("".join(chance.choices(letters, k=250)))
         all_have.wait(60)  # a thread that ends takes its words with it
 
     def grown_mb(words: int) -> float:
-        pieces = PieceTokenizer(backend, backend.to_str(), cache_bytes=1, words=words)
+        pieces = CachedTokenizer(backend, backend.to_str(), cache_bytes=1, words=words)
         before, measured = getattr(mallinfo(), "7"), 0
         all_have = threading.Barrier(threads + 1)
         with ThreadPoolExecutor(threads) as pool:
@@ -208,7 +208,7 @@ def test_a_tokenizer_whose_pieces_differ_is_not_cut_and_still_safe() -> None:
     backend = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     backend.add_special_tokens([AddedToken("<end>", special=True, normalized=False)])
-    pieces = PieceTokenizer(backend, backend.to_str())
+    pieces = CachedTokenizer(backend, backend.to_str())
     assert not pieces.is_exact
     text = "hello<end> you"
     assert pieces.encode(text) == tuple(backend.encode(text, add_special_tokens=False).ids)

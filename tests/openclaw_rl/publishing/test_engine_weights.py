@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from publishing import World, ends, is_served, publish, until
 
-from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.settings import PublisherSettings
@@ -64,7 +64,7 @@ async def test_an_engine_that_came_back_empty_gets_the_serving_weights(full_worl
 async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_was_pushed(full_world: World) -> None:
     """The engine may still be reading the new weights: what it says it holds proves nothing."""
     base, folder = await full_world.ledger.version(0), full_world.folder
-    engine, serving = FakeEngine(), ServingVersions(120)
+    engine, serving = FakeEngine(), VersionAdmission(120)
     policy = PolicyEngine(engine, serving, PublisherSettings(), folder, base_folder=folder / "base")
     await policy.restore(base, full_world.ledger.version)
     update, pushed = engine.update_weights, []

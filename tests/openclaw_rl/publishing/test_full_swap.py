@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from openclaw_rl.engines.admission import Closed, ServingVersions
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.errors import EngineError, EngineGone, EngineRefused
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.full_swap import FullWeightSwap
@@ -25,7 +25,7 @@ SLOW, FAST = 25.0, 2000.0
 class World:
     def __init__(self, *, drain_s: float = 0.0, call_timeout_s: float = 120.0) -> None:
         self.engine = FakeEngine(pacing=Pacing(tokens_per_s=SLOW))
-        self.serving = ServingVersions(hold_s=120)
+        self.serving = VersionAdmission(hold_s=120)
         self.serving.switch(0, None)
         self.swapper = FullWeightSwap(
             self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s, push_timeout_s=120
@@ -84,7 +84,7 @@ async def test_cut_replies_go_on_and_every_token_names_the_weights_that_sampled_
 
 async def test_who_arrives_during_a_swap_waits_and_gets_the_new_weights() -> None:
     world = World()
-    world.serving.close_gate(Closed.SWAP)
+    world.serving.hold(Closed.SWAP)
     late = asyncio.create_task(world.chat(0, tokens=5))
     await asyncio.sleep(0)
     await world.swapper.swap(4, FOLDER)
@@ -113,11 +113,11 @@ async def test_a_request_that_reaches_the_paused_engine_is_answered_by_the_old_w
         async def pause(mode: Literal["abort", "retract", "in_place"]) -> None:
             await paused(mode)
             if world.engine.weight_version == 0 and len(tasks) < 3:
-                world.serving.open_gate(Closed.SWAP)  # as if it had passed a moment ago
+                world.serving.release_hold(Closed.SWAP)  # as if it had passed a moment ago
                 tasks.append(asyncio.create_task(world.chat(2)))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                world.serving.close_gate(Closed.SWAP)
+                world.serving.hold(Closed.SWAP)
 
         async def resume() -> None:
             nonlocal resumes
@@ -167,13 +167,13 @@ async def test_beyond_the_drain_it_is_cut_and_goes_on_without_its_grammar() -> N
 
 
 async def test_the_keeper_and_a_swap_each_open_their_own_lock() -> None:
-    serving = ServingVersions(hold_s=1)
+    serving = VersionAdmission(hold_s=1)
     serving.switch(0, None)
-    serving.close_gate()
-    serving.close_gate(Closed.SWAP)
-    serving.open_gate(Closed.SWAP)
+    serving.hold()
+    serving.hold(Closed.SWAP)
+    serving.release_hold(Closed.SWAP)
     assert not serving.is_open
-    serving.open_gate()
+    serving.release_hold()
     assert serving.is_open
 
 

@@ -94,7 +94,7 @@ async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
         full_world.engine.policy = mute
     full_world.publisher.wake()
     async with asyncio.timeout(120):
-        while not any(told.startswith("publisher: failed") for told in full_world.meters.problems()):
+        while not any(told.startswith("publisher: failed") for told in full_world.health.problems()):
             await asyncio.sleep(0.005)
     assert pushed == ([] if breaks == "before" else [number, 0])
     assert (await full_world.ledger.version(number)).state is VersionState.LOADING

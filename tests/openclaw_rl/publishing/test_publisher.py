@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from publishing import Speechless, World, publish, until
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineGone, LedgerError
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
@@ -106,7 +106,7 @@ async def test_a_restart_serves_what_the_ledger_says_and_finishes_what_was_begun
     second = await world.commit(sampled_by=first)
     await world.ledger.set_version_state(second, VersionState.GATED)
     await world.ledger.set_pin(None)
-    serving = ServingVersions(5.0)
+    serving = VersionAdmission(5.0)
     world.engine.go_down()
     world.engine.come_up()
     again = Publisher(world.ledger, world.engine, serving, PublisherSettings(), world.folder)
@@ -173,7 +173,7 @@ async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
     world.publisher.wake()
 
     async def fails() -> bool:
-        return any(problem.startswith("publisher: failed") for problem in world.meters.problems())
+        return any(problem.startswith("publisher: failed") for problem in world.health.problems())
 
     await until(fails)
     assert await world.state(number) is VersionState.CANDIDATE
@@ -181,7 +181,7 @@ async def test_an_engine_that_has_no_numbers_at_all_costs_no_version(
     await publish(world, number)
 
     async def works() -> bool:
-        return not world.meters.problems()
+        return not world.health.problems()
 
     await until(works)
 

@@ -14,17 +14,17 @@ import pytest
 from fastapi import FastAPI
 from waiting import until
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
-from openclaw_rl.publishing.engine_weights import WeightsElsewhere
+from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
-from openclaw_rl.server.engine_watchdog import EngineKeeper
+from openclaw_rl.server.engine_watchdog import EngineWatchdog
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
@@ -52,12 +52,12 @@ class World:
         self.ledger, self.engine, self.serving = (
             ledger,
             FakeEngine(pacing=Pacing(tokens_per_s=10)),
-            ServingVersions(120),
+            VersionAdmission(120),
         )
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
         self.publisher = Publisher(ledger, self.engine, self.serving, settings, folder, base_folder=folder / "base")
         self.pushes = TrainerPushes(self.publisher.pushed.take)
-        self.keeper = EngineKeeper(
+        self.watchdog = EngineWatchdog(
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
 
@@ -162,7 +162,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=training)
     world = World(ledger, tmp_path)
     await world.publisher.restore()
-    tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.keeper)]
+    tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.watchdog)]
     yield world
     assert not any(task.done() for task in tasks), tasks
     for task in tasks:
@@ -230,7 +230,7 @@ async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_we
     await world.push(number)
     engine = (await world.call("tip"))["engine"]
     world.engine.weight_version = 0  # it was restarted: the base
-    with pytest.raises(WeightsElsewhere, match="only its trainer has it"):
+    with pytest.raises(RemoteOnlyWeights, match="only its trainer has it"):
         await world.publisher.restore()
     assert not world.serving.is_open
     tip = await world.call("tip")
@@ -244,7 +244,7 @@ async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_we
 
 async def test_an_engine_that_started_again_before_anyone_looked_is_met_anew(world: World) -> None:
     """A push on the old one's way would wait for its deadline, with every chat held."""
-    world.keeper._poll_s = 600  # the trainer is faster
+    world.watchdog._poll_s = 600  # the trainer is faster
     first = await world.commit()
     await world.push(first)
     engine = (await world.call("tip"))["engine"]

@@ -5,13 +5,13 @@ import asyncio
 from workers import MemoryLedger, ScriptedJudge, judging
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.scoring.stage import Pace
+from openclaw_rl.scoring.stage import RetryTimes
 from openclaw_rl.settings import JudgeSettings
 
 
 async def test_a_new_turn_wakes_the_worker() -> None:
     ledger, wake = MemoryLedger(), asyncio.Event()
-    async with judging(ledger, ScriptedJudge(), wake=wake, pace=Pace(poll_s=1000.0)):
+    async with judging(ledger, ScriptedJudge(), wake=wake, pace=RetryTimes(poll_s=1000.0)):
         await asyncio.sleep(0)
         ledger.add("late")
         wake.set()
@@ -83,7 +83,7 @@ async def test_a_ledger_outage_loses_no_verdict() -> None:
 
 async def test_a_turn_the_ledger_refuses_does_not_spin() -> None:
     judge, ledger = ScriptedJudge(), MemoryLedger(refused={"a"}).add("a", "b", "c")
-    async with judging(ledger, judge, pace=Pace(poll_s=0.01, first_rest_s=1000.0, longest_rest_s=1000.0)):
+    async with judging(ledger, judge, pace=RetryTimes(poll_s=0.01, first_rest_s=1000.0, longest_rest_s=1000.0)):
         assert await ledger.until(2) == {"b": 1, "c": 1}
     assert judge.seen.count("a") == 1
 
@@ -101,7 +101,7 @@ class CountingEvent(asyncio.Event):
 async def test_busy_workers_do_not_spin_on_a_rested_turn() -> None:
     judge, ledger, wake = ScriptedJudge({"a": [JudgeError("x")]}), MemoryLedger().add("a"), CountingEvent()
     judge.asked = {name: asyncio.Event() for name in "abc"}
-    async with judging(ledger, judge, wake=wake, pace=Pace(poll_s=1000.0, first_rest_s=0.5)):
+    async with judging(ledger, judge, wake=wake, pace=RetryTimes(poll_s=1000.0, first_rest_s=0.5)):
         await judge.asked["a"].wait()  # it fails, and rests
         judge.hold = asyncio.Event()
         ledger.add("b", "c")

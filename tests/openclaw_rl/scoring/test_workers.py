@@ -9,7 +9,7 @@ from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.scoring.workers import judge_turns, score_turns
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
 
 
@@ -31,16 +31,16 @@ async def test_after_the_last_retry_it_is_unjudged_and_never_zero() -> None:
 
 
 async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> None:
-    judge, judged, meters = ScriptedJudge({"a": [JudgeError("down")] * 3}), asyncio.Event(), Meters()
+    judge, judged, health = ScriptedJudge({"a": [JudgeError("down")] * 3}), asyncio.Event(), Health()
     ledger = MemoryLedger().add("a")
-    async with judging(ledger, judge, judged=judged, meters=meters):
+    async with judging(ledger, judge, judged=judged, health=health):
         await ledger.until(1)
-        assert meters.problems() == ["judge: failed 3 times in a row, last: down"]
+        assert health.problems() == ["judge: failed 3 times in a row, last: down"]
         async with asyncio.timeout(120):
             await judged.wait()
         ledger.add("b")
         await ledger.until(2)
-    assert meters.problems() == []
+    assert health.problems() == []
 
 
 async def test_undecided_is_not_asked_again() -> None:

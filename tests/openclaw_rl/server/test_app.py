@@ -12,16 +12,16 @@ import httpx
 import pytest
 from turns import make_request, make_turn, serve_turn
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.scoring.workers import BACKGROUND_SHARE, Places
+from openclaw_rl.scoring.workers import BACKGROUND_SHARE, ConcurrencyLimits
 from openclaw_rl.server.app import start_judging
-from openclaw_rl.server.events import Bells
+from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.settings import Settings, TrainingSettings, load
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import Feedback, Ids, NextState, TurnState
 
@@ -71,20 +71,20 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
 
 
 @asynccontextmanager
-async def workers(ledger: Ledger, engine: FakeEngine, settings: Settings) -> AsyncIterator[Bells]:
+async def workers(ledger: Ledger, engine: FakeEngine, settings: Settings) -> AsyncIterator[ServerEvents]:
     """What `app` starts, until the block ends."""
-    bells, serving = Bells(), ServingVersions(hold_s=1.0)
+    events, serving = ServerEvents(), VersionAdmission(hold_s=1.0)
     serving.switch(0, None)
     core: Any = SimpleNamespace(
-        engine=engine, frontend=CharacterFrontEnd(), serving=serving, ledger=ledger, meters=Meters(),
+        engine=engine, frontend=CharacterFrontEnd(), serving=serving, ledger=ledger, health=Health(),
         context_length=100_000,
     )  # fmt: skip
     async with AsyncExitStack() as stack, httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
         life: Any = SimpleNamespace(own=lambda work, name: tasks.append(group.create_task(work, name=name)))
         method = load_method(settings.method.name)
-        start_judging(settings, core, method, bells, client=client, life=life, stack=stack)
-        yield bells
+        start_judging(settings, core, method, events, client=client, life=life, stack=stack)
+        yield events
         for task in tasks:
             task.cancel()
 
@@ -109,15 +109,15 @@ async def test_a_judge_that_writes_for_ever_holds_up_no_other_kind(
     """D28: a place of the teacher is never held by a generation, nor one of the verdicts by the hints."""
     engine = JudgingEngine(hangs)
     settings = load(None, OWN_JUDGE | {"engine.max_running": max_running}, {})
-    async with asyncio.timeout(20), workers(ledger, engine, settings) as bells:
+    async with asyncio.timeout(20), workers(ledger, engine, settings) as events:
         await paired(ledger, SLOW)
-        bells.paired.set()
+        events.paired.set()
         await engine.hanging.wait()
         await paired(ledger, QUICK)
         # Its hint needs no judge; where the verdicts hang its user says that too.
         said = Feedback("f", QUICK, 3.0, -1.0 if hangs == "verdict" else None, "Answer in one short sentence.")
         await ledger.record_feedback(said, user="ann")
-        bells.paired.set(), bells.judged.set()
+        events.paired.set(), events.judged.set()
         await sampled(ledger, QUICK)
         record = await ledger.turn(SLOW)
         assert record is not None
@@ -140,8 +140,8 @@ def test_the_places_are_shared_among_the_kinds_that_come_to_this_engine(max_runn
             },
             {},
         )  # fmt: skip
-        places = Places.of(settings, load_method(name))
-        counts = [places.verdicts._value, places.hints._value, places.scores._value]
+        limits = ConcurrencyLimits.of(settings, load_method(name))
+        counts = [limits.verdicts._value, limits.hints._value, limits.scores._value]
         here = url is None
         comes = [here and kind == "llm", here and name == "opd" and source == "judge", name == "opd"]
         shared = [count for count, is_coming in zip(counts, comes, strict=True) if is_coming]

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from waiting import until
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineGone
-from openclaw_rl.server.engine_watchdog import DOWN_AFTER, EngineKeeper
+from openclaw_rl.server.engine_watchdog import DOWN_AFTER, EngineWatchdog
 from openclaw_rl.testing import FakeEngine
 
 
@@ -16,12 +16,12 @@ class Watched:
     """An engine whose polls are counted, and a restore that can fail."""
 
     def __init__(self) -> None:
-        self.engine, self.serving = FakeEngine(), ServingVersions(120.0)
+        self.engine, self.serving = FakeEngine(), VersionAdmission(120.0)
         self.serving.switch(0, None)
         self.restored, self.failures = 0, 0
         self.in_place = True
         self.exited = asyncio.Event()
-        self.keeper = EngineKeeper(
+        self.watchdog = EngineWatchdog(
             self.engine, self.serving, self.restore, is_in_place=self.is_in_place, exited=self.exited, poll_s=0.001
         )
 
@@ -38,7 +38,7 @@ class Watched:
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
     watched = Watched()
-    task = asyncio.create_task(watched.keeper.run())
+    task = asyncio.create_task(watched.watchdog.run())
     yield watched
     assert not task.done(), task
     task.cancel()
@@ -56,7 +56,7 @@ async def test_an_engine_that_is_down_shuts_the_gate_and_one_that_is_back_opens_
 
 async def test_a_restore_that_fails_is_tried_again_behind_a_shut_gate(watched: Watched) -> None:
     watched.failures = 3
-    watched.serving.close_gate()
+    watched.serving.hold()
     watched.exited.set()
     await until(lambda: watched.restored == 1)
     await until(lambda: watched.serving.is_open)
@@ -77,7 +77,7 @@ async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
 
     watched.engine.is_healthy = is_healthy  # type: ignore[method-assign]
     assert DOWN_AFTER > 1
-    task = asyncio.create_task(watched.keeper.run())
+    task = asyncio.create_task(watched.watchdog.run())
     async with asyncio.timeout(120):
         await done.wait()
     task.cancel()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.server.regression import find_fall
+from openclaw_rl.server.regression import find_drop
 
 
 def run(*stretches: tuple[range, float], seed: int = 0, per_version: int = 8) -> list[tuple[int, int]]:
@@ -23,34 +23,34 @@ def run(*stretches: tuple[range, float], seed: int = 0, per_version: int = 8) ->
 
 def test_a_fall_is_found_at_its_version() -> None:
     verdicts = [(0, 1)] * 20 + [(1, 1)] * 20 + [(2, -1)] * 20 + [(3, -1)] * 20
-    fall = find_fall(verdicts)
+    fall = find_drop(verdicts)
     assert fall is not None
     assert (fall.good, fall.before, fall.after, fall.n_before, fall.n_after) == (1, 1.0, -1.0, 40, 40)
     assert fall.p_value == pytest.approx(1 / 2001)  # no permutation of 2,000 reaches a perfect split
 
 
 def test_a_rise_is_no_fall() -> None:
-    assert find_fall([(0, -1)] * 50 + [(1, 1)] * 50) is None
+    assert find_drop([(0, -1)] * 50 + [(1, 1)] * 50) is None
 
 
 @pytest.mark.parametrize("n", [0, 1, 29, 59])
 def test_too_few_turns_on_a_side_say_nothing(n: int) -> None:
-    assert find_fall([(0, 1)] * n + [(1, -1)] * 29) is None
+    assert find_drop([(0, 1)] * n + [(1, -1)] * 29) is None
 
 
 def test_a_small_fall_is_let_be_however_sure() -> None:
     verdicts = ([(0, 1)] * 6 + [(0, -1)] * 4) * 100 + ([(1, 1)] * 5 + [(1, -1)] * 5) * 100  # 0.2 → 0.0
-    assert find_fall(verdicts) is None
-    assert find_fall(verdicts, drop=0.1) is not None
+    assert find_drop(verdicts) is None
+    assert find_drop(verdicts, drop=0.1) is not None
 
 
 def test_a_fall_within_one_version_is_no_version_s_fault() -> None:
-    assert find_fall([(3, 1)] * 60 + [(3, -1)] * 60) is None
+    assert find_drop([(3, 1)] * 60 + [(3, -1)] * 60) is None
 
 
 def test_turns_of_an_older_version_that_ended_late_count_for_it() -> None:
     verdicts = [(0, 1)] * 40 + [(1, -1), (0, 1)] * 40
-    fall = find_fall(verdicts)
+    fall = find_drop(verdicts)
     assert fall is not None
     assert (fall.good, fall.before, fall.after) == (0, 1.0, -1.0)
 
@@ -59,13 +59,13 @@ def test_a_slow_fall_is_seen_before_a_hundred_turns_of_it() -> None:
     """From 80 % praise to 10 % over six versions of 16 turns: what the wrong sign of a reward does."""
     slow = [(range(i, i + 1), share) for i, share in enumerate((0.8, 0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1))]
     for seed in range(5):
-        assert find_fall(run(*slow, seed=seed, per_version=16)) is not None
+        assert find_drop(run(*slow, seed=seed, per_version=16)) is not None
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
     """One test of each of 200 even runs: p < 0.01 is to be met about twice; 9 or more has a chance below 1e-3."""
     runs = (run((range(12), 0.5), seed=seed) for seed in range(200))
-    assert sum(find_fall(verdicts, permutations=400, p_value=0.01) is not None for verdicts in runs) <= 8
+    assert sum(find_drop(verdicts, permutations=400, p_value=0.01) is not None for verdicts in runs) <= 8
 
 
 def test_a_look_after_every_batch_finds_as_good_as_nothing_where_nothing_happens() -> None:
@@ -74,7 +74,7 @@ def test_a_look_after_every_batch_finds_as_good_as_nothing_where_nothing_happens
     alarms = 0
     for seed in range(20):
         verdicts = run((range(25), (0.6, 0.9)[seed % 2]), seed=seed)
-        alarms += any(find_fall(verdicts[:turns]) for turns in range(8, 201, 8))
+        alarms += any(find_drop(verdicts[:turns]) for turns in range(8, 201, 8))
     assert alarms <= 1
 
 
@@ -84,7 +84,7 @@ def test_the_order_of_turns_within_a_version_changes_nothing_found(
     verdicts: list[tuple[int, int]], rng: random.Random
 ) -> None:
     shuffled = sorted(verdicts, key=lambda item: (item[0], rng.random()))
-    first, second = (find_fall(v, min_side=5, permutations=100, p_value=1.0) for v in (verdicts, shuffled))
+    first, second = (find_drop(v, min_side=5, permutations=100, p_value=1.0) for v in (verdicts, shuffled))
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert (first.good, first.n_before) == (second.good, second.n_before)
@@ -94,7 +94,7 @@ def test_a_look_takes_little_memory() -> None:
     verdicts = run((range(25), 0.9), (range(25, 50), 0.4))
     tracemalloc.start()
     try:
-        assert find_fall(verdicts) is not None
+        assert find_drop(verdicts) is not None
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

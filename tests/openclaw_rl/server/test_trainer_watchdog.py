@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from openclaw_rl.server.trainer_watchdog import LastWord, Silence, end_when_hung
+from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, TrainerHeartbeat, end_when_hung
 from openclaw_rl.supervisor import Child, ChildStatus
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 
 class Hours:
@@ -23,8 +23,8 @@ class Hours:
         self.pid: int | None = 1
         self.now, self.started_at, self.spoke_at = 0.0, 0.0, float("-inf")
         self.ended_after: list[float] = []
-        self.meters = Meters()
-        self.silence = Silence(self, self.meters, self, patience_s=lease_s)  # type: ignore[arg-type]
+        self.health = Health()
+        self.silence = HeartbeatMonitor(self, self.health, self, patience_s=lease_s)  # type: ignore[arg-type]
 
     @property
     def up_s(self) -> float:
@@ -51,7 +51,7 @@ class Hours:
             if speaks:
                 self.spoke_at = self.now
             self.silence.look()
-        return self.meters.problems()
+        return self.health.problems()
 
 
 def test_a_trainer_that_says_nothing_is_told_ended_and_given_more_time() -> None:
@@ -109,16 +109,16 @@ async def test_a_process_that_hangs_before_its_first_batch_is_started_again(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.LONGEST_WATCH_S", 0.01)
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.SILENT_S", 0.1)
-    meters = Meters()
+    health = Health()
     child = Child("trainer", "a_trainer", [], python=sys.executable, log_file=tmp_path / "log", stop_grace_s=1.0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
-        watching = tasks.create_task(end_when_hung(child, NoLeases(), meters, LastWord(), lease_s=0.1))
+        watching = tasks.create_task(end_when_hung(child, NoLeases(), health, TrainerHeartbeat(), lease_s=0.1))
         async with asyncio.timeout(120):
             while child.status().restarts < 1:
                 await asyncio.sleep(0.01)
         assert child.status().last_exit == -9
-        assert meters.problems()[0].startswith("trainer's process: failed")
+        assert health.problems()[0].startswith("trainer's process: failed")
         watching.cancel()
         await child.stop()
         await running

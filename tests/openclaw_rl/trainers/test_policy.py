@@ -12,7 +12,7 @@ from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.batches import rows_of
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
-from openclaw_rl.trainers.policy import Card
+from openclaw_rl.trainers.policy import DeviceMemory
 from openclaw_rl.types import DropReason, Sample
 
 
@@ -24,15 +24,15 @@ def test_a_card_keeps_what_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> N
     capped: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: capped.append(share))
     gpu = torch.device("cuda", 0)
-    card = Card(gpu, 10, None)
+    card = DeviceMemory(gpu, 10, None)
     assert card.holds_activations_of(800)  # 8,000 of the 10,000 that are free or the allocator's own
     assert not card.holds_activations_of(801)
-    quarter = Card(gpu, 10, 0.25)
+    quarter = DeviceMemory(gpu, 10, 0.25)
     assert capped == [0.25]
     assert quarter.holds_activations_of(400)  # of 6,000 it has 1,000 already
     assert not quarter.holds_activations_of(401)
-    assert not Card(gpu, None, None).holds_activations_of(1)
-    assert Card(torch.device("cpu"), None, None).holds_activations_of(10**9)
+    assert not DeviceMemory(gpu, None, None).holds_activations_of(1)
+    assert DeviceMemory(torch.device("cpu"), None, None).holds_activations_of(10**9)
     assert card.assume_less()
     assert not card.holds_activations_of(1)
     assert not card.assume_less()

@@ -14,16 +14,16 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
-from openclaw_rl.server.engine_watchdog import EngineKeeper
+from openclaw_rl.server.engine_watchdog import EngineWatchdog
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainer_protocol import Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
@@ -64,7 +64,7 @@ class ToyServer:
     """In a thread of its own, on a port of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.engine, self.meters = folder, ToyEngine(), Meters()
+        self.folder, self.engine, self.health = folder, ToyEngine(), Health()
         (folder / "base").mkdir()
         (folder / "base" / "weights.json").write_text("[]")
         self._count = 0
@@ -87,14 +87,14 @@ class ToyServer:
         identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
         training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01)
         self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
-        self.serving = ServingVersions(120)
+        self.serving = VersionAdmission(120)
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
         publisher = Publisher(
             self.ledger, self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base"
         )
         await publisher.restore()
         pushes = TrainerPushes(publisher.pushed.take)
-        keeper = EngineKeeper(
+        watchdog = EngineWatchdog(
             self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
         )
 
@@ -109,7 +109,7 @@ class ToyServer:
         app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}
         app.include_router(
-            build_trainer_router(self.ledger, describe=publisher.pushed.describe, meters=self.meters, **parts)
+            build_trainer_router(self.ledger, describe=publisher.pushed.describe, health=self.health, **parts)
         )
         app.include_router(build_push_router(self.ledger, token=TOKEN, pushes=pushes, on_start=on_start))
 
@@ -118,7 +118,7 @@ class ToyServer:
             return JSONResponse({"error": {"message": str(error)}}, 503)
 
         self._http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-        tasks = [asyncio.create_task(part.run()) for part in (publisher, pushes, keeper)]
+        tasks = [asyncio.create_task(part.run()) for part in (publisher, pushes, watchdog)]
         answering = asyncio.create_task(self._http.serve())
         while not self._http.started:
             await asyncio.sleep(0.01)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from openclaw_rl import log
 from openclaw_rl.engines.embedded.config import EngineConfig
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
 HELP = """\
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                 cache_dir=arguments.cache.expanduser(),
                 port_file=arguments.port_file,
             )
-        log.configure(config.log_level, process="engine")
+        configure_log(config.log_level, process="engine")
         _run(config)
     except (SettingsError, OSError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")

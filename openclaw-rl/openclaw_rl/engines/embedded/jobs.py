@@ -118,7 +118,7 @@ class Job:
     priority: int
     end_ids: frozenset[int]
     """Tokens that end the reply."""
-    stops: "StopMatcher | None" = None
+    stops: "TokenStops | None" = None
     number: int = 0
     """Order of arrival; given by the scheduler."""
 
@@ -173,7 +173,7 @@ class Job:
 Decode = Callable[[Sequence[int]], str]
 
 
-class StopMatcher:
+class TokenStops:
     """Finds stop strings in a growing reply; they may begin in one token and end in another."""
 
     def __init__(self, stops: Sequence[str], decode: Decode) -> None:

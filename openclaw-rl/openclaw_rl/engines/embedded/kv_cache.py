@@ -182,7 +182,7 @@ _ALIKE = 64
 """A text up to this much longer than twice the median sits with the others; all are computed as long as the longest."""
 
 
-class Seats:
+class DecodeBatch:
     def __init__(self, count: int, *, layers: int, kv_heads: int, head_dim: int) -> None:
         token_bytes = 8 * layers * kv_heads * head_dim
         self.capacity = min(_MOST_TOKENS, _MOST_BYTES // (token_bytes * count)) if count else 0

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.embedded.adapters import LayerPairs, read_adapter
 from openclaw_rl.engines.embedded.attention import Rows, StepAttention
-from openclaw_rl.engines.embedded.kv_cache import BlockKV, Seats
+from openclaw_rl.engines.embedded.kv_cache import BlockKV, DecodeBatch
 from openclaw_rl.engines.embedded.linear import Linear
 from openclaw_rl.engines.embedded.llama_model import (
     DOWN,
@@ -67,7 +67,7 @@ class LlamaRunner:
         """threads: the most CPU threads of a step. seats: sequences whose attention may be computed together."""
         self._shape, self._device = shape, device
         self._threads = ThreadChooser(threads)
-        self._seats = Seats(seats, layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self._seats = DecodeBatch(seats, layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._root_eps = torch.tensor(shape.eps**0.5, device=device)
         self._token_bytes = 8 * shape.layers * shape.kv_heads * shape.head_dim
         self._weights = read_weights(folder, shape, device)

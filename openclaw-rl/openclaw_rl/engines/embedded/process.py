@@ -86,7 +86,7 @@ def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_bytes()) if file.is_file() else {}
 
 
-events = structlog.get_logger()
+log = structlog.get_logger()
 
 DRAIN_S = 30
 
@@ -118,7 +118,7 @@ async def serve(config: EngineConfig) -> None:
         url = f"http://{config.host}:{listener.getsockname()[1]}"
         if config.port_file:
             _announce(config.port_file, url)
-        events.info("engine_ready", url=url, model=resolved.name, runner=type(runner).__name__)
+        log.info("engine_ready", url=url, model=resolved.name, runner=type(runner).__name__)
         server = _Server(
             uvicorn.Config(
                 app, log_level="warning", timeout_graceful_shutdown=DRAIN_S, access_log=False, lifespan="off"

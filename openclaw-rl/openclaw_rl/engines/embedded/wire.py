@@ -14,7 +14,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from openclaw_rl.engines.dialect import GenerateRequest
-from openclaw_rl.engines.embedded.jobs import Decode, Job, StopMatcher, TopLogProbs, Wanted
+from openclaw_rl.engines.embedded.jobs import Decode, Job, TokenStops, TopLogProbs, Wanted
 from openclaw_rl.engines.embedded.kv_cache import CacheKey
 from openclaw_rl.engines.embedded.runner import Adapter
 from openclaw_rl.errors import EngineRefused
@@ -84,7 +84,7 @@ def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) 
         adapter=adapter,
         priority=request.priority or 0,
         end_ids=frozenset(ends),
-        stops=StopMatcher(stops, limits.decode) if any(stops) and limits.decode else None,
+        stops=TokenStops(stops, limits.decode) if any(stops) and limits.decode else None,
     )
 
 

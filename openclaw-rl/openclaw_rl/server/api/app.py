@@ -15,7 +15,7 @@ from openclaw_rl.settings import ServerSettings
 from openclaw_rl.web import host_guard
 
 
-def behind_doors(app: ASGIApp, server: ServerSettings) -> ASGIApp:
+def with_host_guard(app: ASGIApp, server: ServerSettings) -> ASGIApp:
     """Keys are the door; where there are none, no web page may come in either."""
     return app if server.api_keys else host_guard.local_only(app, allowed_hosts=server.allowed_hosts)
 

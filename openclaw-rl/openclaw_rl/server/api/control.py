@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
-from openclaw_rl.server.api.status import AdminDeps, add_looks, known_version, plain, problems
+from openclaw_rl.server.api.status import AdminDeps, add_status_routes, known_version, plain, problems
 from openclaw_rl.types import TurnState
 from openclaw_rl.web.auth import Secret
 
@@ -62,7 +62,7 @@ class Learning(_Body):
     on: bool
 
 
-def add_commands(guarded: APIRouter, deps: AdminDeps) -> None:
+def add_control_routes(guarded: APIRouter, deps: AdminDeps) -> None:
     @guarded.post("/v1/admin/rollback")
     async def rollback(body: Rollback) -> JSONResponse:
         to = body.to
@@ -155,7 +155,7 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
             body["problems"] = found
         return JSONResponse(body)
 
-    add_looks(guarded, deps)
-    add_commands(guarded, deps)
+    add_status_routes(guarded, deps)
+    add_control_routes(guarded, deps)
     router.include_router(guarded)
     return router

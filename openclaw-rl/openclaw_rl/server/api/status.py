@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
-from openclaw_rl.engines.admission import ServingVersions
+from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
@@ -24,7 +24,7 @@ from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.telemetry import metrics
-from openclaw_rl.telemetry.health import OUT_AFTER, Meters
+from openclaw_rl.telemetry.health import OUT_AFTER, Health
 from openclaw_rl.types import TurnState, Version, VersionState
 
 
@@ -32,9 +32,9 @@ from openclaw_rl.types import TurnState, Version, VersionState
 class AdminDeps:
     admin_key: str
     ledger: Ledger
-    serving: ServingVersions
+    serving: VersionAdmission
     publisher: Publisher
-    meters: Meters
+    health: Health
     """How judging and scoring go."""
     children: Callable[[], list[ChildStatus]]
     forgetting: Forgetting
@@ -60,7 +60,7 @@ def problems(deps: AdminDeps) -> list[str]:
             found.append(f"{child.name}: ended {child.quick_exits} times soon after its start, exit {child.last_exit}")
         elif child.pid is None:
             found.append(f"{child.name}: not running, last exit {child.last_exit}")
-    return found + deps.meters.problems()
+    return found + deps.health.problems()
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:
@@ -90,7 +90,7 @@ def plain(row: object) -> Any:
     return row
 
 
-def add_looks(guarded: APIRouter, deps: AdminDeps) -> None:
+def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
     @guarded.get("/v1/admin/status")
     async def status() -> JSONResponse:
         versions = await deps.ledger.versions(newest=20)
@@ -108,8 +108,8 @@ def add_looks(guarded: APIRouter, deps: AdminDeps) -> None:
                 "children": [asdict(child) for child in deps.children()],
                 "counts": await deps.ledger.counts(),
                 "scoring": {
-                    "counts": dict(deps.meters.counts),
-                    "means": {name: plain(mean.value) for name, mean in deps.meters.means.items()},
+                    "counts": dict(deps.health.counts),
+                    "means": {name: plain(mean.value) for name, mean in deps.health.means.items()},
                 },
                 "last_gate": plain(deps.publisher.last_gate),
                 "versions": [version_row(version) for version in versions],
@@ -161,6 +161,6 @@ def add_looks(guarded: APIRouter, deps: AdminDeps) -> None:
         except LedgerUnavailable:
             counts = {}
         return PlainTextResponse(
-            metrics.render(counts, deps.serving.current, deps.meters, problems(deps), deps.children()),
+            metrics.render(counts, deps.serving.current, deps.health, problems(deps), deps.children()),
             media_type=metrics.CONTENT_TYPE,
         )

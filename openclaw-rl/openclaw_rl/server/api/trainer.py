@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.weight_push import TrainerPushes
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import (
     Commit,
     Committed,
@@ -98,7 +98,7 @@ def build_trainer_router(
     lease_wait: LeaseWait,
     on_commit: Callable[[int], None],
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
-    meters: Meters | None = None,
+    health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
 ) -> APIRouter:
     """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
@@ -106,7 +106,7 @@ def build_trainer_router(
     is told of every call that has the token."""
     if not token:
         raise ValueError("an empty trainer token would let everybody train")
-    meters = meters or Meters()
+    health = health or Health()
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
     @router.post("/tip")
@@ -139,7 +139,7 @@ def build_trainer_router(
     @router.post("/commit")
     async def commit(request: Request) -> Committed:
         weight_version = await ledger.commit(await parse(request, Commit))
-        meters.worked(TRAINER)
+        health.ok(TRAINER)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -148,14 +148,14 @@ def build_trainer_router(
         said = await parse(request, Durable)
         if said.failure is None:
             await ledger.durable(said.weight_version)
-            meters.worked("checkpoints")
+            health.ok("checkpoints")
         else:  # once is enough to say so: what was learned since the last one hangs by a process
-            meters.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
+            health.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
         return {}
 
     @router.post("/failed")
     async def failed(request: Request) -> dict[str, str]:
-        meters.failed(TRAINER, (await parse(request, Failed)).reason)
+        health.failed(TRAINER, (await parse(request, Failed)).reason)
         return {}
 
     return router

@@ -17,8 +17,8 @@ import httpx
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from openclaw_rl import log
 from openclaw_rl.engines.embedded.config import EngineConfig
+from openclaw_rl.log import configure as configure_log
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def main() -> None:
         port=options.port,
         cache_dir=options.model_path.parent / "stand-in-cache",
     )
-    log.configure(config.log_level, process="engine")
+    configure_log(config.log_level, process="engine")
     process.build_app = lambda service: _with_more(service, options)  # type: ignore[assignment]
     asyncio.run(process.serve(config))
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from openclaw_rl.engines.embedded.jobs import StopMatcher, load_decode
+from openclaw_rl.engines.embedded.jobs import TokenStops, load_decode
 
 
 def bytes_decode(ids):
@@ -12,7 +12,7 @@ def bytes_decode(ids):
 
 def first_match(stops: list[str], ids: list[int]) -> tuple[int, str] | None:
     """Tokens after which a stop string was found, and which."""
-    matcher = StopMatcher(stops, bytes_decode)
+    matcher = TokenStops(stops, bytes_decode)
     for count in range(1, len(ids) + 1):
         matched = matcher.match(ids[:count])
         if matched is not None:

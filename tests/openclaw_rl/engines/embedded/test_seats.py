@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.embedded.kv_cache import BlockKV, Seats
+from openclaw_rl.engines.embedded.kv_cache import BlockKV, DecodeBatch
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 
@@ -20,7 +20,7 @@ def held(length: int, mark: float) -> BlockKV:
     return kv
 
 
-def sits(seats: Seats, at: int, kv: BlockKV) -> bool:
+def sits(seats: DecodeBatch, at: int, kv: BlockKV) -> bool:
     return kv.keys.data_ptr() == seats.blocks[:, 0, at].data_ptr()
 
 
@@ -29,8 +29,8 @@ def is_whole(kv: BlockKV, mark: float) -> bool:
     return bool((keys == mark).all() and (values == -mark).all())
 
 
-def make_seats(count: int) -> Seats:
-    return Seats(count, layers=LAYERS, kv_heads=HEADS, head_dim=WIDTH)
+def make_seats(count: int) -> DecodeBatch:
+    return DecodeBatch(count, layers=LAYERS, kv_heads=HEADS, head_dim=WIDTH)
 
 
 @given(st.lists(st.sets(st.integers(0, 7), max_size=8), min_size=1, max_size=12), st.integers(2, 5))

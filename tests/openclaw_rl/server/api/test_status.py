@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.server.api.status import problems
 from openclaw_rl.supervisor import ChildStatus
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 
 
 def deps(*children: ChildStatus, is_open: bool = True, failure: str | None = None, is_full: bool = False) -> Any:
@@ -16,7 +16,7 @@ def deps(*children: ChildStatus, is_open: bool = True, failure: str | None = Non
         retention=SimpleNamespace(is_full=is_full),
         serving=SimpleNamespace(is_open=is_open),
         children=lambda: children,
-        meters=Meters(),
+        health=Health(),
     )
 
 

@@ -14,7 +14,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
-from openclaw_rl.telemetry.health import Meters
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, VersionRun
 
 TOKEN = "secret-token"
@@ -33,8 +33,8 @@ class Api:
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock, self.wait, self.committed = ledger, clock, LeaseWait(), []
-        self.app, self.meters, self.words = FastAPI(), Meters(), 0
-        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.meters}
+        self.app, self.health, self.words = FastAPI(), Health(), 0
+        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.health}
         self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
@@ -112,13 +112,13 @@ async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(ap
     await api.sample("one")
     await api.sample("two")
     for _ in range(3):
-        assert api.meters.problems() == []
+        assert api.health.problems() == []
         assert await api.call("failed", {"trainer": "t", "reason": "No space left on device"}) == {}
-    assert api.meters.problems() == ["trainer: failed 3 times in a row, last: No space left on device"]
+    assert api.health.problems() == ["trainer: failed 3 times in a row, last: No space left on device"]
     lease = await api.lease()
     step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": 0, "manifest": MANIFEST}
     await api.call("commit", {**step, "report": {"metrics": {}}})
-    assert api.meters.problems() == []
+    assert api.health.problems() == []
 
 
 async def test_a_checkpoint_that_cannot_be_kept_is_a_problem_until_one_is(api):
@@ -129,11 +129,11 @@ async def test_a_checkpoint_that_cannot_be_kept_is_a_problem_until_one_is(api):
     await api.call("commit", {**step, "report": {"metrics": {}}, "durable": False})
     await api.call("durable", {"weight_version": 1, "failure": "OSError: no space left"})
     said = "checkpoints: failed once: the trainer cannot keep checkpoints: OSError: no space left"
-    assert api.meters.problems() == [said]
-    assert 'openclaw_rl_out_of_order{part="checkpoints"} 1' in metrics.render({}, 1, api.meters, [said])
+    assert api.health.problems() == [said]
+    assert 'openclaw_rl_out_of_order{part="checkpoints"} 1' in metrics.render({}, 1, api.health, [said])
     assert not (await api.ledger.version(1)).durable
     await api.call("durable", {"weight_version": 1})
-    assert api.meters.problems() == []
+    assert api.health.problems() == []
     assert (await api.ledger.version(1)).durable
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 
-class Pulse:
+class Heartbeat:
     """The actor's class. It counts; what the count means is the driver's to say."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ def start(name: str) -> Any:
     """Its handle: the actor lives as long as that. It takes no CPU of the cluster's."""
     import ray
 
-    return ray.remote(num_cpus=0)(Pulse).options(name=name).remote()
+    return ray.remote(num_cpus=0)(Heartbeat).options(name=name).remote()
 
 
 def beat(name: str | None) -> None:
