@@ -3,7 +3,7 @@
 Promises: only what was started here is ever ended, by its own handle and group; all of it is, the driver first, so that
 it can checkpoint. A driver or PRM that dies is started again with growing pauses, while the server and its chats go on;
 a server that ends, or a driver that says it can never start (exit 2), ends the run. When this process is killed, its
-children notice and leave (`openclaw_rl.child_main`).
+children notice and leave (`openclaw_rl.processes.child_main`).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
 """A driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
 CANNOT_START = 2
-_SUPERVISED = Path(openclaw_rl.__file__).with_name("child_main.py")
+_SUPERVISED = Path(openclaw_rl.__file__).parent / "processes" / "child_main.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
+from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
-from openclaw_rl.supervisor import Child
 from openclaw_rl.telemetry.health import Health
 
 THANKS = "Thanks, that is perfect!"

@@ -79,8 +79,8 @@ def shim(file: Path) -> Path:
     """An interpreter, as far as the server can tell, that runs this module in the place of the local trainer."""
     paths = ":".join(path for path in sys.path if path)
     file.write_text(
-        f'#!/bin/sh\n[ "$2" = openclaw_rl.child_main ] && [ "$3" = openclaw_rl.trainers.local ] || exit 99\n'
-        f'PYTHONPATH={paths} exec {sys.executable} -m openclaw_rl.child_main stub_trainer --config "$5"\n'
+        f'#!/bin/sh\n[ "$2" = openclaw_rl.processes.child_main ] && [ "$3" = openclaw_rl.trainers.local ] || exit 99\n'
+        f'PYTHONPATH={paths} exec {sys.executable} -m openclaw_rl.processes.child_main stub_trainer --config "$5"\n'
     )
     file.chmod(0o700)
     return file

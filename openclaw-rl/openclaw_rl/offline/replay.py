@@ -40,11 +40,11 @@ from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, Teach
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools, load_method
 from openclaw_rl.models import resolve
+from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.scoring.workers import judge_model, renderer
 from openclaw_rl.server.child_commands import engine_child, free_port
 from openclaw_rl.settings import Settings
-from openclaw_rl.supervisor import Child
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, Scope, WeightKind
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from functools import partial
 import httpx
 import structlog
 
-from openclaw_rl import malloc
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import Method, ScoringTools, load_method
+from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
 from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.models.resolve import model_display_name, tokenizer_folder
+from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
-from openclaw_rl.supervisor import Child
 
 
 def free_port() -> int:

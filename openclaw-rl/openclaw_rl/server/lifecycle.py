@@ -21,10 +21,10 @@ from starlette.types import ASGIApp
 from openclaw_rl import __version__
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.server import preflight
 from openclaw_rl.server.api.trainer import LeaseWait
 from openclaw_rl.settings import ServerSettings, Settings
-from openclaw_rl.supervisor import Child
 
 
 def ready_to_listen(settings: Settings) -> socket.socket:

@@ -16,8 +16,8 @@ from typing import Protocol
 import structlog
 
 from openclaw_rl.errors import LedgerUnavailable
+from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server.api.trainer import TRAINER
-from openclaw_rl.supervisor import Child, ChildStatus
 from openclaw_rl.telemetry.health import Health
 
 log = structlog.get_logger()

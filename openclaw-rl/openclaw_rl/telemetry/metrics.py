@@ -4,7 +4,7 @@ counted twice can disagree, so nothing is.
 
 from collections.abc import Mapping, Sequence
 
-from openclaw_rl.supervisor import ChildStatus
+from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.telemetry.health import Health
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

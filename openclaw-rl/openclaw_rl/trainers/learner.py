@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from openclaw_rl import malloc
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method
+from openclaw_rl.processes import malloc
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.trainers.base import NoStep, Step

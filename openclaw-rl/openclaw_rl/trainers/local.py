@@ -53,7 +53,7 @@ class TrainerConfig(BaseModel):
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
     parent_pid: int | None = None
-    """For people; the lifeline (`openclaw_rl.child_main`) is what ends an orphan."""
+    """For people; the lifeline (`openclaw_rl.processes.child_main`) is what ends an orphan."""
 
     @classmethod
     def read(cls, file: Path) -> "TrainerConfig":

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, TrainerHeartbeat, end_when_hung
-from openclaw_rl.supervisor import Child, ChildStatus
 from openclaw_rl.telemetry.health import Health
 
 

@@ -28,8 +28,8 @@ from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.server import Service, build_app
 from openclaw_rl.engines.embedded.wire import Limits
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.malloc import keep_large_buffers_apart
 from openclaw_rl.models.resolve import base_hash, resolve
+from openclaw_rl.processes.malloc import keep_large_buffers_apart
 from openclaw_rl.settings import EngineSettings, ModelSettings
 from openclaw_rl.web import host_guard
 

@@ -31,7 +31,7 @@ from openclaw_rl.engines.embedded.runner import Adapter, Runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Generation, Limits, check, make_job, progress, reply
 from openclaw_rl.errors import EngineGone, EngineRefused
-from openclaw_rl.malloc import give_back
+from openclaw_rl.processes.malloc import give_back
 
 
 class Service:

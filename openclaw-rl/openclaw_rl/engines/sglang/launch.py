@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
-from openclaw_rl.supervisor import Child
 
 MODULE = "sglang.launch_server"
 ENVIRON = {

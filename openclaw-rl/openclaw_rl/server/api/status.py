@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api import openapi
 from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
 from openclaw_rl.types import TurnState, Version, VersionState

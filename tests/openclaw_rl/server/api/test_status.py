@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.server.api.status import problems
-from openclaw_rl.supervisor import ChildStatus
 from openclaw_rl.telemetry.health import Health
 
 

@@ -54,7 +54,7 @@ class Child:
         """
         self.name = name
         # -I: neither our folder nor our PYTHONPATH may shadow modules of the other environment.
-        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.child_main"]
+        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.processes.child_main"]
         variables = [word for variable, value in (environ or {}).items() for word in ("--env", f"{variable}={value}")]
         self._argv = [python or sys.executable, *start, *variables, module, *args]
         self._log_file = log_file

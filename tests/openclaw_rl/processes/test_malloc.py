@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from openclaw_rl import malloc
+from openclaw_rl.processes import malloc
 
 _BUFFER, _COUNT = 16_000, 4000
 

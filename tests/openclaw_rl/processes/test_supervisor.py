@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from waiting import until
 
 from openclaw_rl import supervisor
-from openclaw_rl.supervisor import SAID_QUICK_EXITS, Child
+from openclaw_rl.processes.supervisor import SAID_QUICK_EXITS, Child
 
 CHILD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)\n"
 
@@ -109,7 +109,7 @@ async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
     seen = tmp_path / "pids"
     child = f"Child('c', {module(tmp_path)!r}, [{str(seen)!r}], python=None, log_file=Path({str(tmp_path / 'log')!r}))"
     parent_source = (
-        "import asyncio\nfrom pathlib import Path\nfrom openclaw_rl.supervisor import Child\n"
+        "import asyncio\nfrom pathlib import Path\nfrom openclaw_rl.processes.supervisor import Child\n"
         f"asyncio.run({child}.run())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_source], env=os.environ | {"PYTHONPATH": str(tmp_path)})

@@ -1,4 +1,6 @@
-"""Runs a module as a supervised child: `python -m openclaw_rl.child_main [--env NAME=VALUE …] MODULE [ARGS …]`.
+"""Runs a module as a supervised child.
+
+    python -m openclaw_rl.processes.child_main [--env NAME=VALUE …] MODULE [ARGS …]
 
 The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child
 gets SIGTERM, and
