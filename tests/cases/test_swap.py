@@ -21,6 +21,7 @@ from harness.model import Vocabulary
 from harness.play import play
 from harness.policy import scripted
 from harness.trainer import ToyTrainer
+from tolerances import rel
 
 from openclaw_rl.testing import FakeEngine, stub_app
 from openclaw_rl.testing.fake_engine import Pacing
@@ -127,4 +128,4 @@ def check_tokens(record: Any, policy: Any, seeds: list[int], kind: WeightKind) -
     for version, length in runs:
         wanted += [policy.log_prob(ids[: n + 1], n, seeds[version]) for n in range(at, at + length)]
         at += length
-    assert turn["rollout_log_probs"] == pytest.approx(wanted, abs=1e-6)
+    assert turn["rollout_log_probs"] == pytest.approx(wanted, rel=rel())
