@@ -28,6 +28,7 @@ CHAOS = "test_chaos.py"
 CHAOS_ARGUMENTS = (
     "--minutes 1.9 --sessions 120 --streams 24 --embedded 3 --tokens-per-s 20 --say-every-s 10"
     " --kills engine=4,judge=4,trainer=5,server=2 --embedded-kills engine=1,trainer=1,server=1"
+    " --least pairs=101,trained=51,versions=4 --embedded-least pairs=1"
 )
 """With starting and coming to rest about three minutes. CHAOS_SEED draws the same fates again."""
 _chaos = pytest.StashKey[Beside]()

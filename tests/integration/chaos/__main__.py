@@ -24,10 +24,12 @@ from chaos import report
 from chaos.memory import Memory, held
 from chaos.people import Manners, People
 from chaos.roles import KEPT, MAX_TOKENS, Place, roles
-from chaos.sides import EmbeddedSide, StubSide
+from chaos.sides import EmbeddedSide, StubSide, so_far
 from openclaw_rl.testing.running_server import RunningServer
 
 READ_MEMORY_S, REST_S = 5.0, 600.0  # a step of the real trainer takes minutes where others have the cores
+RUN_ON_S = 300.0
+"""Bound of the time that the run goes on after its minutes until it has met `--least`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Plan:
     say_every_s: float
     kills: dict[str, int]
     embedded_kills: dict[str, int]
+    least: dict[str, int]
+    embedded_least: dict[str, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +84,8 @@ def _plan(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--think-s", type=float, default=2.0, help="between a reply and the next message, on average")
     parser.add_argument("--kills", default="engine=16,judge=14,trainer=20,server=7", help="of the stub side")
     parser.add_argument("--embedded-kills", default="engine=3,trainer=3,server=2")
+    parser.add_argument("--least", default="", help="pairs=N,trained=N,versions=N: the stub side runs on until then")
+    parser.add_argument("--embedded-least", default="")
     parser.add_argument("--seed", type=int, default=None, help="drawn when not given")
     parser.add_argument("--say-every-s", type=float, default=15.0)
     given = parser.parse_args(argv)
@@ -95,6 +101,8 @@ def _plan(argv: Sequence[str] | None) -> Plan:
         say_every_s=given.say_every_s,
         kills=_numbers(given.kills),
         embedded_kills=_numbers(given.embedded_kills),
+        least=_numbers(given.least),
+        embedded_least=_numbers(given.embedded_least),
     )
 
 
@@ -131,6 +139,7 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
                 killing.append(group.create_task(embedded.chaos(plan.seconds, plan.embedded_kills)))
             await asyncio.sleep(plan.seconds)
             await asyncio.gather(*killing)
+            await _run_on(plan, sides)
             for side in sides:
                 side.people.stop.set()
             await asyncio.gather(*chats)
@@ -157,6 +166,17 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
     }
     memory.write(plan.folder / "memory.csv")
     return report.summary(stub, embedded, memory, {"conditions": conditions})
+
+
+async def _run_on(plan: Plan, sides: Sequence[StubSide | EmbeddedSide]) -> None:
+    """Wait until each side has met its least, `RUN_ON_S` at most: a slow machine does less in the same minutes."""
+    end = time.monotonic() + RUN_ON_S
+    while time.monotonic() < end:
+        wanted = [plan.least if isinstance(side, StubSide) else plan.embedded_least for side in sides]
+        found = [await asyncio.to_thread(so_far, side) for side in sides]
+        if all(has[name] >= n for least, has in zip(wanted, found, strict=True) for name, n in least.items()):
+            return
+        await asyncio.sleep(1)
 
 
 async def _watch(plan: Plan, started: float, sides: Sequence[StubSide | EmbeddedSide], memory: Memory) -> None:
