@@ -1,11 +1,13 @@
 """A judge that is a real model: the base in the policy's own engine, and a server like ours over HTTP.
 
-The bundled model is too small to judge well; what counts is that every answer of it is a vote of its own or none.
+No model that fits the suite judges well. What counts is that every answer of it is a vote of its own or none, so the
+bundled model's first layers answer.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +20,6 @@ from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.judge.llm import JudgeClient, LlmJudge
 from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.messages import Message
-from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import EngineSettings, JudgeSettings, ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
@@ -43,8 +44,16 @@ def judged(text: str) -> JudgedTurn:
 
 
 @pytest.fixture(scope="module")
-def frontend(server: RunningServer) -> FrontEnd:
-    return FrontEnd(ModelSettings(), tokenizer_folder(ModelSettings(), server.data_dir / "cache"))
+def server(tmp_path_factory: pytest.TempPathFactory, short_model: Path) -> Iterator[RunningServer]:
+    settings = [f"model.path={short_model}", "trainer.kind=external", "server.api_keys=[{key='sk-test', user='uma'}]"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    with RunningServer(tmp_path_factory.mktemp("judge") / "data", arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def frontend(short_model: Path) -> FrontEnd:
+    return FrontEnd(ModelSettings(path=str(short_model)), short_model)
 
 
 @pytest.fixture(params=["engine", "url"])

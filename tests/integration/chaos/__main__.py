@@ -40,6 +40,7 @@ class Plan:
     streams: int
     embedded: int
     """People on the embedded engine; 0: that server is left out."""
+    embedded_model: str
     tokens_per_s: float
     think_s: float
     seed: int
@@ -80,6 +81,7 @@ def _plan(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--sessions", type=int, default=1000, help="conversations on the stub engine, about")
     parser.add_argument("--streams", type=int, default=64, help="people at once on the stub engine")
     parser.add_argument("--embedded", type=int, default=16, help="people on the embedded engine; 0 leaves it out")
+    parser.add_argument("--embedded-model", default="bundled", help="of the embedded engine and its trainer")
     parser.add_argument("--tokens-per-s", type=float, default=25.0, help="of one stream of the stub engine")
     parser.add_argument("--think-s", type=float, default=2.0, help="between a reply and the next message, on average")
     parser.add_argument("--kills", default="engine=16,judge=14,trainer=20,server=7", help="of the stub side")
@@ -95,6 +97,7 @@ def _plan(argv: Sequence[str] | None) -> Plan:
         sessions=given.sessions,
         streams=given.streams,
         embedded=given.embedded,
+        embedded_model=given.embedded_model,
         tokens_per_s=given.tokens_per_s,
         think_s=given.think_s,
         seed=secrets.randbelow(1 << 32) if given.seed is None else given.seed,
@@ -114,6 +117,7 @@ def _numbers(text: str) -> dict[str, int]:
 def _embedded(plan: Plan) -> EmbeddedSide:
     port = free_port()
     arguments = ["--port", str(port), "--batch-size", "8", "--set", "log_format=json"]
+    arguments += ["--set", f"model.path={plan.embedded_model}"]
     arguments += ["--set", "memory.texts_mb=1", "--set", "memory.words=500"]
     arguments += ["--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
     server = RunningServer(plan.folder / "embedded", arguments)
