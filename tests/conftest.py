@@ -27,13 +27,18 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-ONE_SERVER = frozenset(
-    f"tests/integration/{name}.py" for name in ("test_bad_input", "test_exact_reply", "test_loop", "test_swap_cache")
-)
-"""Files whose tests ask the one real server: one worker runs them all, so that one server starts."""
+SERVERS = {
+    "server": ("test_exact_reply", "test_loop"),
+    "short_server": ("test_bad_input", "test_judge", "test_swap_cache"),
+}
+"""Files of `tests/integration` by their server: one worker runs all files of a server, which starts once."""
 LONG_FIRST = (
-    *sorted(ONE_SERVER),
+    "tests/integration/test_loop.py",
+    "tests/integration/test_exact_reply.py",
     "tests/integration/test_kill.py",
+    "tests/integration/test_judge.py",
+    "tests/integration/test_swap_cache.py",
+    "tests/integration/test_bad_input.py",
     "tests/degradation/",
     "tests/openclaw_opd/test_alignment.py",
     "tests/openclaw_rl/engines/",
@@ -57,13 +62,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to one worker, in the order of collection, and the files of the one server to the same."""
+    """Give each file to one worker, in the order of collection, and the files of one server to the same worker."""
     from xdist.scheduler import LoadFileScheduling
+
+    servers = {f"tests/integration/{file}.py": name for name, files in SERVERS.items() for file in files}
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "the one server" if file in ONE_SERVER else file
+            return servers.get(file, file)
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

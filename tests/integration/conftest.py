@@ -1,5 +1,5 @@
-"""One real server with the bundled model for the whole folder: the real engine, the real trainer, real processes; and
-the chaos run, which goes on beside the other tests.
+"""Two real servers for the whole folder, with the real engine, the real trainer and real processes: one has the bundled
+model, one its first layers. And the chaos run, which goes on beside the other tests.
 """
 
 import os
@@ -13,14 +13,21 @@ from beside import Beside
 
 from openclaw_rl.testing.running_server import RunningServer
 
+ARGUMENTS = ("--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]")
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, bundled_cache: Path) -> Iterator[RunningServer]:
     data_dir: Path = tmp_path_factory.mktemp("server") / "data"
     bundled.link(bundled_cache, data_dir / "cache")
-    with RunningServer(
-        data_dir, ["--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]"]
-    ) as server:
+    with RunningServer(data_dir, ARGUMENTS) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def short_server(tmp_path_factory: pytest.TempPathFactory, short_model: Path) -> Iterator[RunningServer]:
+    arguments = [*ARGUMENTS, "--set", f"model.path={short_model}"]
+    with RunningServer(tmp_path_factory.mktemp("short-server") / "data", arguments) as server:
         yield server
 
 

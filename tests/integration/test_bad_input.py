@@ -1,4 +1,4 @@
-"""Bad input on the real server: a 4xx in OpenAI's form, nothing recorded, nothing lost (issue 2, point 8)."""
+"""Bad input on the real server: a 4xx in OpenAI's form, nothing recorded, nothing lost."""
 
 import json
 from typing import Any
@@ -12,6 +12,11 @@ pytestmark = pytest.mark.real_model
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+@pytest.fixture(scope="module")
+def server(short_server: RunningServer) -> RunningServer:
+    return short_server
 
 
 def ask(server: RunningServer, body: Any = None, *, key: str = "sk-test", raw: bytes | None = None) -> httpx.Response:

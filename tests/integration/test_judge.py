@@ -6,7 +6,7 @@ bundled model's first layers answer.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -44,11 +44,8 @@ def judged(text: str) -> JudgedTurn:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, short_model: Path) -> Iterator[RunningServer]:
-    settings = [f"model.path={short_model}", "trainer.kind=external", "server.api_keys=[{key='sk-test', user='uma'}]"]
-    arguments = [word for setting in settings for word in ("--set", setting)]
-    with RunningServer(tmp_path_factory.mktemp("judge") / "data", arguments) as server:
-        yield server
+def server(short_server: RunningServer) -> RunningServer:
+    return short_server
 
 
 @pytest.fixture(scope="module")
