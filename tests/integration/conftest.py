@@ -13,7 +13,10 @@ from beside import Beside
 
 from openclaw_rl.testing.running_server import RunningServer
 
-ARGUMENTS = ("--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]")
+ARGUMENTS = (
+    *("--batch-size", "2", "--set", "server.api_keys=[{key='sk-test', user='uma'}]"),
+    *("--set", "trainer.nice=0"),  # a nice trainer would wait minutes for a step where another job has the cores
+)
 
 
 @pytest.fixture(scope="session")

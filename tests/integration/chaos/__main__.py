@@ -117,7 +117,7 @@ def _numbers(text: str) -> dict[str, int]:
 def _embedded(plan: Plan) -> EmbeddedSide:
     port = free_port()
     arguments = ["--port", str(port), "--batch-size", "8", "--set", "log_format=json"]
-    arguments += ["--set", f"model.path={plan.embedded_model}"]
+    arguments += ["--set", f"model.path={plan.embedded_model}", "--set", "trainer.nice=0"]
     arguments += ["--set", "memory.texts_mb=1", "--set", "memory.words=500"]
     arguments += ["--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
     server = RunningServer(plan.folder / "embedded", arguments)
