@@ -29,7 +29,7 @@ STAGES = [
     *(("trainer", point) for point in ("renamed", "written", "forget", "prune", "discard")),
 ]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("kill") / "campaign"
     argv = [sys.executable, "-m", "kill", str(folder), "--kills", str(KILLS), "--seed", str(seed)]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=850, check=False)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=1400, check=False)
     assert done.stdout.startswith("{"), f"seed {seed}: {done.stderr[-4000:]}"
     return Ended(seed, json.loads(done.stdout), folder)
 

@@ -31,9 +31,9 @@ from openclaw_rl.testing import ToyPolicy
 
 PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0)}
 """A process that has not met its fate within a time drawn from here is killed wherever it is."""
-RUN_ON_S, AIMED_S = 400.0, 30.0
+RUN_ON_S, AIMED_S = 300.0, 30.0
 """Bounds of the aimed kills together, and of the wait for one of them."""
-BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 90.0
+BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 240.0
 LEAST_VERSIONS = 6
 """The rest begins when so many versions were trained, and more replies acknowledged than processes killed."""
 MOMENT, SEEN_FILE = "moment", "seen.json"
