@@ -29,7 +29,7 @@ class NodeConfig(BaseModel):
     trainer: TrainerSettings
     method: MethodSettings
     heartbeat: str | None = None
-    """The name of the actor that is told when a step gets on (`pulse`)."""
+    """The name of the actor that is told when a step gets on (`heartbeat`)."""
 
     def attach(self, args: Namespace) -> None:
         args.openclaw = self

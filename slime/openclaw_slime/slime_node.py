@@ -64,7 +64,7 @@ class SlimeNode:
         sys.argv = ["openclaw_slime.driver", *arguments]  # slime and Megatron read nothing else
         args = parse_args()
         name = heartbeat.new_name()
-        config.model_copy(update={"pulse": name}).attach(args)
+        config.model_copy(update={"heartbeat": name}).attach(args)
         configure_logger()
         if ray_address is None:
             ray.init(address="local", include_dashboard=False)  # never one that somebody else started here

@@ -164,7 +164,7 @@ async def _serve(
     if settings.watch.enabled:
         life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "watch")
     life.own(alerts.run(), "alerts")
-    life.own(watchdog.run(), "keeper")
+    life.own(watchdog.run(), "engine watchdog")
     life.own(publisher.run(), "publisher")
     life.own(pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")

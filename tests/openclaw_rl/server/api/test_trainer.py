@@ -34,7 +34,7 @@ class Api:
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock, self.wait, self.committed = ledger, clock, LeaseWait(), []
         self.app, self.health, self.words = FastAPI(), Health(), 0
-        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.health}
+        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "health": self.health}
         self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
