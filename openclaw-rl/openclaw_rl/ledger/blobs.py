@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.messages import Message
 from openclaw_rl.types import Ids, LogProbs, VersionRun
 
@@ -86,8 +86,6 @@ def unpack_runs(blob: bytes) -> tuple[VersionRun, ...]:
 
 
 PROMPT_PIECE = 512
-_LOOKUP = 500
-"""Digests asked for in one statement (SQLite's own bound is 999 in old versions)."""
 
 
 class Connection(sqlite3.Connection):
@@ -107,8 +105,7 @@ def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[
     digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
     ids: dict[bytes, int] = {}
     wanted = list(dict.fromkeys(digests))
-    for start in range(0, len(wanted), _LOOKUP):
-        some = wanted[start : start + _LOOKUP]
+    for some in cut(wanted):
         marks, values = in_list(some)
         ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", values))
     touch(db, ids.values())
@@ -124,8 +121,7 @@ def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
     wanted = list(ids)
     found: dict[int, bytes] = {}
     distinct = list(dict.fromkeys(wanted))
-    for start in range(0, len(distinct), _LOOKUP):
-        some = distinct[start : start + _LOOKUP]
+    for some in cut(distinct):
         marks, values = in_list(some)
         found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", values))
     return [unpack_bytes(found[piece]) for piece in wanted]

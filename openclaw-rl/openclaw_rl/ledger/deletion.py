@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.ledger.blobs import Connection, unpack_ids
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 
 VACUUM_BYTES = 512 * 2**20
 """A larger file is not written anew while chats wait (about a second for this size)."""
-_SOME = 500
 _PAUSE_ROWS, _PAUSE_S = 2000, 0.002
 """A plan reads every row: now and then it lets the event loop have the interpreter."""
 
@@ -58,7 +57,7 @@ def yield_interpreter(number: int) -> None:
 def pieces_of(db: sqlite3.Connection, rows: Collection[int]) -> set[int]:
     """All that these requests refer to."""
     found: set[int] = set()
-    for some in _cut(sorted(rows)):
+    for some in cut(sorted(rows)):
         marks, values = in_list(some)
         for _, lists, singles in _references(db, f"WHERE id IN ({marks})", values):
             found.update(*map(unpack_ids, lists), singles)
@@ -70,7 +69,7 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
     taken from them here."""
     turns = 0
     with zeroed(db):
-        for some in _cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
+        for some in cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
             marks, values = in_list(some)
             _uncount(db, marks, values)
             turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
@@ -86,7 +85,7 @@ def delete_pieces(db: sqlite3.Connection, planned: Sequence[int]) -> int:
     assert isinstance(db, Connection)
     deleted = 0
     with zeroed(db):
-        for some in _cut([piece for piece in planned if piece not in (db.touched or ())]):
+        for some in cut([piece for piece in planned if piece not in (db.touched or ())]):
             marks, values = in_list(some)
             deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", values).rowcount
     return deleted
@@ -163,8 +162,3 @@ def _uncount(db: sqlite3.Connection, marks: str, values: Sequence[int]) -> None:
     ):
         for name, n in db.execute(query, values).fetchall():
             db.execute("UPDATE counter SET n = n - ? WHERE name = ?", (n, name))
-
-
-def _cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), _SOME):
-        yield ids[start : start + _SOME]

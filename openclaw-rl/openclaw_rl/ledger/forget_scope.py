@@ -15,10 +15,9 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, deletion
 from openclaw_rl.ledger.blobs import unpack_ids
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.types import Ids
 
-_SOME = 500
 _SYSTEM = ("system", "developer")
 
 
@@ -158,12 +157,6 @@ def of_user(db: sqlite3.Connection, user: str) -> Everything:
         if db.execute(f"SELECT 1 FROM {table} WHERE user = ? LIMIT 1", (user,)).fetchone() is not None:
             return Everything(user)
     raise LedgerError(f"no user {user!r} ever said anything here")
-
-
-def cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """In parts that one statement takes."""
-    for start in range(0, len(ids), _SOME):
-        yield ids[start : start + _SOME]
 
 
 def _without_system(db: sqlite3.Connection, messages: Ids) -> Ids:

@@ -16,16 +16,10 @@ user_version` counts the entries a file has had. How the tables are cut:
 * `lease_sample` never forgets who trained what: the proof of "at most once in any ancestry" is read from it.
 
 The few single values of a ledger: whose it is, the tip, the newest fence, the pin, the switches.
-
-`IN (?, ?, …)` in a few wordings.
-
-Each connection keeps the 256 statements that it prepared last, by their text, and one with 500 marks takes 60 kB: with
-a wording for each number of values they would fill, over days, 18 MB a connection. So the values are filled up with
-the last of them to a power of two, which changes nothing of what is found.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from openclaw_rl.errors import LedgerMismatch
@@ -228,6 +222,15 @@ T = TypeVar("T")
 
 
 def in_list(values: Sequence[T]) -> tuple[str, list[T]]:
-    """The marks between the brackets, and what to bind to them. There is at least one value."""
+    """Return the marks between the brackets of `IN (?, ?, …)`, and the values to bind. There is at least one value."""
+    # Each connection keeps the 256 statements that it prepared last, by their text, and one with 500 marks takes 60 kB.
+    # With a wording for each number of values they would fill, over days, 18 MB a connection. So the values are filled
+    # up with the last of them to a power of two, which changes no result.
     size = 1 << (len(values) - 1).bit_length()
     return ",".join("?" * size), [*values, *[values[-1]] * (size - len(values))]
+
+
+def cut(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
+    """Yield the values in parts that one statement takes (SQLite's own bound is 999 in old versions)."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -62,7 +62,7 @@ class Snapshot:
     def turns(self) -> Iterator[TurnRecord]:
         """Every turn, demonstrations among them."""
         for (turn_id,) in self._db.execute("SELECT turn_id FROM turn ORDER BY id"):
-            if (record := reports.turn(self._db, turn_id)) is not None:
+            if (record := reports.read_record(self._db, turn_id)) is not None:
                 yield record
 
     def judged(self) -> Iterator[JudgedTurn]:
