@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import open, reports
+from openclaw_rl.ledger import open, reports, schema
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
@@ -44,10 +44,10 @@ class Snapshot:
             raise LedgerError(f"cannot read the ledger {path}: {error}") from error
         try:
             db.execute("BEGIN")
-            (schema,) = db.execute("PRAGMA user_version").fetchone()
-            if schema != len(MIGRATIONS):
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if found != len(MIGRATIONS):
                 raise LedgerMismatch(
-                    f"the ledger {path} has schema {schema}, this program reads {len(MIGRATIONS)}"
+                    f"the ledger {path} has schema {found}, this program reads {len(MIGRATIONS)}"
                     " (a start of the server migrates an older one)"
                 )
             identity = schema.get_text(db, "identity")
