@@ -1,4 +1,4 @@
-"""A forgotten session is gone from the file, and nothing else is; a backup is the ledger as it was at one moment."""
+"""A forgotten session leaves no byte in the file, and other sessions stay; a backup is the ledger at one moment."""
 
 import asyncio
 import inspect
@@ -168,7 +168,7 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
 async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_and_loses_the_tokens(
     ledger, driver, ledger_path
 ):
-    """Of a large file too, where nothing is written anew."""
+    """Also in a large file, which is not rewritten."""
     version, _ = await driver.step()
     (before,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
     assert before.prompt_ids
@@ -180,8 +180,8 @@ async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_
 
 
 async def test_a_conversation_without_an_id_is_named_by_any_of_its_replies(ledger, driver):
-    """Its first question and answer tell it: not what another said in the same words, nor what was answered otherwise,
-    nor what has an id. A retry that nobody went on from goes too."""
+    """Its first question and answer identify it. Equal words of another user, another answer, and sessions with an id
+    stay. A retry that no request continued goes too."""
     system, hi = Message(role="system", content="be kind"), Message(role="user", content="hi")
     yes, no = Message(role="assistant", content="yes"), Message(role="assistant", content="no")
     more, bye = Message(role="user", content="more"), Message(role="user", content="bye")
@@ -240,7 +240,7 @@ async def test_a_user_is_forgotten_with_all_sessions(ledger, driver):
 
 
 async def test_who_sent_background_requests_alone_is_forgotten_too(ledger, driver, ledger_path):
-    """Nothing that was said is kept of them, but whose they were."""
+    """The ledger keeps no content of them, only their user and session."""
     for user, session in (("ann", "of-titles"), ("ann", None), ("bob", "of-titles"), ("eve", None)):
         await ledger.count_side(SideCount(user, session, "title", 1, 1, 200, 1.0))
     with pytest.raises(LedgerError, match="several users have a session 'of-titles': ann, bob"):
