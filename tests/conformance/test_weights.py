@@ -15,7 +15,7 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import EngineError
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.full_swap import FullWeightSwap
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import SamplingParams
@@ -58,9 +58,9 @@ class World:
             self.serving,
             rid=f"swap-{prompt[-1]}",
             prompt_ids=prompt,
-            sampling=SamplingParams(max_new_tokens=TOKENS, temperature=0.7),
-            end_ids=(),
-            extras=EngineExtras(ignore_eos=True),
+            decoding=Decoding(
+                SamplingParams(max_new_tokens=TOKENS, temperature=0.7), (), EngineExtras(ignore_eos=True)
+            ),
         )
         self.running.append(running)
         async with running, aclosing(running.events()) as events:

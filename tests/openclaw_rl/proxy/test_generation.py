@@ -11,7 +11,7 @@ from waiting import until
 from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.errors import EngineRefused, RequestError
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.testing import FakeEngine, Scripted
 from openclaw_rl.types import SamplingParams
 
@@ -38,9 +38,7 @@ def generation(
         serving,
         rid="r",
         prompt_ids=(1, 5, 6),
-        sampling=SamplingParams(max_new_tokens=limit, **params),  # type: ignore[arg-type]
-        end_ids={END},
-        extras=extras,
+        decoding=Decoding(SamplingParams(max_new_tokens=limit, **params), {END}, extras),  # type: ignore[arg-type]
     )
 
 

@@ -19,7 +19,7 @@ from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
@@ -145,9 +145,7 @@ class World:
             self.serving,
             rid=f"r{number}",
             prompt_ids=(*PROMPT, 7 + number),
-            sampling=SamplingParams(max_new_tokens=60),
-            end_ids=(),
-            extras=EngineExtras(ignore_eos=True),
+            decoding=Decoding(SamplingParams(max_new_tokens=60), (), EngineExtras(ignore_eos=True)),
         )
         async with running, aclosing(running.events()) as events:
             async for _ in events:
