@@ -9,8 +9,8 @@ The order of the steps is the promise:
 
 Every reply of which a client read a token is therefore in the ledger. If the ledger is slow, a stream's head and its
 keep-alives go out before the commit. If the ledger cannot write, the reply is still served; the turn is not trained on,
-and the log says so. Background requests are served and counted, never recorded. The
-text of a reply is stored for people and for pairing; the trainer reads only the ids.
+and the log says so. Background requests are served and counted, never recorded. The text of a reply is stored for
+people and for pairing; the trainer reads only the ids.
 """
 
 import asyncio
