@@ -1,5 +1,6 @@
-"""One real server with the bundled model for the whole folder: the real engine, the real trainer, real processes; and
-the chaos run, which goes on beside the other tests.
+"""One real server with the bundled model for the whole folder: real engine, real trainer, real processes.
+
+The chaos run runs beside the other tests.
 """
 
 import os
@@ -35,12 +36,12 @@ _chaos = pytest.StashKey[Beside]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test that waits for the run beside is the last one."""
+    """Sort the test that waits for the chaos run to the end."""
     items.sort(key=lambda item: item.path.name == CHAOS)
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """The run starts with the first test, when its own test is among those that will run."""
+    """Start the chaos run with the first test, if its own test is selected."""
     if any(item.path.name == CHAOS for item in session.items) and not session.config.option.collectonly:
         session.config.stash[_chaos] = _start(Path(tempfile.mkdtemp(prefix="chaos-")))
 

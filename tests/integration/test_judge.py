@@ -1,6 +1,6 @@
-"""A judge that is a real model: the base in the policy's own engine, and a server like ours over HTTP.
+"""Real models as judges: the base in the policy's own engine, and a second server over HTTP.
 
-The bundled model is too small to judge well; what counts is that every answer of it is a vote of its own or none.
+The bundled model is too small to judge well. The tests check that each of its answers is a vote of its own or no vote.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step; OPD with
-an EMA teacher, which serves scoring beside the version that it belongs to.
+"""OPD and Combined on real parts: the bundled model scores itself, corrections are the hints, one LoRA step runs.
+
+OPD runs with an EMA teacher too, which serves scoring beside its version.
 """
 
 import math
@@ -19,7 +20,7 @@ CORRECTION = "No lists please, one short sentence only."
 
 
 def chat(server: RunningServer, number: int, following: str) -> str:
-    """One turn and the user's answer to it; the turn's id."""
+    """Chat one turn and the user's answer to it; return the turn's id."""
     headers = {"X-Session-Id": f"s{number}"}
     messages = [{"role": "user", "content": f"Give me three tips to sleep better, please, number {number}."}]
     body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 16}

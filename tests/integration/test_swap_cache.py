@@ -1,6 +1,6 @@
-"""Case WS-2 as it is told, on the real server, engine and trainer: a long prompt before and after a swap of weights.
+"""Case WS-2 as the case has it, on the real server, engine and trainer: a long prompt before and after a weight swap.
 
-The adapters of one version are loaded and let go of again on the way, so the last swap is one under a known name.
+The adapter of one version is loaded and unloaded in between, so the last swap is under a known name.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CASE = CASES["WS-2"]
 
 
 def asked(server: RunningServer, request: dict[str, Any], run: str) -> tuple[int, int, Any]:
-    """The version that answered, prompt tokens found in the cache, the turn's record."""
+    """Ask; return the version that answered, the prompt tokens found in the cache, and the turn's record."""
     (message,) = request["body"]["messages"]
     text, times = message["content"]["$repeat"]
     body = request["body"] | {
@@ -40,7 +40,7 @@ def asked(server: RunningServer, request: dict[str, Any], run: str) -> tuple[int
 
 
 def trained_version(server: RunningServer) -> int:
-    """A version with weights of its own: one that is there, or one that two chats make."""
+    """Return a version with its own weights: an existing one, or one that two chats make."""
     known = [
         row["weight_version"] for row in server.status()["versions"] if row["folder"] and row["state"] != "rejected"
     ]
@@ -57,7 +57,7 @@ def trained_version(server: RunningServer) -> int:
 
 
 async def fresh_log_probs(server: RunningServer, record: Any, folder: Path, cache: Path) -> list[float]:
-    """The reply's ids, scored by an engine that never had other weights."""
+    """Score the reply's ids by an engine that never had other weights."""
     with embedded_engine(ModelSettings(), cache, device="cpu", threads=1) as url:
         engine = HttpEngine(url, settings=EngineSettings())
         try:

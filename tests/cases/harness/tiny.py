@@ -1,6 +1,8 @@
-"""The real trainer beside a server over a stub engine: loop, learner and LoRA, of a random Llama with the vocabulary of
-words. Its log-probs are not the stub's: `LENIENT` lets the gate and the self-test pass whatever comes of it, and
-`tiny_settings` masks only what is beyond all measure.
+"""The real trainer beside a server over a stub engine: loop, learner and LoRA of a random Llama with a vocabulary of
+words.
+
+Its log-probs differ from the stub's, so `LENIENT` lets every version pass the gate and the self-test, and
+`tiny_settings` masks only extreme tokens.
 """
 
 import threading

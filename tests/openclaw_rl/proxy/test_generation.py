@@ -95,7 +95,7 @@ async def test_an_engine_that_never_comes_back_is_given_up_as_503() -> None:
 
 
 class Watched(VersionAdmission):
-    """Keeps how long whoever waits for the gate would wait; it shuts before the fourth wait, for good."""
+    """Keeps the timeout of each wait for admission; before the fourth wait it holds for ever."""
 
     def __init__(self) -> None:
         super().__init__(hold_s=60.0)
@@ -187,7 +187,7 @@ async def test_closing_gives_the_version_back_and_aborts() -> None:
 
 
 async def test_an_engine_that_came_back_empty_faster_than_anyone_looked_costs_no_chat(tmp_path: Path) -> None:
-    """It answers 4xx for an adapter it had a moment ago: the reply waits until the adapter is there again."""
+    """The engine answers 4xx for an adapter that it had before: the reply waits until the adapter is loaded again."""
     engine, serving = FakeEngine(), serving_base()
     await engine.load_adapter("policy-v3", tmp_path)
     serving.switch(3, "policy-v3")
