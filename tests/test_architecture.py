@@ -1,4 +1,4 @@
-"""The architecture page names paths that exist, and every folder and file at the top of the core."""
+"""The architecture page and the packages' READMEs name files that exist; the page names every entry of the core."""
 
 import re
 from pathlib import Path
@@ -33,6 +33,15 @@ def exists(path: str, line: str) -> bool:
 def test_the_paths_of_the_page_exist(line: str) -> None:
     for path in filter(PATH.fullmatch, spans(line)):
         assert exists(path, line), path
+
+
+@pytest.mark.parametrize("folder", ["openclaw-rl", "openclaw-opd", "openclaw-combine", "slime"])
+def test_the_files_that_a_package_names_exist(folder: str) -> None:
+    """A README names files of its package without their folder, too."""
+    text = re.sub(r"```.*?```", "", (ROOT / folder / "README.md").read_text(), flags=re.DOTALL)
+    names = {path.name for package in PACKAGES.values() for path in package.rglob("*.py")}
+    found = {span for span in spans(text) if re.fullmatch(r"\w+\.py", span)}
+    assert found <= names, found - names
 
 
 def test_the_page_names_every_entry_of_the_core() -> None:

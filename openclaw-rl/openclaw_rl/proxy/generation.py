@@ -41,7 +41,7 @@ class EngineExtras:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Rules by which the engine decodes one reply, and by which it ends."""
+    """Sampling parameters, end tokens and extras of one reply: how the engine decodes it, and when it is complete."""
 
     sampling: SamplingParams
     end_ids: Collection[int]
@@ -250,7 +250,7 @@ class Generation:
         status = (finish.model_extra or {}).get("status_code")
         if isinstance(status, int) and 400 <= status < 500:
             raise EngineRefused(finish.message or "the engine refused the request", status=status)
-        return False  # a weight swap aborted the reply; after an abort of ours nothing reads the stream
+        return False  # a weight swap aborted the reply; our own aborts close the stream and never come here
 
     async def _take_version(self, within_s: float | None = None) -> None:
         """Hold the current version, then release the one held before."""
@@ -262,7 +262,8 @@ class Generation:
             await former.aclose()
 
     def _has_lost_adapter(self, error: EngineRefused) -> bool:
-        """Return True if the engine does not know the adapter; once a reply, so that no client waits for ever."""
+        """Return True if the engine does not know the adapter that it got."""
+        # At most once a reply: a second hold for the same adapter could let the client wait for ever.
         assert self._use is not None
         is_lost = is_unknown_adapter(error, self._use.lora_path) and not self._lost_adapter
         self._lost_adapter |= is_lost

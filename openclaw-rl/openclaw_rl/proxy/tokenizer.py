@@ -68,7 +68,7 @@ class CachedTokenizer:
         controls = sorted(tokens, key=len, reverse=True)
         self._cut = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
         if len(controls) > _LAST - _FIRST:
-            raise ValueError(f"{len(controls)} added tokens are more than there are characters to stand for them")
+            raise ValueError(f"{len(controls)} added tokens: more than the private-use characters that replace them")
         self._stand_in = {text: chr(_FIRST + i) for i, text in enumerate(controls)}
         self._stood_for = {mark: text for text, mark in self._stand_in.items()}
         private = f"[{_ESCAPE}-{chr(_LAST)}]"
