@@ -6,9 +6,7 @@ a server that ends, or a driver that says it can never start (exit 2), ends the 
 children notice and leave (`openclaw_rl.processes.child_main`).
 """
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -20,8 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import openclaw_rl
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_line, lifeline
 
 POLL_S = 0.5
 START_TIMEOUT_S = 900.0
@@ -29,7 +28,6 @@ DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
 """A driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
 CANNOT_START = 2
-_SUPERVISED = Path(openclaw_rl.__file__).parent / "processes" / "child_main.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +51,12 @@ class Process:
     def __init__(self, command: Command, log_file: Path | None) -> None:
         self.command, self._log_file = command, log_file
         self._started = time.monotonic()
-        variables = [word for name, value in command.environ.items() for word in ("--env", f"{name}={value}")]
-        # -P: the folder of that file, which holds a `types.py`, is not to be searched for modules.
-        argv = [command.python, "-P", str(_SUPERVISED), *variables, command.module, *command.arguments]
+        argv = ChildCommand(
+            command.module, command.arguments, command.python, command.environ, ModuleSearch.BY_PATH
+        ).argv()
         output = None if log_file is None else log_file.open("ab")
         try:
-            # stdin is the lifeline: it closes with us, and the child leaves (child_main.py).
-            self._popen = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
-            )
+            self._popen = subprocess.Popen(argv, stdout=output, stderr=output, **lifeline())
         except OSError as error:
             raise SettingsError(f"{command.name}: {command.python}: {error.strerror}") from error
         finally:
@@ -80,8 +75,7 @@ class Process:
     def last_line(self) -> str:
         if self._log_file is None:
             return "see above"
-        lines = self._log_file.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return last_line(self._log_file)
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM, SIGKILL after the grace; then what it left in its group."""
@@ -97,8 +91,7 @@ class Process:
 
     def clear(self) -> None:
         """End what it left in its group: a restart must find its GPU memory free."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        end_group(self._popen.pid)
 
 
 class Restarted:
@@ -106,7 +99,7 @@ class Restarted:
 
     def __init__(self, command: Command, log_file: Path) -> None:
         self._command, self._log_file = command, log_file
-        self._pause_s, self._again_at = FIRST_PAUSE_S, 0.0
+        self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self.process = Process(command, log_file)
 
     def look(self) -> int | None:
@@ -117,8 +110,8 @@ class Restarted:
         if not self._again_at:
             self.process.clear()
             if self.process.ran_s > HEALTHY_AFTER_S:
-                self._pause_s = FIRST_PAUSE_S
-            self._again_at, self._pause_s = now + self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+                self._pauses.reset()
+            self._again_at = now + self._pauses.next_s()
             _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
             return code
         if now >= self._again_at:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
+from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
 from openclaw_rl.telemetry.health import Health
@@ -192,7 +193,7 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     seen, ledger = tmp_path / "seen", OverdueLedger()
     health = Health()
-    child = Child("trainer", "a_trainer", [str(seen)], python=None, log_file=tmp_path / "log", stop_grace_s=1.0)
+    child = Child("trainer", ChildCommand("a_trainer", (str(seen),)), log_file=tmp_path / "log", stop_grace_s=1.0)
 
     async def starts(count: int) -> int:
         """It has begun so often, and we know its process; that is known a moment after it began."""

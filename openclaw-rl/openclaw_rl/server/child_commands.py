@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.models.resolve import model_display_name, tokenizer_folder
+from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
 
@@ -37,9 +38,7 @@ def engine_child(settings: Settings, data: DataDir, port: int, on_exit: Callable
     )
     return Child(
         "engine",
-        "openclaw_rl.engines.embedded",
-        ["--config", str(config)],
-        python=settings.engine.python,
+        ChildCommand("openclaw_rl.engines.embedded", ("--config", str(config)), settings.engine.python),
         log_file=data.logs / "engine.log",
         on_exit=on_exit,
     )
@@ -65,9 +64,7 @@ def trainer_child(settings: Settings, data: DataDir, *, url: str, token: str, ba
     )
     return Child(
         "trainer",
-        "openclaw_rl.trainers.local",
-        ["--config", str(config)],
-        python=settings.trainer.python,
+        ChildCommand("openclaw_rl.trainers.local", ("--config", str(config)), settings.trainer.python),
         log_file=data.logs / "trainer.log",
     )
 

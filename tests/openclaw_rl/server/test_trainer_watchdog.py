@@ -5,12 +5,12 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, TrainerHeartbeat, end_when_hung
 from openclaw_rl.telemetry.health import Health
@@ -110,7 +110,7 @@ async def test_a_process_that_hangs_before_its_first_batch_is_started_again(
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.LONGEST_WATCH_S", 0.01)
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.SILENT_S", 0.1)
     health = Health()
-    child = Child("trainer", "a_trainer", [], python=sys.executable, log_file=tmp_path / "log", stop_grace_s=1.0)
+    child = Child("trainer", ChildCommand("a_trainer"), log_file=tmp_path / "log", stop_grace_s=1.0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
         watching = tasks.create_task(end_when_hung(child, NoLeases(), health, TrainerHeartbeat(), lease_s=0.1))

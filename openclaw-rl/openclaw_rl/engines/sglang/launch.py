@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
 
@@ -136,14 +137,10 @@ def sglang_child(
 ) -> Child:
     return Child(
         "engine",
-        MODULE,
-        arguments,
-        python=engine.python,
+        ChildCommand(MODULE, tuple(arguments), engine.python, ENVIRON, ModuleSearch.ISOLATED),
         log_file=log_file,
         stop_grace_s=_STOP_GRACE_S,
         on_exit=on_exit,
-        is_foreign=True,
-        environ=ENVIRON,
     )
 
 
