@@ -1,4 +1,4 @@
-"""Every route of the server, each on the parts it uses, behind the doors and bounds that all share."""
+"""Every route of the server, each over the components it uses, behind the checks and limits that all routes share."""
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
@@ -8,14 +8,14 @@ from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.app import http_app, with_host_guard
-from openclaw_rl.server.api.control import build_admin_router
+from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
-from openclaw_rl.server.api.status import AdminDeps
+from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
-from openclaw_rl.server.privacy import Forgetting, Retention
+from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
@@ -33,8 +33,7 @@ def served_app(
     sessions: Sessions,
     publisher: Publisher,
     pushes: TrainerPushes,
-    retention: Retention,
-    method: str,
+    condition: Condition,
 ) -> ASGIApp:
     chats = _chats(settings, core, sessions)
     app = http_app()
@@ -42,7 +41,7 @@ def served_app(
     app.include_router(_trainer(core, events, life, publisher))
     app.include_router(_pushes(settings, core, events, publisher, pushes))
     app.include_router(build_page_router())
-    app.include_router(_admin(settings, core, events, life, publisher=publisher, retention=retention, method=method))
+    app.include_router(_admin(settings, core, events, publisher, condition))
     app.include_router(_feedback(settings, core, events))
     body_limit = int(settings.server.max_body_mb * 2**20)
     return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
@@ -102,31 +101,19 @@ def _pushes(
 
 
 def _admin(
-    settings: Settings,
-    core: Core,
-    events: ServerEvents,
-    life: Lifetime,
-    *,
-    publisher: Publisher,
-    retention: Retention,
-    method: str,
+    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, condition: Condition
 ) -> APIRouter:
     return build_admin_router(
-        AdminDeps(
-            admin_key=core.admin_key,
+        core.admin_key,
+        condition,
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        Controls(
             ledger=core.ledger,
-            serving=core.serving,
             publisher=publisher,
-            health=core.health,
-            children=lambda: [child.status() for child in life.children],
             forgetting=Forgetting(core.ledger, publisher, core.data.root),
-            retention=retention,
             train_now=events.lease_wait.train_now,
             training=settings.training,
-            model_name=core.model_name,
-            method=method,
-            started_at=core.started_at,
-        )
+        ),
     )
 
 
