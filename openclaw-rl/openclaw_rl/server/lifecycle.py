@@ -1,6 +1,6 @@
 """Lifetime of one run of the server: its port, its tasks, its child processes, and the order in which they stop.
 
-The port is bound before anything heavy starts. uvicorn serves it without signal handlers of its own.
+The port is bound before the engine and the front end load. uvicorn serves it without signal handlers of its own.
 
 Stop: no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) → our tasks → the
 remaining children. A crash of any task climbs through the task group.
