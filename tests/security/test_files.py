@@ -1,4 +1,4 @@
-"""What lies on disk: readable for its owner alone whatever the umask, and never run as code."""
+"""Files on disk are readable for their owner alone, whatever the umask, and are never run as code."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Nothing listens beyond loopback without a key."""
+"""No socket listens beyond loopback without a key."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_serve_ends_at_once_and_names_the_setting(tmp_path):
 
 
 def test_a_loopback_name_that_is_none_here_is_refused_too(monkeypatch):
-    """`localhost` is what the machine's own files say it is."""
+    """The machine's own files decide which address `localhost` is."""
     import socket
 
     real = socket.create_server
@@ -102,7 +102,7 @@ def test_an_empty_key_file_is_no_key(tmp_path):
 
 
 def _listening(pid: int) -> set[tuple[str, int]]:
-    """Sockets of this process that listen, read from the kernel."""
+    """Return the listening sockets of this process, read from the kernel."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -131,7 +131,7 @@ async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 def environment_with(root: Path, name: str, source: str) -> Path:
-    """The interpreter of a fresh environment that has this one module."""
+    """Return the interpreter of a fresh environment that has this one module."""
     (root / f"{name}.py").write_text(source)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
     (next((root / "venv" / "lib").glob("python3*")) / "site-packages" / "there.pth").write_text(f"{root}\n")
@@ -139,7 +139,7 @@ def environment_with(root: Path, name: str, source: str) -> Path:
 
 
 async def test_a_foreign_interpreter_needs_none_of_our_packages_and_gets_its_variables(tmp_path: Path) -> None:
-    """As SGLang's environment: isolated from our PYTHONPATH, and the module is the main one."""
+    """The child runs like SGLang's: isolated from our PYTHONPATH, with the module as the main one."""
     source = (
         "import os, sys\n"
         "print(sys.flags.isolated, os.environ['A_SWITCH'], 'openclaw_rl' in sys.modules, __name__, sys.argv[1:])\n"

@@ -1,4 +1,4 @@
-"""A trainer's silence: by a clock of the test's own, and over a process that says nothing.
+"""A trainer's silence: by a clock of the test's own, and over a real process that is silent.
 
 (A lease that runs out: `tests/degradation/test_trainer.py`.)
 """
@@ -17,7 +17,7 @@ from openclaw_rl.telemetry.health import Health
 
 
 class Hours:
-    """A process and its last word, as old as the test says."""
+    """A process and its heartbeat, both as old as the test sets."""
 
     def __init__(self, *, lease_s: float = 900.0) -> None:
         self.pid: int | None = 1
@@ -45,7 +45,7 @@ class Hours:
         self.pid, self.started_at = len(self.ended_after) + 2, self.now
 
     def passes(self, minutes: int, *, speaks: bool = False) -> list[str]:
-        """Looked at twice a minute; what is told at the end."""
+        """Look twice a minute for this time, and return the problems at the end."""
         for _ in range(2 * minutes):
             self.now += 30
             if speaks:

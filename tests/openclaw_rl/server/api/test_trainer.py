@@ -1,4 +1,4 @@
-"""The trainer API over HTTP: who may call, what is refused and how, and when a waiting lease call is answered."""
+"""The trainer API over HTTP: the token, the refusals and their form, and the end of a waiting lease call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -272,7 +272,9 @@ async def test_a_call_ends_without_a_lease_when_its_time_is_up_or_the_server_sto
 
 
 async def test_a_call_whose_client_went_away_holds_no_batch(api):
-    """Gone while the call waits: the call ends. Gone while the batch is being granted: the batch is given back."""
+    """The client leaves while the call waits: the call ends. It leaves while the batch is being granted: the batch is
+    released.
+    """
     call = _RawCall(api.app, b'{"trainer": "t", "wait_s": 300}')
     await _asked(api, call.task)
     call.hang_up()
@@ -296,7 +298,7 @@ async def test_a_call_whose_client_went_away_holds_no_batch(api):
 
 
 async def _asked(api: Api, task: "asyncio.Task[Any]") -> None:
-    """Until the call has looked once, and waits."""
+    """Wait until the call has asked the ledger once, and waits."""
     asked = asyncio.Event()
     lease = api.ledger.lease
 
