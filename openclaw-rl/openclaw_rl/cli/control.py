@@ -159,7 +159,8 @@ def forget(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Delete a session from the ledger: its turns, samples and feedback, and the messages that no other session has.
+    """Delete a session, a conversation or a user from the ledger: turns, samples, feedback, and the messages that no
+    other session has.
 
     A client may send no session id. Name such a conversation by any of its replies (--turn). The ledger identifies it
     by its first question and answer: conversations of one user that begin alike are deleted together.
@@ -179,7 +180,7 @@ def forget(
     asked = {name: what for name, what in said.items() if what is not None}
     body = call("POST", "/v1/admin/forget", config, data_dir, json=asked)
     whose = f"session {body['session_id']}" if body["session_id"] else f"user {user}" if everything else "it"
-    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that were only theirs")
+    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that no other turn had")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
     if rebuilt := body["rebuilt"]:
@@ -187,7 +188,7 @@ def forget(
     if body["not_rebuilt"]:
         print(f"not rebuilt: {body['not_rebuilt']}")
     if not body["is_scrubbed"]:
-        print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
+        print("free space of the ledger may still hold parts of it: stop the server and run `openclaw-rl compact`")
 
 
 @app.command("export-adapter", short_help="Copy a version's LoRA adapter to a folder.")

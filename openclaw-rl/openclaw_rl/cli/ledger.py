@@ -46,8 +46,8 @@ def replay(
     """Train from the ledger, offline, with another method, model or setting.
 
     The command reads one snapshot of the ledger, also while a server runs, and does not change the ledger. The method
-    scores every turn again that has a verdict or feedback, which it takes as recorded. Demonstrations are taken as they
-    are. binary_rl needs no engine; opd and combine need one for the teacher.
+    scores every turn again that has a next message or feedback. It takes verdicts and feedback as recorded, and
+    demonstrations as they are. binary_rl needs no engine; opd and combine need one for the teacher.
 
     The new folder holds an adapter that PEFT and SGLang load, one line of metrics per step, and a report of this run.
     """

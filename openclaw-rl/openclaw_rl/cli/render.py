@@ -15,7 +15,7 @@ _Body = Mapping[str, Any]
 """JSON of the server, which `/openapi.json` describes."""
 
 _WAITS = {
-    "served": "for what is said next",
+    "served": "for the next message",
     "paired": "for the judge",
     "judged": "for the method to score them",
     "sampled": "for a full batch",
@@ -32,17 +32,19 @@ def status(body: _Body, url: str) -> str:
     up = _span(time.time() - body["started_at"])
     lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}", _serving(body), _learning(body)]
     lines += [f"  ! {problem}" for problem in body["problems"]]
-    lines += ["", "turns, by where they stand"]
+    lines += ["", "turns, by state"]
     lines += [f"  {state:9}{counts[state]:>8}  wait {what}" for state, what in _WAITS.items()]
     lines += [
-        _line("trained", counts, "one version learned from each"),
+        _line("trained", counts, "in one version each"),
         _line("dropped", counts, _parts("dropped", counts)),
     ]
     lines += ["", "requests"]
     lines += [
         _line("all", {"all": counts["requests"]}, f"{counts['running']} running"),
         _line("failed", {"failed": counts["abandoned"]}, _parts("abandoned", counts)),
-        _line("side", counts, _parts("side", counts) or "the client's own business (titles, heartbeats): not recorded"),
+        _line(
+            "side", counts, _parts("side", counts) or "requests of the client itself (titles, heartbeats): not recorded"
+        ),
         _line("feedback", counts, _parts("feedback", counts)),
     ]
     lines += ["", "versions, newest last"]

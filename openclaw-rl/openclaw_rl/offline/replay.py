@@ -2,7 +2,7 @@
 
     snapshot → method.score → batches → the local learner → a PEFT adapter and its metrics in a new folder
 
-The method scores every turn again that has a verdict or feedback, even a turn that the server dropped or trained on.
+The method scores every turn again that has a next state or feedback, even a turn that the server dropped or trained on.
 Demonstrations are taken as they are. Turns that can never be trained on (greedy sampling, opted out, …) are left out
 and counted.
 
