@@ -20,7 +20,7 @@ from pathlib import Path
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.trainer_protocol import Started
-from openclaw_rl.trainers.client import ServerGone, TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, ServerGone, TrainerClient
 from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.loop import NodeLoop
 from openclaw_slime.node import TRAINER, NodeConfig
@@ -100,17 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         fence = checkpoints.fence_of(started.tip)
         with SlimeNode.started(arguments, config, ray_address=ours.ray_address, resumed=fence) as node:
             _stop_on_signals(stop)  # once more: Ray took them
-            loop = NodeLoop(
-                client,
-                node,
-                config,
-                checkpoints,
-                started.tip,
-                batch_size=node.batch_size,
-                stop=stop,
-                on_hang=lambda: os._exit(START_AGAIN),  # nothing else ends a thread that hangs; we are started anew
-            )
-            loop.run()
+            # Only the end of the process ends a thread that hangs; `launch` starts the next process.
+            session = LeaseSession(client, TRAINER, stop, on_hang=lambda: os._exit(START_AGAIN))
+            NodeLoop(session, node, config, checkpoints, started.tip).run()
     except TrainerError as error:
         log.warning("to be started again: %s", error)
         return START_AGAIN

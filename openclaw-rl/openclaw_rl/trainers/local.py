@@ -26,7 +26,7 @@ from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.types import WeightKind
 
 log = structlog.get_logger()
@@ -105,15 +105,9 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         client = TrainerClient(config.url, config.token.get_secret_value())
         try:
             name = f"local@{socket.gethostname()}"  # not the pid: the ledger is to know us again after a restart
-            TrainerLoop(
-                client,
-                learner,
-                config.data_dir,
-                name=name,
-                stop=stop,
-                keep_optimizers=config.trainer.keep_checkpoints,
-                on_hang=lambda: os._exit(EXIT_HUNG),  # nothing else ends a thread that hangs; the server starts us anew
-            ).run()
+            # Only the end of the process ends a thread that hangs; the server starts the next process.
+            session = LeaseSession(client, name, stop, on_hang=lambda: os._exit(EXIT_HUNG), log=log)
+            TrainerLoop(session, learner, config.data_dir, keep_optimizers=config.trainer.keep_checkpoints).run()
         finally:
             client.close()
 
