@@ -33,6 +33,7 @@ from openclaw_rl.publishing.canary import Canary, read_canaries
 from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
@@ -79,11 +80,9 @@ def start_judging(
         core.ledger,
         method,
         tools,
+        StageLimits(settings.method.score_workers, settings.judge.retries, settings.training.max_waiting),
         events.judged,
         sampled=events.sampled,
-        workers=settings.method.score_workers,
-        retries=settings.judge.retries,
-        max_waiting=settings.training.max_waiting,
     )
     life.own(judging, "judge")
     life.own(scoring, "method")
