@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from openclaw_rl.errors import CommitRefused, TrainerError
@@ -133,6 +134,7 @@ class NodeLoop:
             self._give_back(lease, "no sample of the batch can be trained on", drop)
             return None
         log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
+        started = time.monotonic()
         try:
             outcome = merged(self._node.train(lease.fence, self._moved), samples=usable, batch_size=self._batch_size)
         except Exception as error:
@@ -146,6 +148,7 @@ class NodeLoop:
             return None
         if not still_ours():
             raise StartAgain(f"lease {lease.lease_id} is over, and its step is in the weights")
+        outcome = replace(outcome, metrics={**outcome.metrics, "step_s": time.monotonic() - started})
         return self._commit(lease, outcome, drop)
 
     def _left_out(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> None:
