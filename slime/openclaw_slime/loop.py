@@ -16,7 +16,9 @@ decision about versions (the ledger), and the process (`driver`).
 
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from openclaw_rl.errors import CommitRefused, TrainerError
@@ -130,6 +132,7 @@ class NodeLoop:
             self._session.release(lease, "no sample of the batch can be trained on", drop)
             return None
         log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
+        started = time.monotonic()
         try:
             shares = self._node.train(lease.fence, self._session.progress)
             outcome = merged(shares, samples=usable, batch_size=self._node.batch_size)
@@ -143,6 +146,7 @@ class NodeLoop:
             return None
         if self._session.is_lost:
             raise StartAgain(f"lease {lease.lease_id} is over, and its step is in the weights")
+        outcome = replace(outcome, metrics={**outcome.metrics, "step_s": time.monotonic() - started})
         return self._commit_of(lease, outcome, drop)
 
     def _left_out(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> None:

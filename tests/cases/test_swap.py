@@ -51,7 +51,9 @@ def asked(session: str, *said: str) -> dict[str, Any]:
 
 async def weight_version(server: Server) -> int:
     text = await asyncio.to_thread(server.admin, "/metrics")
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("openclaw_rl_weight_version "))
+    return next(
+        int(float(line.split()[1])) for line in text.splitlines() if line.startswith("openclaw_rl_weight_version ")
+    )
 
 
 @pytest.mark.parametrize("kind", list(WeightKind))

@@ -30,7 +30,7 @@ async def broken(place: Any, folder: Path, method: str, how: str) -> Any:
         assert await here.health() == "degraded"
         metrics = await here.admin("/metrics")
         assert OUT_OF_ORDER in metrics
-        counted = rf'^openclaw_rl_scoring{{what="hindsight_{ABSENT.get(how, "teacher_failed")}"}} (\d+)$'
+        counted = rf'^openclaw_rl_scoring{{what="hindsight_{ABSENT.get(how, "teacher_failed")}"}} (\d+)\.0$'
         found = re.search(counted, metrics, re.MULTILINE)
         assert found, metrics
         assert int(found[1]) >= 3

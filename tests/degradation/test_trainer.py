@@ -78,7 +78,7 @@ class Training:
         await self.here.until_well()
 
     async def metric(self, line: str) -> bool:
-        return line in (await self.here.admin("/metrics")).splitlines()
+        return f"{line}.0" in (await self.here.admin("/metrics")).splitlines()
 
 
 @asynccontextmanager

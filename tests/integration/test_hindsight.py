@@ -231,7 +231,7 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
 
     text = (await loop.admin("/metrics")).text
     for reason, count in {"scored": 3, "no_hint": 3, "hint_overflows": 2, "teacher_failed": 2}.items():
-        assert f'openclaw_rl_scoring{{what="hindsight_{reason}"}} {count}' in text
+        assert f'openclaw_rl_scoring{{what="hindsight_{reason}"}} {count}.0\n' in text
     status = (await loop.admin("/v1/admin/status")).json()
     assert status["counts"]["sampled"] == 6
     assert status["counts"]["dropped"] == 4

@@ -187,6 +187,7 @@ class Reply:
                 if is_first:
                     await self._arrived()
                     is_first = False
+                    self._deps.health.first_token.observe(self._deps.clock() - self._prepared.request.received_at)
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])

@@ -14,6 +14,7 @@ the engine is replaced. Leaves to others: when a version may be let go (`publish
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
 
@@ -34,8 +36,17 @@ log = structlog.get_logger()
 
 
 class EngineAdapters:
-    def __init__(self, engine: Engine, serving: VersionAdmission, data_dir: Path, *, call_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        serving: VersionAdmission,
+        data_dir: Path,
+        *,
+        call_timeout_s: float,
+        health: Health | None = None,
+    ) -> None:
         self._engine, self._serving, self._data_dir, self._call_timeout_s = engine, serving, data_dir, call_timeout_s
+        self._health = health or Health()
         self.loaded: set[int] = set()
         """Versions."""
         self._ours: dict[str, Path] = {}
@@ -47,12 +58,13 @@ class EngineAdapters:
             return
         if version.folder is None:
             raise EngineRefused(f"version {number} has no folder", status=400)
-        folder = self._data_dir / version.folder
+        started, folder = time.perf_counter(), self._data_dir / version.folder
         if await asyncio.to_thread((folder / checkpoint.EMA_FOLDER).is_dir):
             await self._load_as(ema_name(number), folder / checkpoint.EMA_FOLDER)
             self._serving.add_ema(number)
         await self._load_as(name, folder)  # last: what is in `loaded` has its teacher
         self.loaded.add(number)
+        self._health.push.observe(time.perf_counter() - started)
 
     async def _load_as(self, name: str, folder: Path) -> None:
         async with asyncio.timeout(self._call_timeout_s):
@@ -109,11 +121,15 @@ class PolicyEngine:
         data_dir: Path,
         *,
         base_folder: Path | None = None,
+        health: Health | None = None,
     ) -> None:
         """base_folder: the base's weights, for a run of full weights that goes back to version 0."""
         self._engine, self._serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
         self._data_dir, self._base_folder = data_dir, base_folder
-        self.adapters = EngineAdapters(engine, serving, data_dir, call_timeout_s=settings.call_timeout_s)
+        self._health = health or Health()
+        self.adapters = EngineAdapters(
+            engine, serving, data_dir, call_timeout_s=settings.call_timeout_s, health=self._health
+        )
         self._full = FullWeightSwap(
             engine,
             serving,
@@ -136,6 +152,7 @@ class PolicyEngine:
         if version.kind is WeightKind.FULL:
             weights = version_folders.weights_of(version, self._data_dir, self._base_folder)
             times = await self._full.swap(version.weight_version, weights)
+            self._health.push.observe(times.push_s)
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
         else:
             await self.adapters.load(version)
@@ -145,6 +162,7 @@ class PolicyEngine:
         """Serve the weights that a trainer sends while `transfer` runs. Raises EngineError; what broke off on the way
         leaves the gate shut."""
         times = await self._full.receive(weight_version, transfer)
+        self._health.push.observe(times.push_s)
         self.missed = None
         log.info("weights_received", weight_version=weight_version, **asdict(times))
 

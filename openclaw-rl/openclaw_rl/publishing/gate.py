@@ -20,6 +20,7 @@ are finite and useless (the gate).
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import Probe, Report
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
 
@@ -68,13 +70,17 @@ class Gate:
         *,
         canaries: Sequence[Canary] = (),
         alert: Alert = log.error,
+        health: Health | None = None,
     ) -> None:
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
+        self._health = health or Health()
         self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
         self.last: GateResult | None = None
 
     async def check(self, version: Version, report: Report) -> GateResult:
+        started = time.perf_counter()
         self.last = await self._measure(version, report)
+        self._health.gate.observe(time.perf_counter() - started)
         return self.last
 
     async def _measure(self, version: Version, report: Report) -> GateResult:

@@ -54,9 +54,11 @@ class Publisher:
         self._health = health or Health()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
-        self._policy = PolicyEngine(engine, serving, settings, data_dir, base_folder=base_folder)
+        self._policy = PolicyEngine(engine, serving, settings, data_dir, base_folder=base_folder, health=self._health)
         self._adapters = self._policy.adapters
-        self._gate = Gate(ledger, serving, self._policy.score, settings, canaries=canaries, alert=alert)
+        self._gate = Gate(
+            ledger, serving, self._policy.score, settings, canaries=canaries, alert=alert, health=self._health
+        )
         self._publication = Publication(
             ledger,
             self._policy,

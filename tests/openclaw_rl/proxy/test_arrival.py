@@ -101,3 +101,14 @@ async def test_a_client_of_a_slow_ledger_hears_that_we_are_there(qwen, slow_ledg
                 if line.startswith(":"):
                     break
             go.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_to_the_first_token_is_counted_once_a_reply(qwen, proxy_over, stream: bool) -> None:
+    async with proxy_over(qwen) as proxy:
+        for n in range(1, 3):
+            reply = await proxy.post({**HI, "stream": stream, "max_tokens": 5})
+            assert reply.status_code == 200
+            durations = proxy.deps.health.first_token
+            assert durations.cumulative()[-1] == ("+Inf", float(n))
+            assert 0 < durations.total_s < 60

@@ -12,7 +12,7 @@ On top of `trainers.routes`: the same token, the same form of errors.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -109,6 +109,8 @@ def build_trainer_router(
     health = health or Health()
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
+    newest = 0
+
     @router.post("/tip")
     async def tip() -> Tip:
         found = await ledger.tip()
@@ -138,8 +140,13 @@ def build_trainer_router(
 
     @router.post("/commit")
     async def commit(request: Request) -> Committed:
-        weight_version = await ledger.commit(await parse(request, Commit))
+        body = await parse(request, Commit)
+        weight_version = await ledger.commit(body)
         health.ok(TRAINER)
+        nonlocal newest
+        if weight_version > newest:  # not a commit that the trainer repeats, because it missed the answer
+            newest = weight_version
+            observe_step(health, body.report.metrics)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -159,6 +166,13 @@ def build_trainer_router(
         return {}
 
     return router
+
+
+def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
+    """Count the duration of a step, where its trainer reports one: `step_s`, or the local trainer's two parts of it."""
+    parts = [metrics[name] for name in ("gradient_s", "optimizer_s") if name in metrics]
+    if "step_s" in metrics or parts:
+        health.step.observe(metrics.get("step_s", sum(parts)))
 
 
 async def _wait_for_lease(

@@ -108,6 +108,19 @@ async def test_a_step_from_tip_to_commit(api):
     assert (await api.call("tip"))["weight_version"] == 1
 
 
+async def test_the_duration_of_a_step_is_counted_once_whatever_the_trainer_repeats(api):
+    await api.sample("one")
+    await api.sample("two")
+    lease = await api.lease()
+    step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": 0, "manifest": MANIFEST}
+    report = {
+        "metrics": {"gradient_s": 2.0, "reference_s": 1.0, "optimizer_s": 0.5}
+    }  # the reference is in the gradient
+    for _ in range(2):
+        await api.call("commit", {**step, "report": report})
+    assert (api.health.step.cumulative()[-1], api.health.step.total_s) == (("+Inf", 1.0), 2.5)
+
+
 async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(api):
     await api.sample("one")
     await api.sample("two")
