@@ -124,8 +124,8 @@ class PolicyEngine:
         health: Health | None = None,
     ) -> None:
         """base_folder: the base's weights, for a run of full weights that goes back to version 0."""
-        self._engine, self._serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
-        self._data_dir, self._base_folder = data_dir, base_folder
+        self._engine, self.serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
+        self.data_dir, self._base_folder = data_dir, base_folder
         self._health = health or Health()
         self.adapters = EngineAdapters(
             engine, serving, data_dir, call_timeout_s=settings.call_timeout_s, health=self._health
@@ -150,7 +150,7 @@ class PolicyEngine:
     async def serve(self, version: Version) -> None:
         """Make new requests take this version. Raises EngineError; then what served serves, or the gate is shut."""
         if version.kind is WeightKind.FULL:
-            weights = version_folders.weights_of(version, self._data_dir, self._base_folder)
+            weights = version_folders.weights_of(version, self.data_dir, self._base_folder)
             times = await self._full.swap(version.weight_version, weights)
             self._health.push.observe(times.push_s)
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
@@ -170,22 +170,22 @@ class PolicyEngine:
         """What the engine holds must not serve, and of the weights before nothing is left: the gate stays shut until
         the keeper has restored what should serve."""
         self._full.is_unsure = True
-        self._serving.hold(Closed.ENGINE)
+        self.serving.hold(Closed.ENGINE)
 
     async def score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> LogProbs:
         """Forced log-probs of a reply under a version that is loaded."""
-        lora_path = self._serving.lora_path(number)
+        lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 score = await self._engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=f"v{number}")
         except EngineRefused as error:
             if is_unknown_adapter(error, lora_path):  # it came back empty, faster than anyone looked
-                self._serving.hold()
+                self.serving.hold()
             raise
         return score.log_probs
 
     def _switch(self, number: int) -> None:
-        self._serving.switch(number, adapter_name(number))
+        self.serving.switch(number, adapter_name(number))
 
     # -- an engine that was away ---------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class PolicyEngine:
         """Whether the engine still holds the version that serves. An engine that does not say, or is silent, is
         believed: its health is another's question.
         """
-        current, name = self._serving.current, self._serving.lora_path(self._serving.current)
+        current, name = self.serving.current, self.serving.lora_path(self.serving.current)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 if name is not None:
@@ -203,24 +203,24 @@ class PolicyEngine:
                     holds = self._kind is WeightKind.LORA or is_held(current, await self._engine.model_info())
         except (EngineError, TimeoutError):
             return True
-        return holds or current != self._serving.current or not self._serving.is_open  # a swap came in between
+        return holds or current != self.serving.current or not self.serving.is_open  # a swap came in between
 
     async def check_is_the_same(self) -> None:
         """Raises CommitRefused for one that was started again before the keeper looked: its trainer would send on a way
         that died with the old one, and wait for the deadline of that.
         """
-        current = self._serving.current
+        current = self.serving.current
         if self.missed is not None or self._full.is_unsure or is_held(current, await self._engine.model_info()):
             return
-        self._serving.hold(Closed.ENGINE)
+        self.serving.hold(Closed.ENGINE)
         self._restarts, self.missed = self._restarts + 1, current
         raise CommitRefused("the engine was started again: meet it anew")
 
     def expect(self, version: Version) -> None:
         """The engine is not there to `restore`: chats wait for this version."""
-        self._serving.hold()
+        self.serving.hold()
         if version.kind is WeightKind.FULL:
-            self._serving.switch(version.weight_version, None)
+            self.serving.switch(version.weight_version, None)
         else:
             self._switch(version.weight_version)
 
@@ -236,7 +236,7 @@ class PolicyEngine:
             await self.adapters.load(version)
             self._switch(version.weight_version)
             for number in sorted(self.adapters.loaded - {version.weight_version}):
-                if self._serving.users(number):
+                if self.serving.users(number):
                     self.adapters.loaded.discard(number)
                     await self.adapters.load(await find(number))
                 else:
@@ -247,10 +247,10 @@ class PolicyEngine:
         """An engine that started again holds the base; one that was only away may still hold what it should."""
         number, info = version.weight_version, await self._engine.model_info()
         if not self._full.is_unsure and is_held(number, info):
-            self._serving.switch(number, None)
+            self.serving.switch(number, None)
         elif is_remote_only(version):
-            self._serving.switch(number, None)
-            self._serving.hold(Closed.ENGINE)
+            self.serving.switch(number, None)
+            self.serving.hold(Closed.ENGINE)
             self._restarts += self.missed != number
             self.missed = number
             raise RemoteOnlyWeights(f"version {number} should serve, and only its trainer has it")

@@ -11,11 +11,9 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
@@ -61,15 +59,13 @@ class Publication:
         self,
         ledger: Ledger,
         policy: PolicyEngine,
-        serving: VersionAdmission,
         gate: Gate,
-        data_dir: Path,
         *,
         prewarm_sessions: int,
         alert: Alert,
     ) -> None:
-        self._ledger, self._policy, self._serving, self._gate = ledger, policy, serving, gate
-        self._data_dir, self._prewarm_sessions, self._alert = data_dir, prewarm_sessions, alert
+        self._ledger, self._policy, self._gate = ledger, policy, gate
+        self._prewarm_sessions, self._alert = prewarm_sessions, alert
 
     async def publish(self, version: Version) -> bool:
         """Whether it serves now: one that does not is rejected. Raises EngineError, AlignmentError, TimeoutError when
@@ -88,7 +84,7 @@ class Publication:
         """Why it does not serve; None when it does now."""
         if version.state is VersionState.CANDIDATE and version.folder is not None:
             # Before the engine has it: full weights are tested while they serve.
-            refusal = await asyncio.to_thread(not_finite, self._data_dir / version.folder)
+            refusal = await asyncio.to_thread(not_finite, self._policy.data_dir / version.folder)
             times.ends("files_s")
             if refusal is not None:
                 return refusal
@@ -129,7 +125,7 @@ class Publication:
     async def _try_full(self, version: Version) -> str | None:
         """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not; it is none
         when the engine has no numbers for the old weights either."""
-        before = await self._ledger.version(self._serving.current)
+        before = await self._ledger.version(self._policy.serving.current)
         report = Report.model_validate(json.loads(version.report_json))
         await self._gate.needs_numbers(report.probes)
         await self._policy.serve(version)

@@ -9,12 +9,9 @@ Leaves to others: one version's way to serving (`publication`), what the engine 
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import VersionAdmission
-from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
@@ -23,7 +20,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, GateResult
 from openclaw_rl.publishing.publication import Publication
 from openclaw_rl.publishing.version_folders import is_remote_only
-from openclaw_rl.publishing.weight_push import PushedWeights
+from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -38,37 +35,26 @@ class Publisher:
     def __init__(
         self,
         ledger: Ledger,
-        engine: Engine,
-        serving: VersionAdmission,
+        policy: PolicyEngine,
         settings: PublisherSettings,
-        data_dir: Path,
         *,
-        base_folder: Path | None = None,
         health: Health | None = None,
         canaries: Sequence[Canary] = (),
         alert: Alert = log.error,
     ) -> None:
-        """base_folder: the base's weights, for a run of full weights that goes back to version 0. meters: learn whether
-        versions can be published."""
-        self._ledger, self._serving, self._settings, self._data_dir = ledger, serving, settings, data_dir
+        """health: learns whether versions can be published."""
+        self._ledger, self._policy, self._settings = ledger, policy, settings
+        self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
         self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
-        self._policy = PolicyEngine(engine, serving, settings, data_dir, base_folder=base_folder, health=self._health)
-        self._adapters = self._policy.adapters
+        self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
         self._gate = Gate(
-            ledger, serving, self._policy.score, settings, canaries=canaries, alert=alert, health=self._health
+            ledger, policy.serving, policy.score, settings, canaries=canaries, alert=alert, health=self._health
         )
         self._publication = Publication(
-            ledger,
-            self._policy,
-            serving,
-            self._gate,
-            data_dir,
-            prewarm_sessions=settings.prewarm_sessions,
-            alert=alert,
+            ledger, policy, self._gate, prewarm_sessions=settings.prewarm_sessions, alert=alert
         )
-        self.pushed = PushedWeights(ledger, self._policy, self._gate, self._turn, alert=alert)
+        self.pushes = TrainerPushes(ledger, policy, self._gate, self._swap, alert=alert)
 
     @property
     def last_gate(self) -> GateResult | None:
@@ -82,7 +68,7 @@ class Publisher:
         """Serve what the ledger says serves: at start, and after the engine was away and may have come back empty.
         Raises EngineError; RemoteOnlyWeights when only its trainer has it.
         """
-        async with self._turn:
+        async with self._swap:
             await self._policy.restore(await self._target(), self._ledger.version)
 
     async def is_in_place(self) -> bool:
@@ -125,7 +111,7 @@ class Publisher:
         if weight_version is None:
             await self._ledger.set_pin(None)
         else:
-            async with self._turn:
+            async with self._swap:
                 await self._ledger.check_pinnable(weight_version)
                 await self._serve_again(await self._ledger.version(weight_version))
                 await self._ledger.set_pin(weight_version)
@@ -146,7 +132,7 @@ class Publisher:
 
     async def _reconcile(self) -> None:
         """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
-        async with self._turn:
+        async with self._swap:
             version = await self._target()
             if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
@@ -157,7 +143,7 @@ class Publisher:
         superseded with it. Never the oldest first: where steps come faster than gates, none would ever serve. False
         when nothing waits.
         """
-        async with self._turn:
+        async with self._swap:
             if await self._ledger.pinned() is not None:
                 return False
             rows = await self._ledger.unfinished_versions()
@@ -182,7 +168,7 @@ class Publisher:
         """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
         where it was passed over for a newer one that was then refused, or held back by a pin.
         """
-        async with self._turn:
+        async with self._swap:
             if await self._ledger.pinned() is not None:
                 return
             tip = await self._ledger.version((await self._ledger.tip()).weight_version)
@@ -211,7 +197,7 @@ class Publisher:
         """
         unloaded = False
         for number in sorted(self._adapters.loaded):
-            async with self._turn:  # looked at inside: a pin or a rollback may just have brought it back
+            async with self._swap:  # looked at inside: a pin or a rollback may just have brought it back
                 if number == self._serving.current or self._serving.users(number):
                     continue
                 await self._adapters.unload(number)
@@ -221,9 +207,9 @@ class Publisher:
 
     async def _prune(self) -> None:
         """Delete the weights of versions that nothing will ask for again."""
-        async with self._turn:
+        async with self._swap:
             gone = await version_folders.prune(
-                self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded
+                self._ledger, self._policy.data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded
             )
             self._adapters.forget(gone)
         if gone:

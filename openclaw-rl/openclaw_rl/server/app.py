@@ -30,9 +30,8 @@ from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
-from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
+from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.child_commands import trainer_child
@@ -144,7 +143,6 @@ async def _serve(
         exited=events.engine_exited,
         health=core.health,
     )
-    pushes = TrainerPushes(publisher.pushed.take)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
@@ -155,7 +153,6 @@ async def _serve(
         life,
         sessions=sessions,
         publisher=publisher,
-        pushes=pushes,
         retention=retention,
         method=method.name,
     )
@@ -165,7 +162,7 @@ async def _serve(
     life.own(alerts.run(), "alerts")
     life.own(watchdog.run(), "engine watchdog")
     life.own(publisher.run(), "publisher")
-    life.own(pushes.run(), "pushes")
+    life.own(publisher.pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
     life.own(retention.run(), "retention")
     life.own(malloc.give_back_forever(), "c_heap")
@@ -184,13 +181,13 @@ async def _serve(
 
 async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
     """With the version that the ledger says serves, on the engine."""
+    policy = PolicyEngine(
+        core.engine, core.serving, settings.publisher, core.data.root, base_folder=core.folder, health=core.health
+    )
     publisher = Publisher(
         core.ledger,
-        core.engine,
-        core.serving,
+        policy,
         settings.publisher,
-        core.data.root,
-        base_folder=core.folder,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
         alert=alerts.raise_alert,
