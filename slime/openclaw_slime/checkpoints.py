@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.trainer_protocol import Tip
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
@@ -79,7 +80,7 @@ class Due:
     def __init__(self, every: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._clock = every, clock
         self._steps = 0
-        self._pause_s, self._again_at = 0.0, 0.0
+        self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
 
     @property
     def is_now(self) -> bool:
@@ -94,10 +95,11 @@ class Due:
         self._steps += 1
 
     def kept(self) -> None:
-        self._steps, self._pause_s, self._again_at = 0, 0.0, 0.0
+        self._steps, self._again_at = 0, 0.0
+        self._pauses.reset()
 
     def failed(self) -> float:
         """Seconds until the next try."""
-        self._pause_s = min(2 * self._pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._again_at = self._clock() + self._pause_s
-        return self._pause_s
+        pause_s = self._pauses.next_s()
+        self._again_at = self._clock() + pause_s
+        return pause_s

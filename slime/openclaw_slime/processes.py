@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import openclaw_rl
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import SettingsError
 
 POLL_S = 0.5
@@ -106,7 +107,7 @@ class Restarted:
 
     def __init__(self, command: Command, log_file: Path) -> None:
         self._command, self._log_file = command, log_file
-        self._pause_s, self._again_at = FIRST_PAUSE_S, 0.0
+        self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self.process = Process(command, log_file)
 
     def look(self) -> int | None:
@@ -117,8 +118,8 @@ class Restarted:
         if not self._again_at:
             self.process.clear()
             if self.process.ran_s > HEALTHY_AFTER_S:
-                self._pause_s = FIRST_PAUSE_S
-            self._again_at, self._pause_s = now + self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+                self._pauses.reset()
+            self._again_at = now + self._pauses.next_s()
             _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
             return code
         if now >= self._again_at:
