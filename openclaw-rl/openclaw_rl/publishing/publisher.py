@@ -1,10 +1,12 @@
-"""The publisher: commits become served versions. It decides which version serves, and when the next one is tried.
+"""The publisher: makes commits of the trainer the version that serves.
 
-It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the version
-that serves serving. Requests never wait for an adapter: new ones take the new name, running ones finish, and an adapter
-is let go once nobody uses it. A version that is not durable is on no disk: its trainer sends it (`pushed`).
+It decides which version serves and when the next one is tried. Only this package moves a version's state. After a
+restart it finishes what the ledger says was begun. A failure leaves the serving version serving.
 
-Leaves to others: one version's way to serving (`publication`), what the engine holds (`policy_engine`).
+Requests never wait for an adapter. New requests take the new name, running ones finish, and an adapter without users is
+unloaded. A version that is not durable is on no disk: its trainer sends it (`pushes`).
+
+Leaves to others: one version's way to serving (`publication`), the engine's versions (`engine_weights`).
 """
 
 import asyncio
@@ -32,6 +34,8 @@ RETRY_S = 2.0
 
 
 class Publisher:
+    """Owns the choice of the serving version: publishes, pins, rolls back and prunes."""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -61,26 +65,27 @@ class Publisher:
         return self._gate.last
 
     def wake(self) -> None:
-        """A commit, a pin or a rollback happened."""
+        """Wake `run`, because a commit, a pin or a rollback happened."""
         self._wake.set()
 
     async def restore(self) -> None:
-        """Serve what the ledger says serves: at start, and after the engine was away and may have come back empty.
-        Raises EngineError; RemoteOnlyWeights when only its trainer has it.
+        """Serve the ledger's serving version: at start, and after the engine was away.
+
+        Raises EngineError; RemoteOnlyWeights when only the trainer has the weights.
         """
         async with self._swap:
             await self._policy.restore(await self._target(), self._ledger.version)
 
     async def is_in_place(self) -> bool:
-        """Whether the engine still holds the version that serves."""
+        """Return True unless the engine says that it lacks the serving version."""
         return await self._policy.is_in_place()
 
     async def wait_for_engine(self) -> None:
-        """The engine is not there to `restore`: chats wait for the version that is to serve."""
+        """Hold chats until the engine is back to `restore` the serving version."""
         self._policy.expect(await self._target())
 
     async def run(self) -> None:
-        """Publish whatever waits, forever. Owned by the app."""
+        """Publish waiting versions until cancelled. The app owns this task."""
         while True:
             self._wake.clear()
             try:
@@ -90,10 +95,10 @@ class Publisher:
                 await self._serve_tip()
                 await self._prune()
                 if await self._retire_idle():
-                    continue  # a version may have waited for the place
+                    continue  # a version may have waited for the free slot
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
-                if self._serving.is_open:  # else it is known that the engine is down
+                if self._serving.is_open:  # otherwise the engine is already reported as down
                     self._health.failed("publisher", repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -105,8 +110,9 @@ class Publisher:
                 pass
 
     async def pin(self, weight_version: int | None) -> None:
-        """Serve this version from now on and publish nothing; None: go on publishing. Raises LedgerError when it never
-        passed the gate, EngineError; then nothing has changed.
+        """Serve this version and stop publishing; None: go on publishing.
+
+        Raises LedgerError when the version never passed the gate, and EngineError. The pin is then unchanged.
         """
         if weight_version is None:
             await self._ledger.set_pin(None)
@@ -118,9 +124,7 @@ class Publisher:
         self.wake()
 
     async def follow(self) -> None:
-        """The ledger changed what serves (a rollback): make the engine follow. Raises EngineError; then `run` tries
-        again.
-        """
+        """Serve the version that a rollback chose in the ledger. Raises EngineError; `run` then tries again."""
         await self._reconcile()
         self.wake()
 
@@ -131,7 +135,7 @@ class Publisher:
         return await self._ledger.version(await self._ledger.serving_version() if pinned is None else pinned)
 
     async def _reconcile(self) -> None:
-        """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
+        """Serve the ledger's serving version, if a crash or an engine that was away came in between."""
         async with self._swap:
             version = await self._target()
             if version.weight_version != self._serving.current and not is_remote_only(version):
@@ -139,10 +143,11 @@ class Publisher:
                 log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
-        """Take the newest waiting version through the gate and serve it; the ones before it, which it contains, are
-        superseded with it. Never the oldest first: where steps come faster than gates, none would ever serve. False
-        when nothing waits.
+        """Publish the newest waiting version, and supersede the older ones, which it contains.
+
+        Returns False if no version waits.
         """
+        # Newest first: with the oldest first, steps that come faster than gates would keep every version from serving.
         async with self._swap:
             if await self._ledger.pinned() is not None:
                 return False
@@ -165,9 +170,8 @@ class Publisher:
             await self._adapters.unload(number)
 
     async def _serve_tip(self) -> None:
-        """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
-        where it was passed over for a newer one that was then refused, or held back by a pin.
-        """
+        """Serve the newest version that passed the gate, unless a version is pinned."""
+        # It may have been superseded by a newer one that was then refused, or held back by a pin.
         async with self._swap:
             if await self._ledger.pinned() is not None:
                 return
@@ -181,7 +185,7 @@ class Publisher:
                 log.info("serving", weight_version=tip.weight_version)
 
     async def _serve_again(self, version: Version) -> None:
-        """Serve a version that passed the gate before. Raises LedgerError when it did not."""
+        """Serve a version that passed the gate before. Raises LedgerError if it did not."""
         await self._adapters.load(version)
         await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
         await self._policy.serve(version)
@@ -192,12 +196,11 @@ class Publisher:
         return bool(self._adapters.loaded - {self._serving.current})
 
     async def _retire_idle(self) -> bool:
-        """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
-        load. Whether anything was.
-        """
+        """Unload versions that no reply and no scoring call uses. Return True if one was unloaded."""
+        # Only unused ones: an unload waits for the adapter's users, and blocks every load meanwhile.
         unloaded = False
         for number in sorted(self._adapters.loaded):
-            async with self._swap:  # looked at inside: a pin or a rollback may just have brought it back
+            async with self._swap:  # checked inside: a pin or a rollback may just have brought it back
                 if number == self._serving.current or self._serving.users(number):
                     continue
                 await self._adapters.unload(number)
@@ -206,7 +209,7 @@ class Publisher:
         return unloaded
 
     async def _prune(self) -> None:
-        """Delete the weights of versions that nothing will ask for again."""
+        """Delete the weights of versions that can no longer serve or be rolled back to."""
         async with self._swap:
             gone = await version_folders.prune(
                 self._ledger, self._policy.data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded

@@ -1,14 +1,14 @@
 """Weight pushes: a trainer sends full weights to the engine itself, *push/begin → transfer → push/end*.
 
 A version that is not durable is on no disk: only its trainer (slime's driver) has the weights. The server decides
-before the transfer whether the version may serve, because a push leaves nothing of the old weights behind.
+before the transfer whether the version may serve, because a push overwrites the old weights.
 
 Promises:
 
 - Between the two calls the engine gets no other request, and chats wait at the hold. One push runs at a time.
 - A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
   version: the hold stays until the watchdog has restored the version that should serve, or a trainer has sent it again.
-- A version that fails its self-test stays held too: nothing serves until the watchdog has restored what should.
+- A version that fails its self-test leaves chats held too, until the watchdog has restored the right version.
 
 Leaves to others: the swap itself (`full_swap`), the tests (`gate`).
 """
