@@ -1,5 +1,7 @@
-"""The driver's loop over the real trainer API, ledger and publisher: killed or failing at every point, it starts again,
-and in the end every sample is in the serving weights once."""
+"""The driver's loop over the real trainer API, ledger and publisher.
+
+Killed or failing at every point, it starts again; in the end every sample is in the serving weights once.
+"""
 
 import threading
 import time
@@ -51,7 +53,7 @@ class Run:
         return driver, megatron
 
     def finish(self, driver: NodeLoop | None = None) -> None:
-        """Turns until nothing waits; a driver that wants to start again is."""
+        """Turn until no sample waits; start a driver again when it asks for it."""
         driver = driver or self.start()[0]
         while True:
             try:

@@ -16,7 +16,7 @@ from openclaw_rl.types import Sample, WeightKind
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after it runs."""
+    """The process is gone: no code after it runs."""
 
 
 class FakeApi:

@@ -45,8 +45,8 @@ class Learner(Protocol):
     def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
         """Make one optimizer step.
 
-        Calls `between` often; an exception that it raises passes through. After a `NoStep` or any error the learner must
-        be loaded again.
+        Calls `between` often; an exception that it raises passes through. After a `NoStep` or any error the learner
+        must be loaded again.
         """
         ...
 

@@ -9,9 +9,9 @@ The EMA teacher is a slow mean of the policy's versions, as an adapter of the sa
 
 The mean is taken of the *product*. A mean of the factors is another adapter: B̄ Ā has the cross terms B_u A_w of
 versions that were never one policy, and the same product in other factors (B R)(R⁻¹ A) would give another mean. The
-mean of two products of rank r has rank 2r at most. Its best approximation of rank r (Eckart–Young) is kept, by a QR of the stacked
-factors and an SVD of a 2r × 2r core, never of a matrix of the model's size. `ema_truncation` is the share of W̄ that
-this leaves out; versions that follow each other differ little, so it is small.
+mean of two products of rank r has rank 2r at most. Its best approximation of rank r (Eckart–Young) is kept, by a QR of
+the stacked factors and an SVD of a 2r × 2r core, never of a matrix of the model's size. `ema_truncation` is the share
+of W̄ that this leaves out; versions that follow each other differ little, so it is small.
 
 A restart continues the mean. A version from before the teacher starts one with that version.
 

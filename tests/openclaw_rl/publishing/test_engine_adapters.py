@@ -1,4 +1,4 @@
-"""Adapters on the engine: loaded beside those that replies use, let go when none does."""
+"""Adapters on the engine: loaded beside those that replies use, unloaded when no reply does."""
 
 import asyncio
 from pathlib import Path

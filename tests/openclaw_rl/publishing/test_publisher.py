@@ -125,7 +125,7 @@ async def test_a_restart_serves_what_the_ledger_says_and_finishes_what_was_begun
 
 
 async def test_steps_that_come_faster_than_gates_are_served_all_the_same(world: World) -> None:
-    """Seen on a real engine: while each gate ran another commit came, and nothing was ever served."""
+    """Seen on a real engine: while each gate ran another commit came, and no version was ever served."""
     check = world.publisher._gate.check
     made = []
 

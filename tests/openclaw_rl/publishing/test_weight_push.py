@@ -286,7 +286,7 @@ async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_
 
 
 async def test_an_engine_without_numbers_takes_no_weights_and_costs_none(world: World) -> None:
-    """What it holds is gone with the push: there would be nothing to tell whose fault it is."""
+    """The push overwrites its weights: afterwards no test could tell the engine's fault from the version's."""
     number = await world.commit(probe_error=0.0)
     score = world.engine.score
 

@@ -1,4 +1,4 @@
-"""What wakes a stage, what rests, what is tried while everything fails, what a ledger that cannot write costs."""
+"""A stage: its wakes and rests, the circuit breaker, and a ledger that cannot write."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is written for an engine, for each architecture: LoRA targets and names, a round trip of full weights."""
+"""Files for an engine, of each architecture: LoRA targets and names, a round trip of full weights."""
 
 from collections.abc import Callable
 from pathlib import Path

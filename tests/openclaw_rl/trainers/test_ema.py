@@ -45,7 +45,7 @@ def products(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_it_starts_as_the_base_and_is_the_mean_of_products(policy: LoraPolicy) -> None:
-    """Versions that share A lie in one space of the adapter's rank: the mean is exact, and nothing is left out."""
+    """Versions that share A are in one space of the adapter's rank: the mean is exact, and the rank leaves no part out."""
     teacher, expected = EmaTeacher(policy, DECAY), {name: 0.0 for name in products(policy.tensors())}
     teacher.load(None)
     assert not any(product.any() for product in products(teacher._mean).values())
@@ -76,7 +76,7 @@ def test_what_the_rank_leaves_out_is_the_least_and_is_told(policy: LoraPolicy) -
 
 
 def test_other_factors_of_the_same_policy_give_the_same_mean(policy: LoraPolicy) -> None:
-    """What a mean of the factors gets wrong: (B R)(R⁻¹ A) is the same policy."""
+    """A mean of the factors fails here: (B R)(R⁻¹ A) is the same policy."""
     draw(policy, 3)
     found = []
     for turned in (False, True):

@@ -253,8 +253,10 @@ def test_one_trainer_for_a_data_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_own_session", [True, False])
 def test_it_steps_back_with_its_session_and_with_no_other(is_own_session: bool) -> None:
-    """Where the kernel groups processes by session, niceness counts only within one. The child alone can say what it is
-    in: a new session may be given a group where ours has none (an empty file), and a kernel may have no groups at all.
+    """If the kernel groups processes by session, niceness counts only within a group.
+
+    Only the child knows its group. A new session may get a group where ours has an empty file, and a kernel may have no
+    groups at all.
     """
     code = """
 import json, os, pathlib

@@ -1,4 +1,4 @@
-"""Packed rows have the numbers, gradients and neighbours (none) that each has alone, in every architecture we name."""
+"""Packed rows have the numbers and gradients that each has alone, in every architecture that we name."""
 
 from collections.abc import Callable
 
@@ -131,7 +131,7 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 def test_sequences_never_see_each_other_or_what_comes_later(
     lengths: list[int], window: int | None, softcap: float | None, seed: int
 ) -> None:
-    """The output of one token depends on the tokens that a plain mask lets it see, and on nothing else; exactly."""
+    """The output of one token depends on the tokens that a plain mask lets it see, and on no other token; exactly."""
     generator = torch.Generator().manual_seed(seed)
     total, heads, groups, dim = sum(lengths), 2, 2, 4
     q = torch.randn(1, heads * groups, total, dim, generator=generator, dtype=torch.float64)

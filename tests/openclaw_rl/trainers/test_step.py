@@ -1,4 +1,4 @@
-"""One optimizer step: how a batch is cut changes nothing, and it equals a plain torch + PEFT + AdamW step."""
+"""One optimizer step: the cut of the batch changes no gradient, and it equals a plain torch + PEFT + AdamW step."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ def gradients(policy: LoraPolicy) -> list[Tensor]:
 
 
 def packed_gradients(policy: LoraPolicy, samples: Sequence[Sample], settings: TrainerSettings) -> list[Tensor]:
-    """All samples in one row behind a block-diagonal mask, with nothing of the trainer but the loss."""
+    """All samples in one row behind a block-diagonal mask; of the trainer only the loss is used."""
     from openclaw_rl.methods.base import TokenTerms
 
     ids = [token for sample in samples for token in sample.prompt_ids + sample.response_ids]
@@ -197,7 +197,7 @@ def test_three_steps_equal_a_plain_reference(
 
 
 def plain_loss(model: torch.nn.Module, batch: Sequence[Sample], kl_coef: float, old: str) -> Tensor:
-    """The objective of DESIGN §4, one sample and one token at a time."""
+    """Compute the clipped objective with its KL term, one sample and one token at a time."""
     total = torch.zeros((), dtype=torch.float64)
     for sample in batch:
         current = plain_log_probs(model, sample)
@@ -318,7 +318,7 @@ def test_a_batch_of_equal_rewards_moves_the_policy(
     make_sample: Callable[..., Sample],
     baseline: str,
 ) -> None:
-    """Case TN-3: four single answers, all +1. Nothing is divided by their spread, and they do not cancel out."""
+    """Case TN-3: four single answers, all +1. They are not divided by their spread, and do not cancel out."""
     policy, method = make_policy(), MethodSettings(baseline=baseline)
     samples = [make_sample(name, reward=1.0) for name in "abcd"]
     given = METHOD.advantages(samples, method, {})

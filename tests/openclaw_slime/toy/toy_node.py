@@ -1,5 +1,6 @@
-"""A server with a real ledger, trainer API, publisher and keeper, and toy weights: a version's weights are the list of
-the samples it was trained on, so that what serves can be held against what the ledger says.
+"""A server with a real ledger, trainer API, publisher and watchdog, and toy weights.
+
+A version's weights are the list of the samples it was trained on, so that tests can compare them with the ledger.
 """
 
 import asyncio
@@ -143,7 +144,7 @@ class ToyServer:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after it runs."""
+    """The process is gone: no code after it runs."""
 
 
 class _Remote:
@@ -154,7 +155,7 @@ class _Remote:
 
 
 _ray = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda refs, num_returns, timeout: (refs, []))
-"""What `ray.get` and `ray.wait` are for values that are there."""
+"""`ray.get` and `ray.wait` for values that are already there."""
 
 
 class ToyMegatron:
