@@ -45,7 +45,7 @@ def products(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_it_starts_as_the_base_and_is_the_mean_of_products(policy: LoraPolicy) -> None:
-    """Versions that share A are in one space of the adapter's rank: the mean is exact, and the rank leaves no part out."""
+    """Versions that share A are in one space of the adapter's rank, so the mean is exact."""
     teacher, expected = EmaTeacher(policy, DECAY), {name: 0.0 for name in products(policy.tensors())}
     teacher.load(None)
     assert not any(product.any() for product in products(teacher._mean).values())
