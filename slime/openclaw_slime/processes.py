@@ -1,9 +1,12 @@
 """Runs the processes of a node: PRM, server, driver. Standard library only.
 
-Promises: only what was started here is ever ended, by its own handle and group; all of it is, the driver first, so that
-it can checkpoint. A driver or PRM that dies is started again with growing pauses, while the server and its chats go on;
-a server that ends, or a driver that says it can never start (exit 2), ends the run. When this process is killed, its
-children notice and leave (`openclaw_rl.processes.child_main`).
+Promises:
+
+- It ends only the processes that it started, by their handle and group, and all of them. The driver ends first, so that
+  it can write a checkpoint.
+- A driver or PRM that dies is started again with growing pauses, while the server and its chats go on.
+- A server that ends, or a driver that cannot start (exit 2), ends the run.
+- When this process is killed, its children notice and exit (`openclaw_rl.processes.child_main`).
 """
 
 import json
@@ -25,7 +28,7 @@ from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group,
 POLL_S = 0.5
 START_TIMEOUT_S = 900.0
 DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
-"""A driver finishes its step and writes a checkpoint."""
+"""Seconds from SIGTERM to SIGKILL; a driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
 CANNOT_START = 2
 
@@ -40,9 +43,9 @@ class Command:
     arguments: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
-    """Where it will listen; something that listens there already would answer in its place."""
+    """Port that the process will listen on; another process there would answer in its place."""
     model: str | None = None
-    """What its `/model_info` must name."""
+    """Model that its `/model_info` must name."""
 
 
 class Process:
@@ -78,7 +81,7 @@ class Process:
         return last_line(self._log_file)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, SIGKILL after the grace; then what it left in its group."""
+        """End the process: SIGTERM, SIGKILL after the grace; then the rest of its group."""
         if self._popen.poll() is None:
             self._popen.terminate()
             try:
@@ -103,7 +106,7 @@ class Restarted:
         self.process = Process(command, log_file)
 
     def look(self) -> int | None:
-        """The exit code of one that ended since; it is started again when its pause is over."""
+        """Check the process. Return its exit code once if it ended, and start it again after its pause."""
         if (code := self.process.exit_code) is None:
             return None
         now = time.monotonic()
@@ -121,7 +124,7 @@ class Restarted:
 
 
 def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path) -> int:
-    """Start all, keep them, and stop them when asked to. The exit code of the run. Raises SettingsError."""
+    """Start the processes, keep them running, and stop them on a signal. Return the exit code. Raises SettingsError."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -161,7 +164,7 @@ def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path
 
 
 def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) -> bool:
-    """Until it is up; False when asked to stop. Raises SettingsError when it ends, or never comes up."""
+    """Wait until the process is up; return False on a stop. Raises SettingsError if it ends or does not come up."""
     end = time.monotonic() + START_TIMEOUT_S
     while not stop.wait(POLL_S):
         if is_up():
@@ -174,7 +177,7 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
 
 
 def _serves(command: Command) -> bool:
-    """Whether the engine answers, as the model it should be. Raises SettingsError when it is another."""
+    """Return True if the engine answers. Raises SettingsError if it serves another model."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{command.port}/model_info", timeout=5) as answer:
             found = json.load(answer)

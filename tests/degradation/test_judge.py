@@ -35,8 +35,8 @@ async def fails(place: Any, folder: Path, how: str) -> None:
         verdicts = [(await here.admin(f"/v1/turns/{turn}"))["verdict"]["value"] for turn in turns]
         assert verdicts == [1 if following == THANKS else -1 for following in said]
         await here.until_well()
-        assert (here.lines["judge.out"], here.lines["part_fails"]) == (1, 1)
-        assert (here.lines["judge.works_again"], here.lines["part_works_again"]) == (1, 1)
+        assert (here.lines["judge_out"], here.lines["part_fails"]) == (1, 1)
+        assert (here.lines["judge_works_again"], here.lines["part_works_again"]) == (1, 1)
 
 
 async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, tmp_path: Path) -> None:

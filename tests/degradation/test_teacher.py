@@ -100,7 +100,7 @@ async def opd(place: Any, folder: Path, how: str) -> None:
             told = await record(here, turn)
             assert told["sample"]["reward"] is None
             assert len(told["sample"]["teacher_log_probs"]) == len(told["turn"]["response_ids"])
-        said_once(here.lines, "part_fails", "part_works_again", "score.out", "score.works_again")
+        said_once(here.lines, "part_fails", "part_works_again", "score_out", "score_works_again")
         assert OUT_OF_ORDER not in await here.admin("/metrics")
 
 

@@ -44,6 +44,6 @@ def test_faults_cost_no_line_a_request(summary: dict[str, Any]) -> None:
     """What happened to hundreds of requests is told a few times."""
     lines, kills = summary["log_lines"], summary["stub"]["kills"]
     outages = sum(kills.values()) + 1
-    for event in ("part_fails", "part_works_again", "engine_down", "engine_ready", "judge.out"):
+    for event in ("part_fails", "part_works_again", "engine_down", "engine_ready", "judge_out"):
         assert lines.get(event, 0) <= 4 * outages, (event, lines)
     assert not {"engine_cut", "request_not_recorded", "turn_not_trainable", "publish_delayed"} & set(lines)

@@ -24,6 +24,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.regression import RegressionMonitor, VerdictDrop
 from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
@@ -156,9 +157,9 @@ async def simulation(folder: Path, seed: int) -> AsyncIterator[Simulation]:
     engine, serving = FakeEngine(), VersionAdmission(5.0)
     async with httpx.AsyncClient() as client:
         alerts = Alerts(AlertSettings(), client)
-        publisher = Publisher(
-            ledger, engine, serving, PublisherSettings(keep_versions=100), folder, alert=alerts.raise_alert
-        )
+        settings = PublisherSettings(keep_versions=100)
+        policy = PolicyEngine(engine, serving, settings, folder)
+        publisher = Publisher(ledger, policy, settings, alert=alerts.raise_alert)
         await publisher.restore()
         task = asyncio.create_task(publisher.run())
         watch = RegressionMonitor(ledger, publisher, WatchSettings(), alerts)

@@ -44,9 +44,9 @@ from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
-from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
+from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.api.status import Condition
 from openclaw_rl.server.child_commands import trainer_child
@@ -101,7 +101,6 @@ async def _serve(
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
     publisher = await _publisher(settings, core, alerts)
-    pushes = TrainerPushes(publisher.pushed.take)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
@@ -110,7 +109,7 @@ async def _serve(
     life.own(alerts.run(), "alerts")
     life.own(_engine_watchdog(core, publisher, events).run(), "engine watchdog")
     life.own(publisher.run(), "publisher")
-    life.own(pushes.run(), "pushes")
+    life.own(publisher.pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
     life.own(retention.run(), "retention")
     life.own(malloc.give_back_forever(), "malloc")
@@ -120,9 +119,7 @@ async def _serve(
     url = _url(listener)
     _start_trainer(settings, core, life, url, events.trainer_spoke)
 
-    app = served_app(
-        settings, core, events, life, sessions=sessions, publisher=publisher, pushes=pushes, condition=condition
-    )
+    app = served_app(settings, core, events, life, sessions=sessions, publisher=publisher, condition=condition)
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
@@ -179,11 +176,9 @@ def start_judging(
         core.ledger,
         method,
         tools,
+        StageLimits(settings.method.score_workers, settings.judge.retries, settings.training.max_waiting),
         events.judged,
         sampled=events.sampled,
-        workers=settings.method.score_workers,
-        retries=settings.judge.retries,
-        max_waiting=settings.training.max_waiting,
     )
     life.own(judging, "judge")
     life.own(scoring, "method")
@@ -200,13 +195,13 @@ def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
 
 async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
     """Return the publisher, once the engine holds the version that the ledger names or the engine is away."""
+    policy = PolicyEngine(
+        core.engine, core.serving, settings.publisher, core.data.root, base_folder=core.folder, health=core.health
+    )
     publisher = Publisher(
         core.ledger,
-        core.engine,
-        core.serving,
+        policy,
         settings.publisher,
-        core.data.root,
-        base_folder=core.folder,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
         alert=alerts.raise_alert,

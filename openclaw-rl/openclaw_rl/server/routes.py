@@ -6,7 +6,6 @@ from starlette.types import ASGIApp
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.app import http_app, with_host_guard
 from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
@@ -32,14 +31,13 @@ def served_app(
     *,
     sessions: Sessions,
     publisher: Publisher,
-    pushes: TrainerPushes,
     condition: Condition,
 ) -> ASGIApp:
     chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
     app.include_router(_trainer(core, events, life, publisher))
-    app.include_router(_pushes(settings, core, events, publisher, pushes))
+    app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
     app.include_router(_feedback(settings, core, events))
@@ -77,16 +75,14 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
         token=core.trainer_token,
         lease_wait=events.lease_wait,
         on_commit=committed,
-        describe=publisher.pushed.describe,
+        describe=publisher.pushes.describe,
         health=core.health,
         on_word=events.trainer_spoke.heard,
     )
 
 
-def _pushes(
-    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, pushes: TrainerPushes
-) -> APIRouter:
-    ledger = core.ledger
+def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Publisher) -> APIRouter:
+    ledger, pushes = core.ledger, publisher.pushes
 
     async def trainer_started(name: str) -> Started:
         pushes.give_up("its trainer was started again")
@@ -94,7 +90,7 @@ def _pushes(
         await ledger.lose_undurable("its trainer was started again")
         publisher.wake()
         events.lease_wait.samples_came()
-        tip = await publisher.pushed.describe(await ledger.tip())
+        tip = await pushes.describe(await ledger.tip())
         return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
     return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)

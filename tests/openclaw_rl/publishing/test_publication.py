@@ -78,7 +78,7 @@ async def test_weights_that_the_engine_has_no_numbers_for_are_swapped_back(full_
 async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
     full_world: World, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
-    """It is waited for: known before the swap, nothing is swapped; found out behind it, what served is put back."""
+    """The publisher waits for it: it makes no swap, or puts the old version back if the swap was made."""
     monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
     number = await full_world.commit_full()
     mute = Speechless(seeds=frozenset({BASE_SEED, BASE_SEED ^ number}))
