@@ -6,6 +6,7 @@ server's process imports neither. Leaves to others: how much a model needs (`mem
 against (`openclaw_slime.contracts`).
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,32 +20,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.sglang import launch
+from openclaw_rl.engines.kind import Finding, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE
 from openclaw_rl.settings import Settings, tuned
 
-Level = Literal["ok", "differs", "missing"]
 NODE_MODULE = "openclaw_slime"
-SGLANG_TESTED = "0.5.15.post1"
 _NEEDED_GB = 4.0
 """Free in the data directory: the bundled model, its conversion and a few checkpoints."""
 _ASK_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    level: Level
-    says: str
-
-    def line(self) -> str:
-        mark = {"ok": "  ", "differs": "? ", "missing": "! "}[self.level]
-        return f"{mark}{self.what:<18} {self.says}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +68,12 @@ def gpus(question: Question) -> Iterator[Finding]:
     for n, card in enumerate(cards):
         yield Finding(f"gpu {n}", "ok", card)
     if not cards:
-        wants = question.settings.engine.kind == "sglang" or question.slime_python is not None
-        yield Finding(
-            "gpu", "missing" if wants else "ok", "none found" if wants else "none; the embedded engine needs none"
-        )
+        name = question.settings.engine.kind
+        wants = question.slime_python is not None
+        with contextlib.suppress(SettingsError):  # `engine` reports it
+            wants = wants or bool(load_kind(name).gpus(question.settings))
+        says = "none found" if wants else f"none; engine.kind {name!r} needs none"
+        yield Finding("gpu", "missing" if wants else "ok", says)
 
 
 def gpu_lines() -> list[str]:
@@ -153,25 +142,13 @@ def _memory(folder: Path, gpu_memory_gb: float | None) -> Iterator[Finding]:
 
 
 def engine(question: Question) -> Iterator[Finding]:
-    settings = question.settings.engine
-    if settings.kind == "embedded":
-        yield Finding("engine", "ok", "embedded: torch and transformers of this environment")
-    elif settings.kind == "url":
-        yield Finding("engine", "ok", f"at {settings.url}; it is asked when the server starts")
-    else:
-        try:
-            found = launch.look(settings.python)
-        except SettingsError as error:
-            yield Finding("sglang", "missing", str(error))
-            return
-        is_tested = found.version == SGLANG_TESTED
-        yield Finding(
-            "sglang", "ok" if is_tested else "differs", found.version + ("" if is_tested else f", not {SGLANG_TESTED}")
-        )
-        if not found.has_flash_attention:
-            yield Finding("sglang", "differs", "no flash attention kernels: attention by triton")
-        if not found.has_flashinfer:
-            yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
+    try:
+        kind = load_kind(question.settings.engine.kind)
+    except SettingsError as error:
+        yield Finding("engine", "missing", str(error))
+        return
+    yield from kind.findings(question.settings)
+    yield from (Finding("engine", "missing", problem) for problem in kind.problems(question.settings))
 
 
 def learning(question: Question) -> Iterator[Finding]:

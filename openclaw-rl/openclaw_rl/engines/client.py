@@ -56,11 +56,20 @@ _QUEUED_ABORT = "Abort in waiting queue"
 class HttpEngine:
     """`engines.base.Engine` over the wire."""
 
-    def __init__(self, url: str, *, settings: EngineSettings, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: EngineSettings,
+        loses_adapter_count: bool = False,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        """loses_adapter_count: the engine's kind says so (`EngineKind`)."""
         self.url = url.rstrip("/")
         self._settings = settings
+        self._loses_adapter_count = loses_adapter_count
         self._miscounted: set[str] = set()
-        """Adapters of SGLang that may never be unloaded."""
+        """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
@@ -195,7 +204,7 @@ class HttpEngine:
         await self._post("/update_weights_from_disk", body)
 
     def _miscount(self, request: GenerateRequest) -> None:
-        if request.lora_path is not None and self._settings.kind != "embedded":
+        if request.lora_path is not None and self._loses_adapter_count:
             self._miscounted.add(request.lora_path)
 
     async def _post(self, path: str, body: BaseModel | Mapping[str, str]) -> bytes:

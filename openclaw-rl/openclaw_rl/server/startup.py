@@ -28,13 +28,14 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
-from openclaw_rl.server.child_commands import engine_child, free_port, sglang_engine_child
+from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
@@ -161,22 +162,17 @@ async def open_core(
 async def _engine(
     settings: Settings, data: DataDir, serving: VersionAdmission, *, life: Lifetime, engine_exited: asyncio.Event
 ) -> HttpEngine:
-    """The engine's client, and the engine itself when it is ours."""
-    url = settings.engine.url
-    if settings.engine.kind != "url":
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
+    """Start the engine where its kind has a child process, and return the engine's client."""
 
-        async def on_exit() -> None:
-            serving.hold()
-            engine_exited.set()
+    async def on_exit() -> None:
+        serving.hold()
+        engine_exited.set()
 
-        if settings.engine.kind == "embedded":
-            life.start(engine_child(settings, data, port, on_exit))
-        else:
-            life.start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
-    assert url is not None  # settings say so
-    return HttpEngine(url, settings=settings.engine)
+    kind = load_kind(settings.engine.kind)
+    url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
+    if child is not None:
+        life.start(child)
+    return HttpEngine(url, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
 
 
 async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:

@@ -8,12 +8,11 @@ ours.
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
 
 MODULE = "sglang.launch_server"
@@ -24,8 +23,6 @@ ENVIRON = {
 }
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
-_STOP_GRACE_S = 30.0
-"""It looks for SIGTERM every 5 s and gives its workers 15 s more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +126,6 @@ def dtype_of(engine: EngineSettings, model: ModelSettings) -> str:
     if engine.dtype != "auto":
         return engine.dtype
     return "float16" if model.path == "bundled" else "bfloat16"
-
-
-def sglang_child(
-    arguments: Sequence[str], engine: EngineSettings, *, log_file: Path, on_exit: Callable[[], Awaitable[None]]
-) -> Child:
-    return Child(
-        "engine",
-        MODULE,
-        arguments,
-        python=engine.python,
-        log_file=log_file,
-        stop_grace_s=_STOP_GRACE_S,
-        on_exit=on_exit,
-        is_foreign=True,
-        environ=ENVIRON,
-    )
 
 
 def _streaming_flag(installed: Installed) -> str:
