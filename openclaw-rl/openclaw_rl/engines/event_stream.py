@@ -19,6 +19,7 @@ from typing import Self, cast
 from urllib.parse import urlsplit
 
 import orjson
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from openclaw_rl.errors import EngineGone, EngineRefused
 
@@ -143,7 +144,7 @@ class EventStream:
 
 
 class _ResponseProtocol(asyncio.Protocol):
-    """Parses the answer as it arrives."""
+    """Parser of one response, fed by the transport. llhttp reads the HTTP, and calls the `on_…` methods."""
 
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque()
@@ -154,13 +155,14 @@ class _ResponseProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
         self._reader: asyncio.Future[None] | None = None
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._status = 0
-        self._is_chunked = False
-        self._length: int | None = None
+        """0 until the head is complete."""
+        self._ends_with_connection = True
+        """The head gives neither a length nor chunks."""
         self._retry_after: str | None = None
-        self._raw = b""
-        """Bytes not yet parsed: of the head, then of a chunk."""
-        self._line = b""
+        self._bytes_without_body = 0
+        self._line = bytearray()
         """An event's line that has not ended yet, or an error's body."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,22 +170,27 @@ class _ResponseProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
+        if self.is_over or self._parser is None:
+            return
+        self._bytes_without_body += len(data)
         try:
-            self._parse(self._raw + data if self._raw else data)
-        except ValueError as error:
-            self._fail(f"engine sent what is no HTTP: {error}")
+            self._parser.feed_data(data)
+            # llhttp keeps a header that has not ended, in the head or behind the last chunk.
+            if self._bytes_without_body > (_MAX_LINE if self._status else _MAX_HEAD):
+                raise ValueError("a head without end" if not self._status else "a chunk without end")
+        except (HttpParserError, HttpParserUpgrade, ValueError) as error:
+            self._fail(f"engine sent what is no HTTP: {error.__context__ or error}")
         if len(self.waiting) > _MAX_WAITING and not self.is_paused:
             self.is_paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.is_over:
-            # Without chunks and without a length, the end of the connection is the end of the body.
-            if exc is None and self._status and not self._is_chunked and self._length is None:
-                self._end()
-            else:
-                self._fail(f"engine broke off: {exc!r}")
+        if exc is None and self._status and self._ends_with_connection:
+            self.on_message_complete()
+        else:
+            self._fail(f"engine broke off: {exc!r}")
+        self._parser = None  # it refers to this object: the pair would wait for the cyclic collector
         self._wake()
 
     def resume(self) -> None:
@@ -191,7 +198,7 @@ class _ResponseProtocol(asyncio.Protocol):
         self._transport.resume_reading()
 
     async def news(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until something changed."""
+        """Wait until the transport delivers bytes or ends."""
         self._reader = loop.create_future()
         await self._reader
 
@@ -199,87 +206,51 @@ class _ResponseProtocol(asyncio.Protocol):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _parse(self, data: bytes) -> None:
-        if not self._status:
-            head, found, data = data.partition(b"\r\n\r\n")
-            if not found:
-                self._raw = head
-                if len(head) > _MAX_HEAD:
-                    raise ValueError("a head without end")
-                return
-            self._read_head(head)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"transfer-encoding":
+                self._ends_with_connection = not value.lower().rstrip().endswith(b"chunked")
+            case b"content-length":
+                self._ends_with_connection = False
+            case b"retry-after":
+                self._retry_after = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        if self._parser is not None and not self._status:
+            self._status, self._bytes_without_body = self._parser.get_status_code(), 0
+
+    def on_body(self, data: bytes) -> None:
         if self.is_over:
             return
-        if self._is_chunked:
-            self._read_chunks(data)
-        else:
-            self._raw = b""
-            self._read_body(data)
-
-    def _read_head(self, head: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            match name.strip().lower():
-                case "transfer-encoding":
-                    self._is_chunked = "chunked" in value.lower()
-                case "content-length":
-                    self._length = _number(value, "0123456789", 10)
-                case "retry-after":
-                    self._retry_after = value.strip()
-        self._status = _number(lines[0].partition(" ")[2][:3], "0123456789", 10)
-        if self._status < 100:
-            raise ValueError("a status that is none")
-
-    def _read_chunks(self, data: bytes) -> None:
-        at = 0
-        while (end := data.find(b"\r\n", at)) >= 0:
-            size = _number(data[at:end].partition(b";")[0].decode("latin-1"), "0123456789abcdef", 16)
-            if size == 0:
-                self._end()
-                break
-            start, after = end + 2, end + 2 + size
-            if len(data) < after + 2:
-                break
-            self._read_body(data[start:after])
-            at = after + 2
-        self._raw = data[at:]
-        if len(self._raw) > _MAX_LINE:
-            raise ValueError("a chunk without end")
-
-    def _read_body(self, data: bytes) -> None:
-        if self._length is not None and not self._is_chunked:
-            data = data[: self._length]
-        if self._status == 200:
-            *lines, self._line = (self._line + data).split(b"\n")
-            if len(self._line) > _MAX_LINE:
-                raise ValueError("a line without end")
-            for line in lines:
-                if line[:5] == b"data:":
-                    self.waiting.append(line[5:].strip())
-        elif len(self._line) < _MAX_ERROR:
-            self._line += data
-        if self._length is not None and not self._is_chunked:
-            self._length -= len(data)
-            if self._length <= 0:
-                self._end()
-
-    def _end(self) -> None:
-        self.is_over = True
+        self._bytes_without_body = 0
         if self._status != 200:
-            self.fault = _refusal(self._status, self._line, self._retry_after)
+            if len(self._line) < _MAX_ERROR:
+                self._line += data
+            return
+        if self._line:
+            self._line += data
+            if b"\n" not in data:
+                if len(self._line) > _MAX_LINE:
+                    raise ValueError("a line without end")
+                return
+            data = bytes(self._line)
+            self._line.clear()
+        *lines, rest = data.split(b"\n")
+        self._line += rest
+        for line in lines:
+            if line[:5] == b"data:":
+                self.waiting.append(line[5:].strip())
+
+    def on_message_complete(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            if self._status != 200:
+                self.fault = _refusal(self._status, bytes(self._line), self._retry_after)
 
     def _fail(self, message: str) -> None:
-        self.is_over = True
-        self.fault = EngineGone(message)
-
-
-def _number(text: str, digits: str, base: int) -> int:
-    """`int` takes signs, blanks and underscores too, and a chunk of a negative size would be read for ever."""
-    text = text.strip().lower()
-    if not text or len(text) > 16 or text.strip(digits):
-        raise ValueError(f"no number: {text[:20]!r}")
-    return int(text, base)
+        if not self.is_over:
+            self.is_over = True
+            self.fault = EngineGone(message)
 
 
 def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineGone:
