@@ -20,7 +20,8 @@ from openclaw_rl.settings import ModelSettings
 
 pytestmark = pytest.mark.real_model
 
-ALONE, SHARED = 1e-4, 5e-4
+ALONE, SHARED = 2.0, 4.0
+"""Bounds, in units of the rounding of a plain fp32 forward on this machine (`rounding`)."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 QUESTIONS = [
     "Give me three tips to sleep better.",
@@ -76,6 +77,23 @@ def log_probs(base: Any, resolved: ResolvedModel, adapter: Path) -> Callable[[li
     return plain
 
 
+@pytest.fixture(scope="module")
+def rounding(resolved: ResolvedModel, adapter: Path, prompts: list[list[int]]) -> dict[bool, float]:
+    """The largest difference between plain forwards in fp32 and in float64 at temperature 1, with an adapter or not."""
+
+    def table(dtype: torch.dtype, with_adapter: bool) -> torch.Tensor:
+        model: Any = load_model(resolved)
+        model = (PeftModel.from_pretrained(model, adapter).eval() if with_adapter else model).to(dtype)
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([prompts[0]])).logits[0].log_softmax(-1)
+
+    types = (torch.float32, torch.float64)
+    return {
+        with_adapter: float(torch.sub(*(table(dtype, with_adapter) for dtype in types)).abs().max())
+        for with_adapter in (False, True)
+    }
+
+
 def test_what_the_model_states(resolved):
     tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
     assert resolved.name == "SmolLM2-135M-Instruct"
@@ -89,14 +107,15 @@ def test_what_the_model_states(resolved):
     assert tokenizer(rendered, add_special_tokens=False).input_ids.count(2) == 2  # system and user
 
 
-async def test_log_probs_are_those_of_a_plain_forward(resolved, prompts, adapter, log_probs, start_engine):
+async def test_log_probs_are_those_of_a_plain_forward(resolved, prompts, adapter, log_probs, rounding, start_engine):
     """Greedy and at 0.7, base and adapter: alone, as second turns from the cache, then all in one batch."""
     worst = {"alone": 0.0, "batched": 0.0, "cached": 0.0}
 
     def difference(job: Any, with_adapter: bool) -> float:
-        table = log_probs(job.prompt + job.output, job.sampling.temperature or 1.0, with_adapter)
+        temperature = job.sampling.temperature or 1.0
+        table = log_probs(job.prompt + job.output, temperature, with_adapter)
         expected = table[len(job.prompt) - 1 : -1].gather(-1, torch.tensor(job.output)[:, None])[:, 0]
-        return (torch.tensor(job.log_probs) - expected).abs().max().item()
+        return (torch.tensor(job.log_probs) - expected).abs().max().item() * temperature / rounding[with_adapter]
 
     async with start_engine(resolved.folder, prefill_chunk=512, cache_tokens=16384) as engine:
         assert isinstance(engine.runner, LlamaRunner)
@@ -128,10 +147,10 @@ def test_the_adapter_matters(prompts, log_probs):
     assert (without[:-1].gather(-1, picked) - under[:-1].gather(-1, picked)).abs().mean() > 1.0
 
 
-async def test_scoring_is_a_plain_forward(resolved, prompts, log_probs, start_engine):
+async def test_scoring_is_a_plain_forward(resolved, prompts, log_probs, rounding, start_engine):
     ids = prompts[0] + prompts[1]
     table = log_probs(ids, 1.0, False)
     expected = table[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     async with start_engine(resolved.folder, prefill_chunk=32) as engine:
         job = await engine.generate(ids, 0, logprob_start_len=0)
-    assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=SHARED)
+    assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=SHARED * rounding[False])
