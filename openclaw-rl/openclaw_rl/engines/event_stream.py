@@ -1,13 +1,14 @@
-"""POST a JSON body and read the answer's server-sent events: HTTP/1.1 over one connection, nothing more.
+"""Client of server-sent events: POST a JSON body over one HTTP/1.1 connection, and read the events of the response.
 
-Why not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each, this a
-fraction of it. Everything else goes through httpx. One connection per stream: closing it is what tells the engine that
-nobody listens any more. Connections are opened before they are needed (`Connections.refill`), since the first token
-waits for them.
+Each stream has a connection of its own: closing it aborts the request on the engine. `Connections.refill` opens
+connections ahead, because the first token waits for them.
 
-Promises: an event is handed out as it arrives; a silence longer than `silence_s` ends in `EngineGone`; so does every
-broken connection. A reader that falls behind stops the connection, not the memory.
+Promises: the reader gets an event as it arrives. A silence longer than `silence_s` ends in `EngineGone`; so does every
+broken connection. A reader that falls behind stops the connection, so that memory stays bounded.
 """
+
+# Not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each event, this
+# module a fraction of that. All other calls go through httpx.
 
 import asyncio
 import contextlib
@@ -25,18 +26,18 @@ from openclaw_rl.errors import EngineGone, EngineRefused
 
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_LINE = 32 * 2**20
-"""Of one event, or one chunk: an engine that never ends a line does not fill our memory."""
+"""Size limit of one event, and of the bytes between two body parts: an engine that never ends a line is cut off."""
 _MAX_WAITING = 1024
-"""Events read ahead of the reader; above, the connection is not read until half of them are taken."""
+"""Limit of the events read ahead; above it, the connection is not read until the reader has taken half of them."""
 _IN_A_ROW = 4
-"""Events handed out before the loop has its turn: where many wait, a reader that never waits itself would keep
-everybody else waiting, and go on writing to a client whose end the loop has not told it yet."""
+"""Events that a reader gets before other tasks run. A reader with many waiting events never waits itself: it would stop
+the other tasks, and go on writing to a client that has disconnected."""
 _MAX_SPARE, _SPARE_S = 32, 30.0
-"""Connections opened ahead, and how long one is trusted to be there; a request that finds none opens its own."""
+"""Limits of the connections opened ahead: their number and their age. A request without a spare one opens its own."""
 
 
 class Connections:
-    """To one engine: made ahead of time or on demand, used once, closed."""
+    """Connections to one engine: opened ahead or on demand, used once, closed."""
 
     def __init__(self, url: str, *, connect_s: float) -> None:
         parts = urlsplit(url)
@@ -48,18 +49,19 @@ class Connections:
 
     @property
     def spare(self) -> int:
-        """Open ones that wait for a stream."""
+        """Number of open connections that wait for a stream."""
         self._drop_dead()
         return len(self._spare)
 
     async def refill(self) -> None:
-        """A stream took one and is answered: open one for the next. Says nothing of failures: that one will."""
+        """Open a connection for the next stream, after a stream took one."""
+        # A failure is not reported here: the next stream will meet it.
         if self.spare < _MAX_SPARE:
             with contextlib.suppress(EngineGone):
                 self._spare.append(await self._open())
 
     async def take(self) -> "tuple[asyncio.Transport, _ResponseProtocol]":
-        """Raises EngineGone."""
+        """Return an open connection. Raises EngineGone."""
         return self._spare.popleft() if self.spare else await self._open()
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class Connections:
         return transport, answer
 
     def _drop_dead(self) -> None:
-        """The oldest stand first."""
+        # The oldest come first.
         oldest = asyncio.get_running_loop().time() - _SPARE_S
         while self._spare and self._spare[0][1].heard_at < oldest:
             self._spare.popleft()[0].abort()
@@ -106,11 +108,11 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watchdog.cancel()
-        self._transport.abort()  # not close(): nothing is left to send, and nobody waits for a peer that hangs
+        self._transport.abort()  # not close(): no bytes are left to send, and a peer that hangs must not delay us
 
     def _check_silence(self) -> None:
         # One timer per stream that looks back, instead of arming a timeout for every token.
-        if self._answer.is_paused:  # it is we who do not listen
+        if self._answer.is_paused:  # our reader, not the engine, is late
             self._answer.heard_at = self._loop.time()
         left = self._answer.heard_at + self._silence_s - self._loop.time()
         if left <= 0:
@@ -120,7 +122,7 @@ class EventStream:
             self._watchdog = self._loop.call_later(left, self._check_silence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The data of each event. Raises EngineRefused for a 4xx, EngineGone for anything that is no event stream."""
+        """Yield the data of each event. Raises EngineRefused for a 4xx, EngineGone for any other failure."""
         answer = self._answer
         self._transport.write(self._request)
         waiting = answer.waiting
@@ -150,7 +152,7 @@ class _ResponseProtocol(asyncio.Protocol):
         self.waiting: deque[bytes] = deque()
         self.fault: EngineRefused | EngineGone | None = None
         self.is_over = False
-        """The body has ended; with a fault, or in good order."""
+        """The body has ended, in good order or with a fault."""
         self.is_paused = False
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
@@ -163,7 +165,7 @@ class _ResponseProtocol(asyncio.Protocol):
         self._retry_after: str | None = None
         self._bytes_without_body = 0
         self._line = bytearray()
-        """An event's line that has not ended yet, or an error's body."""
+        """The unfinished line of an event, or an error's body."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -261,7 +263,7 @@ def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused
 
 
 def error_message(body: bytes) -> str:
-    """The human part of an engine's error body, whatever its form."""
+    """Return the message of an engine's error body in any of its forms."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

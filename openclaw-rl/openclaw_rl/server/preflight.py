@@ -1,8 +1,8 @@
-"""What a start would stumble over, found before anything heavy begins: paths, interpreters, models, GPUs, names.
+"""Checks of the settings before a start: paths, interpreters, models, GPUs, names of methods and engine kinds.
 
-Each problem is one line that names the setting and its value. Looks at files and device nodes, and asks the driver's
-own tool where no node tells; nothing is loaded, fetched or started. (The port is tried by `app`, which then listens on
-it.)
+Each problem is one line that names the setting and its value. The checks read files and device nodes, and run the
+driver's own tool if no node tells the count. They load no model, download no file and start no server. (`lifecycle`
+tries the port, and then listens on it.)
 """
 
 import os
@@ -21,6 +21,7 @@ _SMI_S = 20.0
 
 
 def problems(settings: Settings) -> list[str]:
+    """Return one line for each fault that would stop the start."""
     found = [*_model(settings.model), *_programs(settings)]
     kind = None
     try:
@@ -41,8 +42,10 @@ def problems(settings: Settings) -> list[str]:
 
 
 def gpus_here(dev: Path = Path("/dev")) -> int | None:
-    """NVIDIA cards, by their device nodes or by `nvidia-smi`; None where there is a GPU that neither counts (Windows'
-    Linux has /dev/dxg, an AMD card /dev/kfd)."""
+    """Count the NVIDIA cards by their device nodes or by `nvidia-smi`; None if a GPU exists that neither counts.
+
+    Windows' Linux has /dev/dxg, an AMD card /dev/kfd.
+    """
     if nodes := sum(path.name.removeprefix("nvidia").isdigit() for path in dev.glob("nvidia*")):
         return nodes
     try:

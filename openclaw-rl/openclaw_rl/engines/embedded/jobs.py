@@ -2,7 +2,7 @@
 
 The event loop makes a `Job` and reads it. From submission to `finish` only the model thread writes it. The model thread
 appends tokens first and raises `visible` last, so a reader of `visible` tokens never sees an id without its log-prob. A
-slow reader finds several tokens at once: no queue lies between the two threads, so no queue can overflow.
+slow reader finds several tokens at once: the two threads share no queue, so no queue can overflow.
 """
 
 import asyncio
