@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.embedded.config import EngineConfig
+from openclaw_rl.engines.embedded.kind import KIND
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.server import child_commands
 from openclaw_rl.server.lifecycle import listen
 from openclaw_rl.settings import EngineSettings, Settings, load
 
@@ -55,7 +55,7 @@ def test_the_engine_we_start_is_told_loopback(tmp_path):
 
     async def nothing() -> None: ...
 
-    child_commands.engine_child(Settings(), data, 1234, nothing)
+    KIND.child(Settings(), data, 1234, nothing)
     assert json.loads((data.run / "engine.json").read_text())["host"] == "127.0.0.1"
     assert (data.run / "engine.json").stat().st_mode & 0o777 == 0o600
     installed = launch.Installed("0.5.15", frozenset({"incremental_streaming_output"}), True, True)

@@ -36,6 +36,7 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, TeacherError, TrainerError
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools, load_method
@@ -43,7 +44,7 @@ from openclaw_rl.models import resolve
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.scoring.workers import judge_model, renderer
-from openclaw_rl.server.child_commands import engine_child, free_port
+from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.settings import Settings
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, Scope, WeightKind
 
@@ -149,8 +150,8 @@ async def _url(settings: Settings, cache: Path) -> AsyncIterator[tuple[str, Chil
     # A folder of its own: a server of this data directory may run an engine too.
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-replay-") as folder:
         (Path(folder) / "cache").symlink_to(cache)  # a model is converted once
-        port = free_port()
-        yield f"http://127.0.0.1:{port}", engine_child(settings, DataDir.prepare(Path(folder)), port, on_exit)
+        kind, data = load_kind(settings.engine.kind), DataDir.prepare(Path(folder))
+        yield await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
 
 
 async def _up(engine: HttpEngine, child: Child | None, timeout_s: float) -> ModelInfo:
