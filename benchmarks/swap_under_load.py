@@ -30,8 +30,9 @@ import httpx
 import torch
 from chat_load import Reply, chat, quantile
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoTokenizer
 
-from openclaw_rl.models.resolve import load_model, load_tokenizer, resolve
+from openclaw_rl.models.resolve import load_model, resolve
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
@@ -118,7 +119,8 @@ def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None
 @torch.no_grad()
 def make_adapters(model: Any, folder: Path, count: int, scale: float) -> tuple[list[Path], float, float]:
     """(folders, the scale it took, the smallest distance between two that follow each other). The base is the first."""
-    ids = load_tokenizer(resolve(ModelSettings(), folder / "data" / "cache"))(TEXT, return_tensors="pt").input_ids
+    tokenizer = AutoTokenizer.from_pretrained(resolve(ModelSettings(), folder / "data" / "cache").folder)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
     adapters = [folder / f"adapter-{number}" for number in range(1, count + 1)]
 
     def log_probs(policy: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
 from openclaw_rl.methods.base import Method
 from openclaw_rl.models import resolve
@@ -27,7 +28,7 @@ class Subject:
         resolved = resolve.resolve(model, cache)
         self.name, self.device = resolved.name, device
         self.base_hash = resolve.base_hash(resolved)
-        self.tokenizer = resolve.load_tokenizer(resolved)
+        self.tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
         self.end_id = int(self.tokenizer.eos_token_id)
         self._base = resolve.load_model(resolved, device=device)
 

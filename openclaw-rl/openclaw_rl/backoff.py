@@ -17,7 +17,7 @@ class Backoff:
         self._next_s = self.first_s
 
     def next_s(self) -> float:
-        """The pause before the next attempt, in seconds. The one after it is twice as long."""
+        """Return the pause before the next attempt, in seconds. The following pause is twice as long."""
         pause_s = self._next_s
         self._next_s = min(2 * pause_s, self.longest_s)
         return pause_s

@@ -1,4 +1,4 @@
-"""The data directory: where everything a server keeps lives, private to its user.
+"""Data directory: all files that a server keeps, readable by their owner only.
 
 ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/   push/
 """
@@ -20,7 +20,7 @@ class DataDir:
 
     @classmethod
     def of(cls, root: Path) -> "DataDir":
-        """The directory as it is; nothing is made."""
+        """Return the directory as it is, and make no folder."""
         return cls(root.expanduser().absolute())
 
     @classmethod
@@ -31,7 +31,7 @@ class DataDir:
             data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (data.versions, data.keys, data.run, data.logs, data.cache):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                folder.chmod(0o700)  # one that was there may be open to others; the root itself may be the user's own
+                folder.chmod(0o700)  # an old folder may be open to others; the root may be the user's own
         except OSError as error:
             raise SettingsError(f"data_dir: {error.filename}: {error.strerror}") from error
         return data
@@ -62,7 +62,7 @@ class DataDir:
 
     @property
     def push(self) -> Path:
-        """Made by the node's trainer where weights go to the engine by disk."""
+        """Folder that the node's trainer makes if weights go to the engine by disk."""
         return self.root / "push"
 
     @property
@@ -70,19 +70,19 @@ class DataDir:
         return self.run / "server.json"
 
     def secret(self, name: str, configured: SecretStr | None) -> str:
-        """The configured secret, else the kept one, else a new one that is kept."""
+        """Return the configured secret, else the stored one, else a new one, which is stored."""
         if configured is not None:
             return configured.get_secret_value()
         path = self.keys / name
         kept = path.read_text().strip() if path.exists() else ""
-        if not kept:  # an empty file would be a key that everybody has
+        if not kept:  # an empty file would be a key that every client has
             kept = secrets.token_urlsafe(32)
             write_private(path, kept.encode())
         return kept
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file only its owner can read; readers see the old content or the new, never half of it."""
+    """Write a file that only its owner can read; readers see the old content or the new, never half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

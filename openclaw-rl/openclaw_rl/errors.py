@@ -1,23 +1,23 @@
-"""What can go wrong, named by the boundary that failed.
+"""Exceptions of the project, named by the boundary that failed.
 
     OpenClawRLError
     ├── SettingsError        a wrong key or value: one line that names it
     ├── RequestError         the caller's request is wrong: a 4xx with OpenAI's `code` and `param`
-    ├── EngineError          the engine did not answer, or answered what we cannot use
+    ├── EngineError          the engine did not answer, or its answer cannot be used
     │   ├── EngineRefused    it answered 4xx: the request itself is at fault, never retried
-    │   └── EngineGone       it did not answer at all: worth a retry, then a 503 with Retry-After
-    ├── LedgerError          the ledger would not make a change: it is not legal, or names what is not there
-    │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): worth a retry
+    │   └── EngineGone       it did not answer at all: retried, then a 503 with Retry-After
+    ├── LedgerError          the ledger refused a change: it is not legal, or names a row that does not exist
+    │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): may be retried
     │   ├── FeedbackReused   a feedback_id came again with other feedback
     │   ├── LedgerLocked     another server holds it
     │   └── LedgerMismatch   it belongs to another model, or to another schema
-    ├── JudgeError           no verdict could be had (never the same as a verdict of 0)
-    ├── TeacherError         no teacher log-probs could be had
+    ├── JudgeError           the judge gave no verdict (never the same as a verdict of 0)
+    ├── TeacherError         the teacher gave no log-probs
     ├── TrainerError         a step failed
-    │   └── CommitRefused    the ledger would not take the step: the lease is over or its parent is no longer the tip
+    │   └── CommitRefused    the ledger refused the step: the lease is over or its parent is no longer the tip
     └── AlignmentError       token ids, log-probs and masks do not describe the same tokens
 
-Catch only what you can act on; a bug (`KeyError`) climbs to `app.py`.
+Catch an exception only where the code can act on it; a bug (`KeyError`) propagates to `app.py`.
 """
 
 
@@ -52,7 +52,7 @@ class EngineRefused(EngineError):
 
 
 class EngineGone(EngineError):
-    """The engine cannot be reached, or broke off in the middle of an answer."""
+    """The engine cannot be reached, or its answer ended in the middle."""
 
 
 class LedgerError(OpenClawRLError):
@@ -64,7 +64,7 @@ class LedgerUnavailable(LedgerError):
 
 
 class FeedbackReused(LedgerError):
-    """A `feedback_id` names one piece of feedback; this one says something else."""
+    """A `feedback_id` that belongs to other feedback was used again."""
 
 
 class LedgerLocked(LedgerError):

@@ -1,4 +1,4 @@
-"""Logging: an event name and fields, through structlog. No prompt or reply text above DEBUG, ever; secrets never.
+"""Logging of events with fields, through structlog. No prompt or reply text above DEBUG, and no secret at any level.
 
 `configure` is called once per process by its composition root.
 """
@@ -13,10 +13,10 @@ import structlog
 
 
 class _StandardError(io.TextIOBase):
-    """Whatever standard error is when a line is written: loggers are kept for good, a captured stream is not. A line
-    that cannot be written is lost and costs nothing else: on a full disk the log is often the ledger's neighbour, and
-    whoever says that the one is full must outlive that the other is."""
+    """Stream that writes each line to the present `sys.stderr`."""
 
+    # Loggers live as long as the process, a captured `sys.stderr` does not. A line that cannot be written is lost: log
+    # and ledger are often on one disk, and a full disk must not end the server that reports it.
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
@@ -28,7 +28,7 @@ class _StandardError(io.TextIOBase):
 
 
 def configure(level: str = "info", fmt: Literal["console", "json"] = "console", *, process: str = "server") -> None:
-    """Send structlog events, and what libraries log at WARNING or above, to standard error."""
+    """Send structlog events, and the libraries' log lines at WARNING or above, to standard error."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

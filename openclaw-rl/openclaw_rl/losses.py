@@ -1,12 +1,12 @@
 """Losses: pure functions of tensors and numbers, shared by every method and every trainer.
 
-Promises: no settings, no environment, no logging, no framework batch. One sample at a time, everything at its T
-response positions. Values are *sums* over trained tokens; the caller divides, per sample by its token count and then
-by the batch's number of samples, both known before the first micro-batch, so that cutting a batch into micro-batches
-changes nothing. Masked entries are selected away before any `exp` (multiplying would make inf * 0 = nan), and an empty
-mask gives a zero that still has a graph, because every rank must run backward.
+They read no settings and no environment, log no line, and know no framework's batch. A call takes one sample; all its
+tensors are at the T response positions. Values are *sums* over trained tokens. The caller divides, per sample by its
+token count and then by the batch's number of samples. Both are known before the first micro-batch, so the cut into
+micro-batches does not change the value. Masked entries are selected away before any `exp` (a product would make
+inf * 0 = nan). An empty mask gives a zero that still has a graph, because every rank must run backward.
 
-Leaves to others: where log-probs and advantages come from, and the optimizer.
+The caller supplies log-probs and advantages, and owns the optimizer.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def log_probs_of(logits: Tensor, ids: Tensor, temperature: float | Tensor) -> Te
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbs:
-    """What one pass over the logits gives of N tokens."""
+    """Result of one pass over the logits of N tokens."""
 
     log_probs: Tensor  # [N], at each token's own temperature
     unscaled: Tensor | None = None  # [N], at temperature 1, detached
@@ -51,8 +51,10 @@ def selected_log_probs(
     unscaled: bool = False,
     chunk: int = 256,
 ) -> TokenLogProbs:
-    """`log_probs_of(head(hidden), ids, temperature)`, `chunk` positions at a time; from the same logits, where asked
-    for, the log-probs at temperature 1 of the same ids (`unscaled`) and of K ids a position (`gather`).
+    """Return `log_probs_of(head(hidden), ids, temperature)`, computed `chunk` positions at a time.
+
+    The same logits give, on request, the log-probs at temperature 1 of the same ids (`unscaled`) and of K ids at each
+    position (`gather`).
 
     Under gradient each chunk's logits are computed again in backward instead of kept, so that memory is chunk * V and
     not N * V (a vocabulary of 150k and 32k positions would be 20 GB of fp32).
@@ -128,7 +130,7 @@ def is_clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Where `clipped_policy_loss` gives no gradient because a clip acts. All [T], result bool."""
+    """Return True at tokens without a gradient in `clipped_policy_loss` because a clip acts. All [T], result bool."""
     r = ratio(log_probs.detach(), old_log_probs, loss_mask)
     clipped = ((r > 1 + clip_high) & (advantages > 0)) | ((r < 1 - clip_low) & (advantages < 0))
     if dual_clip is not None:
@@ -145,11 +147,11 @@ class ImportanceWeights:
 def importance_weights(
     old_log_probs: Tensor, rollout_log_probs: Tensor, loss_mask: Tensor, *, ceiling: float, mask_outside: float
 ) -> ImportanceWeights:
-    """Truncated importance weights between the trainer and the engine that sampled (TIS; LlamaRL, arXiv:2505.24034).
+    """Compute truncated importance weights of trainer over sampling engine (TIS; LlamaRL, arXiv:2505.24034).
 
     w_t = min(exp(old_log_probs_t - rollout_log_probs_t), ceiling), detached. Tokens whose untruncated weight is outside
-    [1/mask_outside, mask_outside] are masked (IcePop, arXiv:2510.18855): there the two do not describe the same policy.
-    Masked tokens still count in the divisor, which must be known before any forward pass. Shapes: all [T].
+    [1/mask_outside, mask_outside] are masked (IcePop, arXiv:2510.18855): there trainer and engine do not describe the
+    same policy. Masked tokens still count in the divisor, which must be known before any forward pass. Shapes: all [T].
     """
     w = ratio(old_log_probs.detach(), rollout_log_probs, loss_mask)
     keep = loss_mask & (w >= 1 / mask_outside) & (w <= mask_outside)  # nan compares false
@@ -169,6 +171,6 @@ def k3_kl(log_probs: Tensor, ref_log_probs: Tensor, loss_mask: Tensor) -> Tensor
 def supervised_loss(log_probs: Tensor, loss_mask: Tensor) -> Tensor:
     """Negative log-likelihood of a reply that is to be imitated, summed over trained tokens: L = -Σ_t m_t log_probs_t.
 
-    For demonstrations: nobody sampled them, so there is no ratio to correct by. Shapes: all [T]; gives a scalar.
+    For demonstrations: no policy sampled them, so there is no ratio to correct by. Shapes: all [T]; gives a scalar.
     """
     return -log_probs.masked_fill(~loss_mask, 0).sum()

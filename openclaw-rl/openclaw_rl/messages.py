@@ -1,6 +1,6 @@
 """Chat messages as clients send them, shared by the proxy, the sessions and the judge.
 
-Unknown fields are kept: a proxy passes on what it does not know. Nothing here edits a message.
+The models keep unknown fields, because a proxy passes them on. Messages are frozen: no code edits one.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ class Message(BaseModel):
     name: str | None = None
 
     def text(self) -> str:
-        """The text of the message; several text parts are joined by one newline."""
+        """Return the text of the message; one newline joins several text parts."""
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content if part.type == "text")
         return self.content or ""

@@ -1,23 +1,22 @@
-"""The trainer API on the wire: JSON bodies of `/v1/trainer/*`, and their way to and from the nouns.
+"""Trainer API on the wire: JSON bodies of `/v1/trainer/*`, and their conversion from and to the nouns.
 
-    POST /v1/trainer/tip      → Tip              what to train from
-    POST /v1/trainer/lease    → LeaseReply       waits up to wait_s; `lease` is null when nothing came
+    POST /v1/trainer/tip      → Tip              the version to train from
+    POST /v1/trainer/lease    → LeaseReply       waits up to wait_s; `lease` is null without a batch
     POST /v1/trainer/renew    → Renewed          409 when the lease is over
     POST /v1/trainer/release  → {}               the samples wait again
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
-    POST /v1/trainer/durable  → {}                a checkpoint is kept, or cannot be: then it stays what it is
-    POST /v1/trainer/failed   → {}                a step came to nothing, or the tip cannot be loaded: for `/healthz`
+    POST /v1/trainer/durable  → {}                a checkpoint is on disk, or cannot be: the version stays undurable
+    POST /v1/trainer/failed   → {}                a step failed, or the tip cannot be loaded: for `/healthz`
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
-    POST /v1/trainer/start       → Started   "I hold nothing": what was not durable is lost, its samples wait again
-    POST /v1/trainer/leased      → LeaseReply  a live lease once more, for a part of the trainer that did not take it
-    POST /v1/trainer/push/begin  → {}        the gate passed it, the chats wait, the engine is empty: send the weights
-    POST /v1/trainer/push/end    → {}        they are there (or failed): tested, and the chats go on
+    POST /v1/trainer/start       → Started   no weights held: undurable versions are lost, their samples wait again
+    POST /v1/trainer/leased      → LeaseReply  a live lease again, for a rank of the trainer that did not take it
+    POST /v1/trainer/push/begin  → {}        the gate passed it, the chats wait, the engine is idle: send the weights
+    POST /v1/trainer/push/end    → {}        the engine has the weights (or not): it is tested, and the chats continue
 
-The checkpoint is the transaction: a trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a fresh
-folder, fsyncs, renames,
-and only then commits. Auth: `Authorization: Bearer <trainer token>`.
+The checkpoint is the transaction. A trainer writes weights, optimizer, scheduler, RNG and `lease_id` to a new folder,
+fsyncs and renames it, and only then commits. Auth: `Authorization: Bearer <trainer token>`.
 """
 
 import json
@@ -42,12 +41,11 @@ class Tip(_Body):
     needs_fresh_moments: bool = False
     """The tip is a rollback target whose optimizer state is gone: start with fresh moments and `warmup_steps`."""
     needed: list[str] = []
-    """Folders, relative to the data directory, that the chain of versions may fall back to: their optimizer states
-    stay."""
+    """Folders, in the data directory, of versions that may become the tip again: their optimizer states stay."""
     wants_push: bool = False
-    """Only its trainer has these weights, and the engine does not: `push/begin`."""
+    """The trainer has these weights and the engine does not: the trainer calls `push/begin`."""
     engine: str = ""
-    """Another one than before: the engine was started again, and whoever sends weights has to meet it anew."""
+    """Name of the engine's process. A new name: the engine restarted, and the trainer must connect to it again."""
 
 
 class SampleBody(_Body):
@@ -107,11 +105,11 @@ class SampleBody(_Body):
 
 class LeaseRequest(_Body):
     trainer: str
-    """Who asks: one name for one trainer, the same after a restart. Who asks for a lease has none in hand, so one that
-    is still live in this name is over."""
+    """Name of the trainer, the same after a restart. A trainer that asks for a lease holds no other: a live lease in
+    its name is revoked."""
     wait_s: float = Field(default=30.0, ge=0, le=300)
     n: int | None = Field(default=None, ge=1)
-    """Samples wanted; the server's `training.batch_size` when None."""
+    """Number of samples; None: the server's `training.batch_size`."""
 
 
 class LeaseBody(_Body):
@@ -119,9 +117,9 @@ class LeaseBody(_Body):
     fence: int
     parent: int
     expires_at: float
-    """By the server's clock, which need not be the trainer's."""
+    """Deadline by the server's clock; the trainer's clock may differ."""
     lease_s: float = 900.0
-    """How long it lives from now, or from a renewal."""
+    """Seconds that it lives from now, or from a renewal."""
     samples: list[SampleBody]
 
     @classmethod
@@ -158,19 +156,19 @@ class Release(_Body):
 
 
 class Manifest(_Body):
-    """What a commit publishes."""
+    """Weights that a commit publishes."""
 
     folder: str
     """Relative to the data directory."""
     kind: WeightKind
     base_hash: str
     sha256: str
-    """Of the weights file."""
+    """Hash of the weights file."""
     weights_file: str = "adapter_model.safetensors"
 
 
 class Probe(_Body):
-    """A forced reply with the log-probs of the new weights in the trainer, for the publisher's self-test."""
+    """Forced reply with the trainer's log-probs under the new weights, for the publisher's self-test."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -181,7 +179,7 @@ class Probe(_Body):
 
 
 class Report(_Body):
-    """What a step measured. `metrics` are flat numbers for logs, `/healthz` and plots; all finite."""
+    """Measurements of a step. `metrics` are flat finite numbers for logs, `/healthz` and plots."""
 
     metrics: dict[str, float]
     probes: list[Probe] = []
@@ -205,7 +203,7 @@ class Committed(_Body):
 class Durable(_Body):
     weight_version: int
     failure: str | None = None
-    """Why no checkpoint of it could be kept; None: it is on disk, whole."""
+    """The reason that its checkpoint could not be written; None: it is on disk, whole."""
 
 
 class Failed(_Body):
@@ -215,13 +213,13 @@ class Failed(_Body):
 
 class Start(_Body):
     trainer: str
-    """The name it leases under."""
+    """Name that the trainer leases under."""
 
 
 class Started(_Body):
     tip: Tip
     engine_url: str
-    """Where full weights are sent."""
+    """URL that full weights are sent to."""
     trainer: TrainerSettings
     method: MethodSettings
 
@@ -233,10 +231,10 @@ class Leased(_Body):
 class PushBegin(_Body):
     weight_version: int
     deadline_s: float = Field(default=90.0, ge=1, le=600)
-    """`push/end` comes within this time, or the trainer is taken for dead and the engine for torn."""
+    """Time until `push/end`; after it the trainer counts as dead and the engine as torn."""
 
 
 class PushEnd(_Body):
     weight_version: int
     failure: str | None = None
-    """Why the engine may hold half of it; None: all of it was sent."""
+    """The reason that the engine may have half of the weights; None: all were sent."""

@@ -1,6 +1,6 @@
-"""The nouns of the system, as frozen dataclasses that cannot be built wrong.
+"""Nouns of the system: frozen dataclasses that refuse wrong contents.
 
-Symbols: P prompt tokens, T response tokens. A dict does not cross a function boundary; these do.
+Symbols: P prompt tokens, T response tokens. Functions pass these nouns to each other, never a dict.
 """
 
 import math
@@ -22,7 +22,7 @@ class TurnType(StrEnum):
 
 
 class TurnState(StrEnum):
-    """Where a turn stands; it ends in `TRAINED` or in `DROPPED` with a `DropReason`."""
+    """State of a turn; it ends in `TRAINED` or in `DROPPED` with a `DropReason`."""
 
     SERVED = "served"
     PAIRED = "paired"
@@ -35,19 +35,19 @@ class TurnState(StrEnum):
 
 class DropReason(StrEnum):
     NO_NEXT_STATE = "no_next_state"
-    """The conversation ended, or nothing came within `sessions.pair_ttl_s`."""
+    """The conversation ended, or no message followed within `sessions.pair_ttl_s`."""
     SUPERSEDED = "superseded"
     """A retry of the same turn was continued instead."""
     BRANCH = "branch"
     """Another continuation of the same reply came first."""
     CANCELLED = "cancelled"
-    """The client went away before the end of the reply."""
+    """The client disconnected before the end of the reply."""
     NEUTRAL = "neutral"
-    """Judged 0: nothing to learn."""
+    """The verdict is 0: the turn has no training signal."""
     UNJUDGED = "unjudged"
     """The judge gave no verdict (never the same as 0)."""
     NOT_TRAINABLE_SAMPLING = "not_trainable_sampling"
-    """Greedy, or something reshaped the logits (penalties, bias, grammar, min_p)."""
+    """Sampling was greedy, or the request reshaped the logits (penalties, bias, grammar, min_p)."""
     TRUNCATED_SAMPLING = "truncated_sampling"
     """top_p or top_k, under `sampling.truncated_sampling = "drop"`."""
     MISALIGNED = "misaligned"
@@ -61,30 +61,29 @@ class DropReason(StrEnum):
     OPTED_OUT = "opted_out"
     """The key, the request or the session asked not to be trained on."""
     REDACTED = "redacted"
-    """A secret was found in it: its text is kept with marks, its tokens are not."""
+    """The turn has a secret: its text is stored with marks, its tokens are not."""
     RECORD_ONLY = "record_only"
     """Learning was switched off."""
     ENGINE_FAILED = "engine_failed"
-    """The engine broke off and the reply could not be finished."""
+    """The engine failed in the middle of the reply."""
     REFUSED = "refused"
-    """The engine would not take the request (a grammar that it does not know, say), or serves the version it named no
-    longer."""
+    """The engine refused the request (an unknown grammar, say), or no longer serves the version that it named."""
     NOT_RECORDED = "not_recorded"
-    """The reply went out whole, and the ledger could not be written then."""
+    """The client got the whole reply, but the ledger could not be written."""
     INTERRUPTED = "interrupted"
     """The server stopped before the reply ended."""
     STALE = "stale"
-    """Older than `training.max_staleness` versions."""
+    """The sample is more than `training.max_staleness` versions old."""
     ROLLED_BACK = "rolled_back"
-    """Sampled by a version that is no ancestor of the tip."""
+    """The version that sampled it is no ancestor of the tip."""
     GATE_REJECTED = "gate_rejected"
-    """Its step was refused by the gate."""
+    """The gate refused the step that trained on it."""
     TOO_LONG = "too_long"
-    """Longer than the trainer's token budget."""
+    """The sample is longer than the trainer's token budget."""
     METHOD = "method"
     """The method had no use for it."""
     BACKLOG = "backlog"
-    """The oldest of more than `judge.max_waiting` or `training.max_waiting`: nobody came for it."""
+    """It was the oldest of more than `judge.max_waiting` or `training.max_waiting` waiting turns."""
 
 
 class VersionState(StrEnum):
@@ -106,7 +105,7 @@ class WeightKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose conversation a turn belongs to; turns of different scopes never pair."""
+    """User, session and policy of a turn; turns of different scopes never pair."""
 
     user: str
     """The user id of the API key."""
@@ -117,7 +116,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the engine was told, in full: the client's values, else ours."""
+    """All sampling parameters that the engine got: the client's values, else the server's."""
 
     max_new_tokens: int
     temperature: float = 0.7
@@ -130,17 +129,14 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     reshapes_logits: bool = False
-    """Something else that changes the distribution: a grammar, a bias."""
+    """True for other changes of the distribution: a grammar, a bias."""
 
     @property
     def is_trainable(self) -> bool:
-        """Whether log_softmax(logits / T) is the distribution that was sampled, or truncated by top-p / top-k alone.
-
-        `top_k = 1` is greedy by another name, and SGLang may report its log-probs at temperature 1.
-        """
+        """Return True if tokens were sampled from log_softmax(logits / T), truncated at most by top-p or top-k."""
         return (
             self.temperature > 0
-            and self.top_k != 1
+            and self.top_k != 1  # greedy; SGLang may report its log-probs at temperature 1
             and self.min_p == 0
             and self.frequency_penalty == 0
             and self.presence_penalty == 0
@@ -163,7 +159,7 @@ class VersionRun:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A main-line request as the proxy understood it; committed before anything of its reply goes out."""
+    """Main-line request as the proxy understood it, committed before the client gets a token of its reply."""
 
     request_id: str
     scope: Scope
@@ -171,7 +167,7 @@ class Request:
     """Unix seconds."""
     messages: tuple[Message, ...]
     tools_json: str | None
-    """The tools as the client sent them, their keys in its order: templates print them so. None without tools."""
+    """The tools with their keys in the client's order, for templates print them so. None: no tools."""
     template_kwargs_json: str | None
     prompt_ids: Ids  # [P]
     sampling: SamplingParams
@@ -196,7 +192,7 @@ class Turn:
     finish_reason: str
     """`stop`, `length`, `tool_calls` or `cancelled`."""
     reply: Message
-    """What the client got, parsed from `response_ids`."""
+    """The message that the client got, parsed from `response_ids`."""
     drop: DropReason | None = None
     """Set when the turn can never be trained on; it is still recorded."""
     cached_tokens: int = 0
@@ -216,7 +212,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class NextState:
-    """Every message that answered a reply, in order, and the reactions that came along."""
+    """All messages that answered a reply, in order, and the reactions that came with them."""
 
     messages: tuple[Message, ...]
     reactions: tuple[str, ...] = ()
@@ -231,7 +227,7 @@ class NextState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the judge says of a turn: +1, 0 or −1."""
+    """The judge's verdict on a turn: +1, 0 or −1."""
 
     value: int
     votes: tuple[int | None, ...]
@@ -239,7 +235,7 @@ class Verdict:
     source: str
     """`rules`, `llm`, `feedback`."""
     rationale: str = ""
-    """Which rule fired, or the end of a judge's answer. Content: shown to its owner only."""
+    """The rule that fired, or the end of a judge's answer. Content: only its owner may see it."""
 
     def __post_init__(self) -> None:
         if self.value not in (-1, 0, 1):
@@ -248,10 +244,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a user said of one reply outright, through `POST /v1/feedback`. It wins over the judge."""
+    """Feedback of a user on one reply, from `POST /v1/feedback`. It wins over the judge."""
 
     feedback_id: str
-    """The caller's, else ours: the same id again is the same feedback."""
+    """The client's id, else the server's: the same id again is the same feedback."""
     turn_id: str
     at: float
     value: float | None = None
@@ -259,7 +255,7 @@ class Feedback:
     comment: str | None = None
     """A hint in the user's own words."""
     demonstration: str | None = None
-    """The reply the user would have liked: a supervised target."""
+    """The reply that the user wants: a supervised target."""
 
     def __post_init__(self) -> None:
         if self.value is None and self.comment is None and self.demonstration is None:
@@ -270,13 +266,13 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class JudgedTurn:
-    """All that a judge, a method or a person may want to know of one turn."""
+    """One turn with all that a judge, a method or a person needs to know of it."""
 
     request: Request
     turn: Turn
     next_state: NextState
     verdict: Verdict | None = None
-    """None: the judge could not say. A verdict of 0 is kept: a method may still find a hint in the next state."""
+    """None: the judge could not decide. A verdict of 0 is kept: the next state may still have a hint."""
     feedback: tuple[Feedback, ...] = ()
     """Oldest first."""
 
@@ -302,8 +298,8 @@ class Sample:
     extra_json: str | None = None
     """A method's own fields (top-k tables, the hint's id), opaque to the core."""
     is_demonstration: bool = False
-    """`response_ids` is a reply the user wrote as the right one: a supervised target. Nobody sampled it, so its rollout
-    log-probs are zeros that no loss may read."""
+    """`response_ids` is a reply that the user wrote: a supervised target. No policy sampled it; its rollout log-probs
+    are zeros that no loss may read."""
 
     def __post_init__(self) -> None:
         t = len(self.response_ids)
@@ -332,18 +328,18 @@ class Version:
     folder: str | None
     """Relative to the data directory; None for the base."""
     sha256: str | None
-    """Of the weights file."""
+    """Hash of the weights file."""
     state: VersionState
     lease_id: str | None = None
     durable: bool = True
     committed_at: float = 0.0
     report_json: str = "{}"
     reason: str | None = None
-    """Why it was rejected, rolled back or lost."""
+    """The reason that it was rejected, rolled back or lost."""
     weights_file: str | None = None
-    """The file of `folder` that `sha256` is of."""
+    """File in `folder` with the hash `sha256`."""
     same_weights_as: int | None = None
-    """Set when no step made it: the weights of that version under a new number, after later ones were lost."""
+    """Number of an older version with the same weights, if no step made this one but a loss of later versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,24 +351,25 @@ class Lease:
     """Grows with every lease; only the newest may commit."""
     parent: int
     expires_at: float
-    """By the server's clock, which need not be the trainer's."""
+    """Deadline by the server's clock; the trainer's clock may differ."""
     lease_s: float
-    """How long it lives from now, or from a renewal."""
+    """Seconds that it lives from now, or from a renewal."""
     samples: tuple[Sample, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnKey:
-    """Where a turn stands in its conversation: hex digests that `sessions.pairing` makes and the ledger keeps, so
-    that open turns can be
-    found again after a restart without reading their messages."""
+    """Place of a turn in its conversation, as hex digests that `sessions.pairing` makes.
+
+    The ledger keeps them, so that a restart finds open turns without reading their messages.
+    """
 
     reply_hash: str
-    """Of the canonical reply."""
+    """Digest of the canonical reply."""
     before_hash: str
-    """Of the canonical last non-ephemeral message before it."""
+    """Digest of the last canonical non-ephemeral message before the reply."""
     history_hash: str
-    """Of the whole canonical history before the reply, less system and ephemeral messages."""
+    """Digest of the canonical history before the reply, without system and ephemeral messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +384,7 @@ class OpenTurn:
 
 @dataclass(frozen=True, slots=True)
 class SideCount:
-    """A side request: counts, no content."""
+    """Count of a side request, without content."""
 
     user: str
     session_id: str | None

@@ -28,7 +28,7 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.trainers.base import NoStep, Step
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop
 from openclaw_rl.types import Sample, WeightKind
 
@@ -127,7 +127,7 @@ def _train(server: RunningServer, host: "Host", data_dir: Path, stop: threading.
     client = TrainerClient(server.url, token)
     try:
         learner = NoisyLearner(host.model, client.tip().base_hash, host.device)
-        loop = TrainerLoop(client, learner, data_dir, name="noise", stop=stop)
+        loop = TrainerLoop(LeaseSession(client, "noise", stop), learner, data_dir)
         made = 0
         while made < MADE and not stop.is_set():
             made += loop.turn() is not None

@@ -75,7 +75,7 @@ def driver_figures(log: Path, start: int) -> dict[str, Any]:
         with suppress(ValueError):
             parsed.append(json.loads(text))
     keys = ("loss", "abs_log_ratio", "masked_share", "samples", "fillers", "grad_norm", "hint_share", "reward_share")
-    wanted = ("started again", "is durable", "not sent", "not taken", "server is away", "left out")
+    wanted = ("started again", "is durable", "not sent", "not taken", "server_away", "left out")
     notable = [line[-220:] for line in lines if any(w in line for w in wanted)]
     return {
         "steps": len(parsed),

@@ -1,1 +1,1 @@
-"""All that knows slime, Ray and Megatron: the trainer of the node. So far the launch plan, its layout and argv."""
+"""The node's trainer, and all code that knows slime, Ray or Megatron."""

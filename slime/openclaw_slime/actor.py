@@ -1,6 +1,6 @@
-"""slime's Megatron actor, with two things more: it says what a step was, and takes the number of the version it sends.
+"""slime's Megatron actor, which also returns its share of the step and takes the number of the version it sends.
 
-Given to slime by its own argument (`create_training_models(..., actor_cls=…)`). One process a GPU.
+slime gets the class by its own argument (`create_training_models(..., actor_cls=…)`). One process a GPU.
 """
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call"
@@ -20,8 +20,10 @@ from openclaw_slime.rows import Row, row_of, share_of
 
 
 class NamedUpdates(UpdateWeightFromDistributed):
-    """slime's NCCL push, through a group whose name was never used. An engine that outlives us still has our
-    predecessor's, refuses a second one of that name, and would let us wait for it.
+    """slime's NCCL push, through a group with a fresh name.
+
+    An engine that outlives the driver still has the group of the driver before. It refuses a second group of that name,
+    and the driver would wait for it.
     """
 
     @property
@@ -34,6 +36,8 @@ class NamedUpdates(UpdateWeightFromDistributed):
 
 
 class PolicyActor(MegatronTrainRayActor):
+    """slime's actor with the hooks of this plugin."""
+
     _rows: list[Row]
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +49,7 @@ class PolicyActor(MegatronTrainRayActor):
         return start
 
     def train(self, rollout_id: int, rollout_data_ref: Any, external_data: Any = None) -> RankShare:
-        """slime's step, and this rank's part of what it was."""
+        """Run slime's step. Return this rank's share of its figures."""
         heartbeat.beat(NodeConfig.of(self.args).heartbeat)
         self._rows = []
         before = self.opt_param_scheduler.num_steps
@@ -63,7 +67,8 @@ class PolicyActor(MegatronTrainRayActor):
             super().save_model(rollout_id, force_sync=force_sync)
 
     def name_next_push(self, weight_version: int) -> None:
-        """slime counts its pushes; the engine is to say the ledger's number."""
+        """Set the ledger's number for the next push."""
+        # slime counts its own pushes, and adds one before it sends.
         self.weight_updater.weight_version = weight_version - 1
 
 

@@ -1,12 +1,11 @@
-"""Our node settings as slime's command line: one table, pure functions, no slime imported.
+"""The node's settings as slime's command line: one table, pure functions, no import of slime.
 
-What differs from slime's defaults, and why, stands beside each group. The hooks named here are the whole surface of
-the plugin (`HOOKS`); the contract tests check each against the pinned slime.
+`model_arguments` reads Megatron's model arguments from the checkpoint's `config.json`. slime compares them with the
+checkpoint and refuses a difference, so no table of models is kept. Dense decoders with grouped-query attention: Qwen2,
+Qwen3, Llama (SmolLM is one).
 
-From a Hugging Face `config.json` to Megatron's model arguments.
-
-slime compares these with the checkpoint and refuses a difference, so they are read from the checkpoint instead of
-being kept in a table of models. Dense decoders with grouped-query attention: Qwen2, Qwen3, Llama (SmolLM is one).
+A comment at each group gives the reason for what differs from slime's defaults. `HOOKS` is the whole surface of the
+plugin; the contract tests check each hook against the pinned slime.
 """
 
 import json
@@ -39,15 +38,15 @@ _PLAIN: Mapping[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
 }
-"""What the map takes for granted; a checkpoint that says otherwise would be trained as another model."""
+"""Values that the map assumes; a checkpoint with others would be trained as another model."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Megatron knows no others."""
+"""The only factors of Llama 3's scaling that Megatron supports."""
 _QK_NORM = {"qwen2": False, "qwen3": True, "llama": False}
 _QKV_BIAS = {"qwen2": True, "qwen3": False, "llama": False}
 
 
 def read_config(checkpoint: Path) -> Mapping[str, Any]:
-    """Raises SettingsError when the folder holds no readable config."""
+    """Read the checkpoint's `config.json`. Raises SettingsError if it cannot be read."""
     try:
         config: Mapping[str, Any] = json.loads((checkpoint / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -56,7 +55,7 @@ def read_config(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def model_arguments(config: Mapping[str, Any]) -> list[str]:
-    """Megatron's arguments for this architecture. Raises SettingsError for one we have no map for."""
+    """Return Megatron's arguments for this architecture. Raises SettingsError for an unmapped one."""
     kind = config.get("model_type")
     if kind not in _QK_NORM:
         raise SettingsError(f"HF_CKPT: architecture {kind!r} is not one of {', '.join(_QK_NORM)}")
@@ -81,7 +80,8 @@ def model_arguments(config: Mapping[str, Any]) -> list[str]:
 
 
 def _rope(config: Mapping[str, Any]) -> list[object]:
-    """The base, and Llama 3's scaling; other kinds are refused. Older configs say it in `rope_scaling`."""
+    """Return the rotary base, with Llama 3's scaling. Raises SettingsError for other kinds."""
+    # Older configs keep the scaling in `rope_scaling`.
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     base = config.get("rope_theta") or rope.get("rope_theta")
     if base is None:
@@ -108,7 +108,7 @@ PUSHES = ("nccl", "disk")
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What a launch script decides; defaults are the public system's for Qwen3-4B on 8×H100."""
+    """Options of a launch script; the defaults are the public system's for Qwen3-4B on 8×H100."""
 
     hf_checkpoint: str
     method: str = "binary_rl"
@@ -123,12 +123,12 @@ class NodeOptions:
     max_tokens_per_gpu: int = 32768
     context_length: int = 32768
     temperature: float = 0.7
-    """The server's `sampling.temperature`: the reference is measured at it, so a KL term takes no other."""
+    """The server's `sampling.temperature`. The reference is measured at it, so a KL term needs the same."""
     push: str = "nccl"
-    """How weights reach the engine: from GPU to GPU, or by files that both sides see."""
+    """Way of the weights to the engine: `nccl` from GPU to GPU, or `disk` by files that both sides see."""
     optimizer_on_cpu: bool = True
     has_transformer_engine: bool = True
-    """False: our layer spec replaces Transformer Engine's, and its fusions are off."""
+    """False: our layer spec replaces Transformer Engine's, with fusions off."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -152,8 +152,10 @@ class NodeOptions:
 
 
 def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str]:
-    """slime's part of the driver's argv. `config`: the checkpoint's config.json. What is loaded, where checkpoints go
-    and which engine gets the weights is added by the driver, which asks the server."""
+    """Return slime's part of the driver's argv. `config`: the checkpoint's config.json.
+
+    The driver asks the server for the rest: the version to load, the checkpoints' folder and the engine's address.
+    """
     groups: list[list[object]] = [
         ["--hf-checkpoint", options.hf_checkpoint, "--ref-load", options.ref_load or options.hf_checkpoint],
         list(model_arguments(config)),
@@ -168,7 +170,7 @@ def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str
 
 
 def _layout(layout: Layout) -> list[object]:
-    # The GPUs of the engines are none of slime's: the driver sees the actor's alone.
+    # slime does not see the engines' GPUs: the driver sees the actor's only.
     group: list[object] = ["--actor-num-nodes", max(1, layout.actor_nodes)]
     group += ["--actor-num-gpus-per-node", layout.actor_gpus]
     group += ["--num-gpus-per-node", layout.actor_gpus, "--rollout-num-gpus-per-engine", layout.engine_tp]
@@ -188,7 +190,7 @@ def _hooks() -> list[object]:
 
 
 def _batch(options: NodeOptions) -> list[object]:
-    # Exactly global_batch_size samples a step: slime trims the rest in silence, so `samples` pads a partial batch.
+    # Exactly global_batch_size samples a step: slime trims the rest silently, so `rollout` pads a partial batch.
     group: list[object] = ["--rollout-batch-size", options.batch_size, "--n-samples-per-prompt", 1]
     group += ["--global-batch-size", options.batch_size, "--num-steps-per-rollout", 1]
     group += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", options.max_tokens_per_gpu]
@@ -197,9 +199,9 @@ def _batch(options: NodeOptions) -> list[object]:
 
 
 def _loss(options: NodeOptions) -> list[object]:
-    # One step a batch: old = this forward, detached, so slime's extra forward is not needed (DESIGN §4).
+    # One step a batch: the old log-probs are this forward pass, detached, so slime's extra forward is not needed.
     group: list[object] = ["--advantage-estimator", "grpo", "--disable-rewards-normalization", "--use-rollout-logprobs"]
-    # A number that is not finite leaves out the step on every rank, instead of killing the first that sees it.
+    # A number that is not finite makes every rank skip the step, instead of killing the first rank that sees it.
     group += ["--entropy-coef", 0.0, "--no-check-for-nan-in-loss-and-grad"]
     if options.kl_coef:
         # Loads the reference and gives `ref_log_probs`; slime's own KL term is not used by a custom loss.

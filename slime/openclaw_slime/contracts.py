@@ -1,14 +1,13 @@
-"""What the plugin takes for granted of slime's sources: functions it calls or replaces, and lines it leans on.
+"""Pins and contracts: the versions this plugin was written against, and the code of slime that it relies on.
 
-Sources are parsed, never imported: no GPU, Ray or Megatron is needed. A function that is gone, or that cannot be called
-as we call it, means that nothing works. One whose parameters have other names, and a line that is gone, may do; what it
-would cost is said. Leaves to others: which flags slime knows, and what its lists of keys hand on (the contract tests);
-whole files (`pins.FILES`).
+The README quotes the pins. slime and Megatron-LM are the user's checkouts, installed as those projects say; SGLang
+comes with them. This project downloads and builds none of them.
 
-The versions this plugin was written against, in one place; the README beside quotes them.
+A contract is a function that the plugin calls or replaces, or a line that it relies on. Sources are parsed, never
+imported, so no GPU, Ray or Megatron is needed. A function that is missing, or cannot be called as we call it, means
+that the node cannot run. Renamed parameters and a missing line may be harmless; the message says the risk.
 
-Nothing here is downloaded or built by us: slime and Megatron-LM are checkouts of the user's, installed as those
-projects say, and SGLang comes with them.
+Leaves to others: the flags that slime knows, and the keys that its lists pass on (the contract tests).
 """
 
 import ast
@@ -30,7 +29,7 @@ NCCL_PUSH = "slime/backends/megatron_utils/update_weight/update_weight_from_dist
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function that we call, or that slime calls in our class instead: with these, the first of them by position."""
+    """A function that we call, or that slime calls in our subclass, with its arguments."""
 
     file: str
     name: str
@@ -44,13 +43,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a function says somewhere, as `ast.unparse` writes it."""
+    """A piece of code inside a function, as `ast.unparse` writes it."""
 
     file: str
     name: str
     text: str
     costs: str
-    """What may be wrong without it."""
+    """The risk if the line is missing."""
 
 
 CALLS = (
@@ -124,7 +123,10 @@ LINES = (
 
 
 def broken(root: Path, call: Call) -> str | None:
-    """Why it cannot be called as we call it; None when it can. What it wants beside that must have a default."""
+    """Return the reason that the function cannot be called as we call it; None if it can.
+
+    Its other parameters must have defaults.
+    """
     function = _function(root / call.file, call.name)
     if function is None:
         return f"{call.file} has no {call.name}, which is called as {call}"
@@ -141,7 +143,7 @@ def broken(root: Path, call: Call) -> str | None:
 
 
 def renamed(root: Path, call: Call) -> str | None:
-    """What is given by position goes by other names there: it may mean something else."""
+    """Return a warning if our positional arguments have other names there: they may have another meaning."""
     function = _function(root / call.file, call.name)
     if function is None:
         return None
@@ -153,7 +155,7 @@ def renamed(root: Path, call: Call) -> str | None:
 
 
 def gone(root: Path, line: Line) -> str | None:
-    """What it may cost that the line is not there; None when it is."""
+    """Return the risk if the line is missing; None if it is there."""
     function = _function(root / line.file, line.name)
     if function is not None and line.text in ast.unparse(function):
         return None
@@ -181,7 +183,7 @@ class Pin:
     version: str
     """A commit, or a release."""
     module: str
-    """Importable exactly when the part is there (`slime` on PyPI is another project: its top module proves nothing)."""
+    """A module that is importable exactly if the part is installed."""  # `slime` on PyPI is another project
 
 
 SLIME = Pin("slime", "624b824a", "slime.ray.rollout")
@@ -194,7 +196,7 @@ PACKAGES = (
     Pin("sglang-router", "0.3.2", "sglang_router"),
     Pin("torch", "2.11.0", "torch"),
 )
-"""Beside them, as they were run; other versions may do."""
+"""Versions of the other packages in our runs; other versions may work."""
 FILES: Mapping[str, Mapping[str, str]] = {
     SLIME.name: {
         "slime/ray/rollout.py": "a54dea5e8e3c",
@@ -224,4 +226,4 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "megatron/training/arguments.py": "3b1bf4a7fa58",
     },
 }
-"""What we call or replace parts of: path in the checkout → the first digits of its sha256 at the pin."""
+"""Files that we call or replace parts of: path in the checkout → the first digits of its sha256 at the pin."""

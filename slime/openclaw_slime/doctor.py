@@ -1,9 +1,9 @@
 """Compares an environment with the pins: `PYTHON -m openclaw_slime.doctor [--json]`, by slime's own interpreter.
 
-Promises: says what is there, where, and how it differs from what this plugin was written against; imports none of it,
-so it needs no GPU and a second. A checkout's commit is read from its `.git`; the files that we lean on are compared one
-by one, and slime's with what we take for granted of them (`contracts`). A start does the same (`check_start`), and goes
-on where it can: another commit is the user's to choose. Standard library and our own modules only.
+Reports what is installed, its place, and how it differs from the pins. It imports no checked package, so it needs no
+GPU and one second. It reads a checkout's commit from its `.git`, compares the files that we rely on one by one, and
+checks slime's against the contracts (`contracts`). A start does the same (`check_start`), and goes on if it can:
+another commit is the user's choice. Standard library and our own modules only.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from openclaw_slime import contracts
 
 
 class Row(TypedDict):
-    """As `openclaw_rl.cli.doctor.Finding`, on the wire."""
+    """One finding, in the wire format of `openclaw_rl.cli.doctor.Finding`."""
 
     what: str
     level: str
@@ -30,6 +30,7 @@ class Row(TypedDict):
 
 
 def rows(environ: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the findings on every pinned part."""
     yield from checkouts(environ)
     for pin in (contracts.SGLANG, *contracts.PACKAGES):
         yield _package(pin)
@@ -38,14 +39,16 @@ def rows(environ: Mapping[str, str]) -> Iterator[Row]:
 
 
 def checkouts(environ: Mapping[str, str]) -> Iterator[Row]:
-    """slime and Megatron-LM: what differs may do, what is missing cannot."""
+    """Yield the findings on slime and Megatron-LM. A part that differs may work; a missing one cannot."""
     for pin, variable in ((contracts.SLIME, "SLIME_ROOT"), (contracts.MEGATRON, "MEGATRON_ROOT")):
         yield from _checkout(pin, environ.get(variable))
 
 
 def check_start(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
-    """Before anything is started: a line for each difference. Raises SettingsError for what cannot work: a checkout
-    that is not there, a function that cannot be called as we call it."""
+    """Warn of each difference, before the first process starts.
+
+    Raises SettingsError for a checkout that is missing, or a function that cannot be called as we call it.
+    """
     found = list(checkouts(environ))
     if problems := [f"{row['what']}: {row['says']}" for row in found if row["level"] == "missing"]:
         raise SettingsError("\n".join(problems))
@@ -95,7 +98,7 @@ def _contracts(slime: Path) -> Iterator[Row]:
 
 
 def _holding(package: str) -> list[Path]:
-    """Folders that a package would be imported from: of a path, a `.pth` or an editable install."""
+    """Return the folders that a package would be imported from: of a path, a `.pth` or an editable install."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

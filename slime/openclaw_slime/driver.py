@@ -2,9 +2,9 @@
 
     python -m openclaw_slime.driver --data-dir DIR [--checkpoint-every 20] [--ray-address HOST:PORT] -- SLIME ARGUMENTS
 
-It asks the server what the tip is, starts slime's parts with it, and runs the loop over them (`loop`). Exit 75: to be
-started again, from the newest durable version; so ends a step that hangs, too. Exit 2: it cannot start. Leaves being
-started again to others (`launch`).
+The driver asks the server for the tip, starts slime's parts with it, and runs the loop over them (`loop`). Exit 75: the
+driver is to be started again, from the newest durable version; a step that hangs ends so too. Exit 2: it cannot start.
+`launch` starts it again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.trainer_protocol import Started
-from openclaw_rl.trainers.client import ServerGone, TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, ServerGone, TrainerClient
 from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.loop import NodeLoop
 from openclaw_slime.node import TRAINER, NodeConfig
@@ -44,7 +44,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
 
 
 def engine_arguments(url: str, push: str, data: DataDir) -> list[str]:
-    """Where slime sends weights, and how."""
+    """Return slime's arguments for the engine's address and the way of the weights."""
     by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(data.push)]
     return ["--rollout-external-engine-addrs", url, *(by_disk if push == "disk" else [])]
 
@@ -54,7 +54,7 @@ def _base_of(slime_arguments: Sequence[str]) -> str:
 
 
 def _server(data: DataDir) -> tuple[str, str]:
-    """URL and trainer token of the running server."""
+    """Return the URL and the trainer token of the running server. Raises SettingsError if none runs."""
     try:
         url = str(json.loads(data.server_file.read_text())["url"])
         return url, (data.keys / "trainer.token").read_text().strip()
@@ -63,6 +63,7 @@ def _server(data: DataDir) -> tuple[str, str]:
 
 
 def _started(client: TrainerClient, stop: threading.Event) -> Started:
+    """Report the start to the server, and wait while it is away."""
     while True:
         try:
             return client.start(TRAINER)
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     _stop_on_signals(stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would say every poll, for days
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every poll, for days
     try:
         data = DataDir.of(ours.data_dir)
         url, token = _server(data)
@@ -99,18 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         fence = checkpoints.fence_of(started.tip)
         with SlimeNode.started(arguments, config, ray_address=ours.ray_address, resumed=fence) as node:
-            _stop_on_signals(stop)  # once more: Ray took them
-            loop = NodeLoop(
-                client,
-                node,
-                config,
-                checkpoints,
-                started.tip,
-                batch_size=node.batch_size,
-                stop=stop,
-                on_hang=lambda: os._exit(START_AGAIN),  # nothing else ends a thread that hangs; we are started anew
-            )
-            loop.run()
+            _stop_on_signals(stop)  # again: Ray replaced the handlers
+            # Only the end of the process ends a thread that hangs; `launch` starts the next process.
+            session = LeaseSession(client, TRAINER, stop, on_hang=lambda: os._exit(START_AGAIN))
+            NodeLoop(session, node, config, checkpoints, started.tip).run()
     except TrainerError as error:
         log.warning("to be started again: %s", error)
         return START_AGAIN

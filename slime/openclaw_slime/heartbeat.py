@@ -1,7 +1,9 @@
-"""Tells a step that is long from one that hangs: whoever gets on in it says so, and the driver looks whether anybody
-does. A collective that waits for a rank that is gone says nothing, on any rank.
+"""Heartbeat of a step: tells a long step from one that hangs.
 
-One small Ray actor, found by its name: the name travels with `NodeConfig`, and no handle in slime's args.
+Each rank beats when it makes progress, and the driver reads the count. A collective that waits for a rank that is gone
+blocks silently, on every rank.
+
+One small Ray actor, found by its name: the name travels with `NodeConfig`, so slime's args hold no handle.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call"
@@ -12,7 +14,7 @@ from typing import Any
 
 
 class Heartbeat:
-    """The actor's class. It counts; what the count means is the driver's to say."""
+    """The actor: counts beats. The driver interprets the count."""
 
     def __init__(self) -> None:
         self._beats = 0
@@ -25,18 +27,18 @@ class Heartbeat:
 
 
 def new_name() -> str:
-    return f"openclaw-pulse-{secrets.token_hex(4)}"
+    return f"openclaw-heartbeat-{secrets.token_hex(4)}"
 
 
 def start(name: str) -> Any:
-    """Its handle: the actor lives as long as that. It takes no CPU of the cluster's."""
+    """Start the actor and return its handle. The actor lives as long as the handle, and reserves no CPU."""
     import ray
 
     return ray.remote(num_cpus=0)(Heartbeat).options(name=name).remote()
 
 
 def beat(name: str | None) -> None:
-    """Sent, not waited for; a step never fails for it."""
+    """Send a beat without waiting; a failure is ignored, so that no step fails for it."""
     if name is None:
         return
     import ray

@@ -1,11 +1,15 @@
-"""The node's command: from the launch scripts' variables to the processes of a run; `--dry-run` shows them.
+"""The node's command: starts the processes of a run from the launch scripts' variables; `--dry-run` prints them.
 
     python -m openclaw_slime.launch --method combine --hf-checkpoint DIR [--dry-run]
 
-Three processes, joined by HTTP alone: the *PRM* (a plain SGLang, unless it is elsewhere), our *server* (proxy, ledger,
-judge, publisher, and the policy's SGLang as its child), and the *driver* (Ray, Megatron). Each sees its own GPUs. The
-driver may die, and is started again; chats go on. It needs nothing but the standard library. Leaves to others: what
-slime's arguments are (`arguments`), which GPU does what (`layout`), running processes (`processes`).
+Three processes, joined by HTTP alone, each with its own GPUs:
+
+- the *PRM*: a plain SGLang, unless it runs elsewhere;
+- our *server*: proxy, ledger, judge, publisher, with the policy's SGLang as its child;
+- the *driver*: Ray and Megatron. If it dies it is started again, and chats go on.
+
+Needs the standard library only. Leaves to others: slime's arguments (`arguments`), the GPUs of each part (`layout`),
+running processes (`processes`).
 """
 
 import argparse
@@ -25,9 +29,12 @@ from openclaw_slime.processes import Command, run
 
 DATA_DIR = "~/.openclaw-rl/node"
 HOLD_S = 300
-"""Chats wait while an engine that died comes back and then the driver, which sends its weights: 80 s for a 0.6B."""
+"""Longest wait of a chat while a dead engine comes back, then the driver, which sends its weights.
+
+Measured: 80 s for a 0.6B model.
+"""
 PRM_FLAGS = ("--host", "--port", "--model-path")
-"""What is known of the PRM elsewhere, and that it listens on loopback alone: it asks for no key."""
+"""Flags of the PRM that PRM_ARGS may not set: other processes know them, and it listens on loopback, without a key."""
 LOCAL_RAY = {
     "SLIME_HOST_IP": "127.0.0.1",
     "MASTER_ADDR": "127.0.0.1",
@@ -45,7 +52,7 @@ DRIVER = {
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the launch script tells our server and its engines beside what follows from the node."""
+    """Options of our server and its engines that do not follow from the node."""
 
     host: str = "127.0.0.1"
     port: int = 30000
@@ -61,7 +68,7 @@ class ServerOptions:
     """OpenAI-compatible base URL of a judge elsewhere; the PRM of this node when unset."""
     prm_port: int = 30001
     prm_args: tuple[str, ...] = ()
-    """More words for the PRM's SGLang: a host without its fast kernels names others."""
+    """More arguments for the PRM's SGLang, for example other kernels on a host without its fast ones."""
     mem_fraction_static: float = 0.85
     top_k: int = 0
     extra: tuple[str, ...] = ()
@@ -79,7 +86,7 @@ class Pythons:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the driver keeps what it learned, and where its Ray is."""
+    """The driver's checkpoint interval and its Ray cluster."""
 
     checkpoint_every: int = 20
     ray_address: str | None = None
@@ -87,7 +94,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a launch starts, in this order."""
+    """The processes of a launch, in the order of their start."""
 
     layout: Layout
     data_dir: str
@@ -111,7 +118,7 @@ def make_plan(
     *,
     prm_checkpoint: str | None,
 ) -> Plan:
-    """Pure but for reading the checkpoint's config. Raises SettingsError for what cannot work."""
+    """Return the plan of a launch. Raises SettingsError if it cannot work. Reads only the checkpoint's config."""
     checkpoint, layout = Path(options.hf_checkpoint), options.layout
     config = read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
     needs_judge = server.judge == "llm"
@@ -138,7 +145,7 @@ def _driver(
     ours += ["--push", options.push]
     if training.ray_address is not None:
         ours += ["--ray-address", training.ray_address]
-    # Where other nodes train it takes no card, but Megatron asks what a card is when it reads its arguments.
+    # With actor nodes elsewhere the driver uses no card, but Megatron queries one when it reads its arguments.
     cards = options.layout.gpus("actor") or options.layout.gpus("rollout")
     environ = {"CUDA_VISIBLE_DEVICES": cards, **DRIVER}
     if training.ray_address is None:
@@ -206,7 +213,7 @@ def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Co
 
 
 def _lines(command: Command) -> str:
-    """One variable a line, then one flag with its values a line."""
+    """Return the command line: one variable a line, then one flag with its values a line."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in command.environ.items()]
     lines: list[list[str]] = [[command.python, "-m", command.module]]
     for word in command.arguments:
@@ -344,13 +351,12 @@ def _warn(difference: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or Ctrl-C, then stop what was started, and nothing else. 2 and one line on stderr when it
-    cannot work."""
+    """Run until SIGTERM or Ctrl-C, then stop the started processes only. Return 2 if the plan cannot work."""
     given = _parser().parse_args(argv)
     try:
         plan = _plan_of(given)
         if not given.dry_run:
-            check_start(os.environ, _warn)  # the driver does too, after minutes of loading models
+            check_start(os.environ, _warn)  # the driver checks too, but only after minutes of loading models
             return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -1,11 +1,10 @@
-"""Which GPUs of a node do what: Megatron trains on the first ones, SGLang serves the policy on the next, the PRM on the
-last.
+"""Layout of a node's GPUs: Megatron trains on the first, SGLang serves the policy on the next, the PRM on the last.
 
     8 GPUs:  actor 0–3 (TP 4)   rollout 4–5 (one engine, TP 2)   prm 6–7 (one engine, TP 2)
 
 With `actor_nodes`, other nodes of a Ray cluster train, and all GPUs of this one serve.
 
-A layout that cannot work is refused before anything starts, with the reason in the variables' own names.
+A layout that cannot work is refused before the first process starts; the reason names the script's variables.
 """
 
 from dataclasses import dataclass
@@ -15,19 +14,21 @@ from openclaw_rl.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """GPUs and parallel sizes of each part."""
+
     num_gpus: int = 8
     actor_gpus: int = 4
     rollout_gpus: int = 2
     prm_gpus: int = 2
     actor_tp: int = 4
-    """Tensor-parallel size of Megatron; what is left of the actor's GPUs is data parallel."""
+    """Tensor-parallel size of Megatron; the rest of the actor's GPUs is data parallel."""
     context_parallel: int = 1
     engine_tp: int = 2
     """GPUs of one policy engine."""
     prm_tp: int = 2
     """GPUs of one PRM engine."""
     actor_nodes: int = 0
-    """Other nodes that train, each with `actor_gpus`; 0: this node does."""
+    """Other nodes that train, each with `actor_gpus`; 0: this node trains."""
     is_shared: bool = False
     """Every part begins at GPU 0: for a check on one card, where NCCL cannot send weights."""
 
@@ -67,7 +68,7 @@ class Layout:
         return 0 if self.actor_nodes else self.actor_gpus
 
     def gpus(self, part: str) -> str:
-        """The numbers of a part's GPUs on this node, as CUDA_VISIBLE_DEVICES takes them."""
+        """Return the numbers of a part's GPUs on this node, in the form of CUDA_VISIBLE_DEVICES."""
         count = {"actor": self._actor_gpus_here, "rollout": self.rollout_gpus, "prm": self.prm_gpus}[part]
         return ",".join(str(self._first(part) + n) for n in range(count))
 
@@ -78,7 +79,7 @@ class Layout:
         return {"actor": 0, "rollout": here, "prm": here + self.rollout_gpus}[part]
 
     def table(self) -> str:
-        """For people: one line a part."""
+        """Return a table for people: one line a part."""
         megatron = f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}"
         rows = [self._row("rollout", self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")]
         if self.prm_gpus:

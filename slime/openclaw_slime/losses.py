@@ -1,14 +1,14 @@
-"""Our methods' losses on slime's micro-batches: two of slime's hooks, and the way between its tensors and ours.
+"""Our methods' losses on slime's micro-batches: two of slime's hooks, and the conversion between its tensors and ours.
 
     --custom-advantage-function-path  openclaw_slime.losses.set_advantages
     --custom-loss-function-path       openclaw_slime.losses.policy_loss
 
 The loss of a sample is `Method.loss` itself, on the same `TokenTerms` that the local trainer gives it. Old log-probs
-are this forward pass, detached; slime's extra pass for them is not run. Under context parallelism a rank computes its
-own part of a response: losses are sums over tokens, and the divisor is the whole sample's.
+are this forward pass, detached; slime's extra pass for them is off. Under context parallelism a rank computes its own
+part of a response: losses are sums over tokens, and the divisor is the whole sample's.
 
-A sample whose log-probs are not finite makes the loss NaN on purpose: with `--no-check-for-nan-in-loss-and-grad` slime
-then leaves out the optimizer's step on every rank alike, and `Row.is_finite` tells the driver whose fault it was.
+A sample whose log-probs are not finite makes the loss NaN on purpose. With `--no-check-for-nan-in-loss-and-grad` slime
+then skips the optimizer's step on every rank alike, and `Row.is_finite` names the sample to the driver.
 """
 
 # slime and Megatron are untyped, and there only on hosts that train with them.
@@ -33,7 +33,7 @@ from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
 
 
 def set_advantages(args: Namespace, rollout_data: dict[str, Any]) -> None:
-    """slime's hook: each sample's credit, and the sample itself riding on it."""
+    """Set each sample's advantages, with the sample attached to the tensor; a hook of slime."""
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp
 
     tensors = []
@@ -50,8 +50,8 @@ def set_advantages(args: Namespace, rollout_data: dict[str, Any]) -> None:
 def policy_loss(
     args: Namespace, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """slime's hook. Not reduced by `sum_of_sample_mean`: it clamps divisors below 1, which those of a partial batch
-    are."""
+    """Return the loss of a micro-batch; a hook of slime."""
+    # Not reduced by `sum_of_sample_mean`: it clamps divisors below 1, and a partial batch has such divisors.
     from megatron.core import mpu
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp
     from slime.backends.megatron_utils.loss import get_responses
@@ -60,7 +60,7 @@ def policy_loss(
         raise TrainerError("--allgather-cp is not supported: our samples are cut as slime's ring attention cuts them")
     config = NodeConfig.of(args)
     lengths = list(zip(batch["total_lengths"], batch["response_lengths"], strict=True))
-    # slime's own cut of the stream, asked with the positions in the logits' place.
+    # slime's own function cuts the stream; it gets the positions in place of the logits.
     positions = torch.arange(logits.shape[1], dtype=torch.float32, device=logits.device).view(1, -1, 1)
     cut = get_responses(
         positions,
@@ -105,7 +105,7 @@ def policy_loss(
 
 
 class Piece:
-    """A row's part on this rank."""
+    """One row's part on this rank."""
 
     __slots__ = ("at", "credit", "divisor", "ids", "local", "reference", "row")
 
@@ -119,8 +119,10 @@ class Piece:
         divisor: float,
         reference: Tensor | None,
     ) -> None:
-        """at: positions in the logits [t]; ids: the tokens they predict [t]; local: their places in the response [t].
-        divisor: of the sample's sum; slime divides by the batch's size."""
+        """at: positions in the logits [t]; ids: the tokens they predict [t]; local: their offsets in the response [t].
+
+        divisor: the sample's divisor; slime divides by the batch's size.
+        """
         self.row, self.at, self.ids, self.credit, self.divisor, self.reference = (
             row,
             at,
@@ -142,9 +144,9 @@ def batch_loss(
     chunk: int = 1024,
     reference_temperature: float = 1.0,
 ) -> Tensor:
-    """Σ loss_i / divisor_i over the pieces, and each row told its part. Shapes: logits [N, V/ranks].
+    """Return Σ loss_i / divisor_i over the pieces, and write each row's figures. Shapes: logits [N, V/ranks].
 
-    A reference measured at another temperature than the sample's says nothing about it: such a sample has no KL term.
+    A sample at another temperature than the reference has no KL term: the two distributions cannot be compared.
     """
     pieces = [piece for piece in pieces if not piece.row.is_filler]
     loss = logits[:, :0].float().sum()  # a zero with a graph: every rank runs backward
@@ -198,7 +200,7 @@ def _wants_unscaled(sample: Sample) -> bool:
 def _gathered(
     method: Method, pieces: Sequence[Piece], selected: Tensor, sizes: Sequence[int], shard: VocabShard, chunk: int
 ) -> list[Tensor | None]:
-    """[t, K] for each piece whose method asks for other ids' log-probs."""
+    """Return log-probs [t, K] for each piece whose method needs those of other ids; None for the others."""
     found: list[Tensor | None] = []
     for piece, part in zip(pieces, selected.split(list(sizes)), strict=True):
         wanted = method.gathered_ids(piece.row.sample)
@@ -214,7 +216,7 @@ def _gathered(
 
 
 def _part(sample: Sample, local: Sequence[int]) -> Sample | None:
-    """The sample's tokens of this rank; None when none of them is trained on."""
+    """Return the sample cut to this rank's tokens; None if the rank has no trained token of it."""
     if len(local) == len(sample.response_ids):
         return sample
     mask = tuple(sample.loss_mask[k] for k in local)

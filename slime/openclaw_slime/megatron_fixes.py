@@ -1,20 +1,19 @@
-"""An optimizer that comes back from a checkpoint where Megatron has neither Transformer Engine's Adam nor apex's.
+"""Two fixes of Megatron at its pin: an Adam that survives a checkpoint, and Llama 3's rotary factor.
 
-Its distributed optimizer then runs on torch's, whose step count is a tensor in every parameter's state. At the pin,
-such a checkpoint cannot be written in the default format (the count is taken for a shard of the parameter), and cannot
-be read in any (a fresh optimizer has no count to ask for, and what was read gives every parameter the same tensor, so
-that one step counts as many). Apex and Transformer Engine keep one number for a group of parameters; so does this one,
-and Megatron is told that it is of their kind. Only in this process, and only where there is no other.
+`GroupStepAdam`: without Transformer Engine and apex, Megatron's distributed optimizer runs on torch's Adam. Torch keeps
+the step count as a tensor in each parameter's state. At the pin such a checkpoint cannot be written in the default
+format: the count is taken for a shard of the parameter. It cannot be read in any format either: a fresh optimizer has
+no count, and a loaded one gives every parameter the same tensor, so that one step counts as many. Apex and Transformer
+Engine keep one number for a group of parameters, and so does this class. `use_group_step_adam` tells Megatron that the
+class is of their kind, in this process only, and only if neither is installed.
 
-Llama 3's scaled rotary embedding under slime, which switches it on and leaves the factor at Megatron's default.
-
-Llama 3.1 has that factor, 8; Llama 3.2 has 32, and would be trained as another model than the engine serves. Megatron
-knows the argument (`--rope-scaling-factor`), so what it says is put in place once the model is built.
+`set_factor`: slime switches Llama 3's scaled rotary embedding on and leaves the factor at Megatron's default, 8. That
+is Llama 3.1's. Llama 3.2 has 32, and would be trained as another model than the engine serves. So the factor of
+`--rope-scaling-factor` is set once the model is built.
 """
 
 # mypy: disable-error-code="import-not-found"
 
-# mypy: disable-error-code="import-not-found"
 from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
@@ -24,9 +23,9 @@ from torch import Tensor
 
 
 class GroupStepAdam(torch.optim.AdamW):
-    """torch's Adam (AdamW with `adam_w_mode`), with the step count in the groups: `group["step"]`, an int.
+    """torch's Adam (AdamW with `adam_w_mode`), with an int step count in the groups: `group["step"]`.
 
-    Arguments as apex's FusedAdam.
+    The arguments are those of apex's FusedAdam.
     """
 
     def __init__(self, params: Any, *, adam_w_mode: bool = True, **kwargs: Any) -> None:
@@ -35,7 +34,7 @@ class GroupStepAdam(torch.optim.AdamW):
             group["decoupled_weight_decay"] = adam_w_mode
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        torch.optim.Optimizer.__setstate__(self, state)  # Adam's own looks for a count in each parameter's state
+        torch.optim.Optimizer.__setstate__(self, state)  # Adam's own expects a count in each parameter's state
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -49,12 +48,12 @@ class GroupStepAdam(torch.optim.AdamW):
         return loss
 
     def _states(self, group: dict[str, Any]) -> list[dict[str, Tensor]]:
-        """Of the parameters that were stepped before: a new one's is made by torch."""
+        """Return the states of parameters that were stepped before; torch makes the state of a new one."""
         return [self.state[p] for p in group["params"] if self.state.get(p)]
 
 
 def use_group_step_adam() -> None:
-    """Once in each worker, before Megatron makes its optimizer. Again is harmless."""
+    """Make Megatron use GroupStepAdam. Call it in each worker before Megatron makes its optimizer; twice is safe."""
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
 
@@ -66,7 +65,7 @@ def use_group_step_adam() -> None:
 
 
 def set_factor(args: Namespace, chunks: Iterable[Any]) -> None:
-    """Before the first forward pass: the embedding keeps what it computed."""
+    """Set the rotary factor of the built model. Call it before the first forward pass: the embedding caches values."""
     if not args.use_rope_scaling:
         return
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding

@@ -1,4 +1,4 @@
-"""What every process of a run knows of ours: it travels in slime's own `args`, which slime pickles to each of them."""
+"""Configuration that every process of a run shares: it travels in slime's own `args`, which slime pickles to each."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from openclaw_rl.methods.base import Method, load_method
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 
 TRAINER = "slime"
-"""The name we lease under: the same after a restart."""
+"""The trainer's name in the ledger: the same after a restart."""
 _OURS = {
     "binary_rl": "openclaw_rl.methods.binary_rl",
     "opd": "openclaw_opd.method",
@@ -21,6 +21,8 @@ _OURS = {
 
 
 class NodeConfig(BaseModel):
+    """The plugin's part of slime's args."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
@@ -29,7 +31,7 @@ class NodeConfig(BaseModel):
     trainer: TrainerSettings
     method: MethodSettings
     heartbeat: str | None = None
-    """The name of the actor that is told when a step gets on (`pulse`)."""
+    """Name of the actor that counts the step's progress (`heartbeat`)."""
 
     def attach(self, args: Namespace) -> None:
         args.openclaw = self
@@ -44,8 +46,8 @@ class NodeConfig(BaseModel):
 
 @contextmanager
 def without_ours(args: Namespace) -> Iterator[None]:
-    """Megatron writes its args into each checkpoint, and reads no class there that it does not know; the token has no
-    place in one either."""
+    """Take the plugin's part out of slime's args inside the block."""
+    # Megatron writes its args into each checkpoint and cannot read unknown classes back; the token must not be there.
     ours = vars(args).pop("openclaw", None)
     try:
         yield
@@ -55,7 +57,7 @@ def without_ours(args: Namespace) -> Iterator[None]:
 
 
 def find_method(name: str) -> Method:
-    """By entry point; ours also where our packages lie on the path uninstalled, as in slime's own environment."""
+    """Return the method by its entry point; ours also without one, as in slime's environment (not installed)."""
     try:
         return load_method(name)
     except SettingsError:

@@ -1,4 +1,4 @@
-"""What a step was, put together from what each rank of Megatron saw of it. No torch: the driver reads it."""
+"""Outcome of a step, merged from the shares of Megatron's ranks. No torch: the driver imports it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from openclaw_rl.methods.base import Tally
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """One worker's part; what crosses Ray."""
+    """One worker's figures of a step, sent over Ray."""
 
     stepped: bool
-    """Whether the optimizer stepped: not where a gradient was not finite."""
+    """True if the optimizer stepped; False if a gradient was not finite."""
     counts: bool
-    """False on ranks that only repeat another's numbers (tensor parallelism) or run no loss (earlier stages)."""
+    """False on ranks that repeat another rank's numbers (tensor parallelism) or run no loss (earlier stages)."""
     loss: float = 0.0
     """Σ over its samples of their parts of the mean over trained tokens, weighted n/G as slime's divisors are."""
     trained_tokens: int = 0
@@ -25,13 +25,18 @@ class RankShare:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """A step's figures over all ranks."""
+
     stepped: bool
     metrics: Mapping[str, float]
     not_finite: tuple[str, ...]
 
 
 def merged(shares: Sequence[RankShare], *, samples: int, batch_size: int) -> Outcome:
-    """`samples` of `batch_size` rows were real. Raises ValueError when the ranks disagree on whether they stepped."""
+    """Merge the ranks' shares; `samples` of `batch_size` rows were real.
+
+    Raises ValueError if some ranks stepped and some did not.
+    """
     if len({share.stepped for share in shares}) != 1:
         raise ValueError("some ranks stepped and some did not")
     seen = [share for share in shares if share.counts]

@@ -1,14 +1,15 @@
 """Runs the processes of a node: PRM, server, driver. Standard library only.
 
-Promises: only what was started here is ever ended, by its own handle and group; all of it is, the driver first, so that
-it can checkpoint. A driver or PRM that dies is started again with growing pauses, while the server and its chats go on;
-a server that ends, or a driver that says it can never start (exit 2), ends the run. When this process is killed, its
-children notice and leave (`openclaw_rl.processes.child_main`).
+Promises:
+
+- It ends only the processes that it started, by their handle and group, and all of them. The driver ends first, so that
+  it can write a checkpoint.
+- A driver or PRM that dies is started again with growing pauses, while the server and its chats go on.
+- A server that ends, or a driver that cannot start (exit 2), ends the run.
+- When this process is killed, its children notice and exit (`openclaw_rl.processes.child_main`).
 """
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -20,16 +21,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import openclaw_rl
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_line, lifeline
 
 POLL_S = 0.5
 START_TIMEOUT_S = 900.0
 DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
-"""A driver finishes its step and writes a checkpoint."""
+"""Seconds from SIGTERM to SIGKILL; a driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
 CANNOT_START = 2
-_SUPERVISED = Path(openclaw_rl.__file__).parent / "processes" / "child_main.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class Command:
     arguments: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
-    """Where it will listen; something that listens there already would answer in its place."""
+    """Port that the process will listen on; another process there would answer in its place."""
     model: str | None = None
-    """What its `/model_info` must name."""
+    """Model that its `/model_info` must name."""
 
 
 class Process:
@@ -53,15 +54,12 @@ class Process:
     def __init__(self, command: Command, log_file: Path | None) -> None:
         self.command, self._log_file = command, log_file
         self._started = time.monotonic()
-        variables = [word for name, value in command.environ.items() for word in ("--env", f"{name}={value}")]
-        # -P: the folder of that file, which holds a `types.py`, is not to be searched for modules.
-        argv = [command.python, "-P", str(_SUPERVISED), *variables, command.module, *command.arguments]
+        argv = ChildCommand(
+            command.module, command.arguments, command.python, command.environ, ModuleSearch.BY_PATH
+        ).argv()
         output = None if log_file is None else log_file.open("ab")
         try:
-            # stdin is the lifeline: it closes with us, and the child leaves (child_main.py).
-            self._popen = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
-            )
+            self._popen = subprocess.Popen(argv, stdout=output, stderr=output, **lifeline())
         except OSError as error:
             raise SettingsError(f"{command.name}: {command.python}: {error.strerror}") from error
         finally:
@@ -80,11 +78,10 @@ class Process:
     def last_line(self) -> str:
         if self._log_file is None:
             return "see above"
-        lines = self._log_file.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return last_line(self._log_file)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, SIGKILL after the grace; then what it left in its group."""
+        """End the process: SIGTERM, SIGKILL after the grace; then the rest of its group."""
         if self._popen.poll() is None:
             self._popen.terminate()
             try:
@@ -97,8 +94,7 @@ class Process:
 
     def clear(self) -> None:
         """End what it left in its group: a restart must find its GPU memory free."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        end_group(self._popen.pid)
 
 
 class Restarted:
@@ -106,19 +102,19 @@ class Restarted:
 
     def __init__(self, command: Command, log_file: Path) -> None:
         self._command, self._log_file = command, log_file
-        self._pause_s, self._again_at = FIRST_PAUSE_S, 0.0
+        self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self.process = Process(command, log_file)
 
     def look(self) -> int | None:
-        """The exit code of one that ended since; it is started again when its pause is over."""
+        """Check the process. Return its exit code once if it ended, and start it again after its pause."""
         if (code := self.process.exit_code) is None:
             return None
         now = time.monotonic()
         if not self._again_at:
             self.process.clear()
             if self.process.ran_s > HEALTHY_AFTER_S:
-                self._pause_s = FIRST_PAUSE_S
-            self._again_at, self._pause_s = now + self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+                self._pauses.reset()
+            self._again_at = now + self._pauses.next_s()
             _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
             return code
         if now >= self._again_at:
@@ -128,7 +124,7 @@ class Restarted:
 
 
 def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path) -> int:
-    """Start all, keep them, and stop them when asked to. The exit code of the run. Raises SettingsError."""
+    """Start the processes, keep them running, and stop them on a signal. Return the exit code. Raises SettingsError."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -168,7 +164,7 @@ def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path
 
 
 def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) -> bool:
-    """Until it is up; False when asked to stop. Raises SettingsError when it ends, or never comes up."""
+    """Wait until the process is up; return False on a stop. Raises SettingsError if it ends or does not come up."""
     end = time.monotonic() + START_TIMEOUT_S
     while not stop.wait(POLL_S):
         if is_up():
@@ -181,7 +177,7 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
 
 
 def _serves(command: Command) -> bool:
-    """Whether the engine answers, as the model it should be. Raises SettingsError when it is another."""
+    """Return True if the engine answers. Raises SettingsError if it serves another model."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{command.port}/model_info", timeout=5) as answer:
             found = json.load(answer)

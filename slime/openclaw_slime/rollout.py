@@ -1,21 +1,20 @@
-"""slime's side of a lease: the batch that the driver leased, asked for once more and handed on as slime's samples.
+"""slime's side of a lease: the driver's leased batch, fetched again and converted to slime's training data.
 
-    --data-source-path                    openclaw_slime.rollout.LeasedBatches
-    --rollout-function-path               openclaw_slime.rollout.generate_rollout
-    --custom-rollout-log-function-path    openclaw_slime.rollout.log_nothing
+    --data-source-path                           openclaw_slime.rollout.LeasedBatches
+    --rollout-function-path                      openclaw_slime.rollout.generate_rollout
+    --custom-rollout-log-function-path           openclaw_slime.rollout.log_nothing
+    --custom-convert-samples-to-train-data-path  openclaw_slime.rollout.train_data
 
-Nothing is generated here: chats do that. The driver calls with the lease's fence as slime's `rollout_id`, once a batch
-is there, so `generate` returns at once and never stands in the way of a push. The method's own state (a baseline's
-mean) lives here, between batches, and is kept with slime's checkpoints.
+Chats generate the samples, not slime. The driver calls slime once a batch is leased, with the lease's fence as slime's
+`rollout_id`; `generate` returns at once and never delays a push. The method's own state (a baseline's mean) lives here
+between batches, and is saved with slime's checkpoints.
 
-From a leased batch to slime's training data, exact ids, log-probs and masks, and nothing slime would make up.
+Ids, log-probs and masks are exact. slime trains on exactly `global_batch_size` samples a step and trims the rest
+without a message. So a batch of n < G is filled with zero-mask copies of its shortest sample. slime divides by G, so
+every divisor is scaled by n / G: Σ_i l_i / (T_i · n/G) / G = Σ_i l_i / T_i / n. The gradient is that of a batch of n.
 
-slime trains on exactly `global_batch_size` samples a step and trims what is over: a silent loss. So a batch of n < G is
-filled with zero-mask copies of its shortest sample, and every denominator is scaled by n / G, because slime divides by
-G: Σ_i l_i / (T_i · n/G) / G = Σ_i l_i / T_i / n. The gradient is that of a batch of n.
-
-What slime has no key for travels as one JSON text a sample (`Extras`) under `source_names`, the one list of strings
-that slime hands to every rank and reads nowhere in training. Absent terms are absent there, never zeros.
+Values without a key of slime travel as one JSON text a sample (`Extras`) under `source_names`. That is the one list of
+strings that slime hands to every rank and does not read in training. Absent terms are absent there, never zeros.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -39,19 +38,19 @@ EXTRAS_KEY = "source_names"
 
 
 class Extras(BaseModel):
-    """One sample's part of the batch that slime does not know."""
+    """One sample's values that slime has no key for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sample: SampleBody
     advantages: list[float]  # [T]
     parent: int | None = None
-    """The version that is trained from: what it sampled itself tells whether the engine got its weights."""
+    """The version trained from. Its own samples show whether the engine got its weights."""
     is_filler: bool = False
 
 
 def unusable(samples: Sequence[SampleBody], method: Method, settings: TrainerSettings) -> dict[str, DropReason]:
-    """Leased samples that no step can be made of, by reason; driver and rollout function must agree on them."""
+    """Return the leased samples that cannot be trained on, with reasons. The driver and slime both call this."""
     found: dict[str, DropReason] = {}
     for body in samples:
         if not body.prompt_ids:
@@ -70,7 +69,10 @@ def extras_of(
     *,
     parent: int | None = None,
 ) -> list[Extras]:
-    """The batch in lease order, filled up to `batch_size`. Raises TrainerError for a batch that is empty or over it."""
+    """Return the batch in lease order, filled up to `batch_size`.
+
+    Raises TrainerError for a batch that is empty or larger.
+    """
     if not 0 < len(samples) <= batch_size:
         raise TrainerError(f"a batch of {len(samples)} samples cannot make a step of {batch_size}")
     rows = [
@@ -83,7 +85,7 @@ def extras_of(
 
 
 def train_data_of(rows: Sequence[Extras]) -> dict[str, Any]:
-    """slime's `train_data`: its own keys (pinned in the contract tests), one entry a sample."""
+    """Return slime's `train_data`: its own keys (pinned in the contract tests), one entry a sample."""
     n = sum(not row.is_filler for row in rows)
     share = n / len(rows)
     masks = [[0] * len(r.sample.loss_mask) if r.is_filler else [int(m) for m in r.sample.loss_mask] for r in rows]
@@ -104,7 +106,7 @@ def train_data_of(rows: Sequence[Extras]) -> dict[str, Any]:
 
 
 def train_data(args: Any, samples: Sequence[Any]) -> Mapping[str, Any]:
-    """slime's hook `--custom-convert-samples-to-train-data-path`: the samples carry their `Extras` as metadata."""
+    """Convert slime's samples, which carry their `Extras` as metadata, to training data; a hook of slime."""
     return train_data_of([Extras.model_validate(sample.metadata["openclaw"]) for sample in samples])
 
 
@@ -118,10 +120,10 @@ class LeasedBatches:
         self._client = TrainerClient(config.url, config.token.get_secret_value())
         self._state: dict[str, float] = {}
         self._next: tuple[int, dict[str, float]] = (-1, {})
-        """The state after the last batch, and the version that batch was to make a successor of."""
+        """Parent of the last batch, and the method's state if that batch makes a version."""
 
     def batch(self, fence: int) -> list[Extras]:
-        """The live lease with this fence. Raises CommitRefused when it is over."""
+        """Return the rows of the live lease with this fence. Raises CommitRefused when it is over."""
         lease = self._client.leased(fence)
         parent, state = self._next
         if parent != -1 and lease.parent != parent:  # the last batch made a version
@@ -136,7 +138,7 @@ class LeasedBatches:
     # slime's `DataSource`
 
     def save(self, rollout_id: int) -> None:
-        """Called when the step of the last batch is done: its state is kept."""
+        """Save the method's state after the last batch, whose step is done."""
         self._state = dict(self._next[1])
         self._next = (-1, {})
         file = _state_file(self._folder, rollout_id)
@@ -144,7 +146,7 @@ class LeasedBatches:
         file.write_text(json.dumps(self._state))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Of a checkpoint without one (the base): fresh."""
+        """Load the method's state of a checkpoint; without one (the base) it starts fresh."""
         file = None if rollout_id is None or self._folder is None else _state_file(self._folder, rollout_id)
         self._state = json.loads(file.read_text()) if file is not None and file.is_file() else {}
         self._next = (-1, {})
@@ -160,7 +162,7 @@ class LeasedBatches:
 
 
 def generate_rollout(args: Namespace, rollout_id: int, data_source: LeasedBatches, evaluation: bool = False) -> Any:
-    """slime's hook: `rollout_id` is the fence of the lease in hand."""
+    """Return the leased batch as slime's samples; a hook of slime. `rollout_id`: the fence of the lease."""
     from slime.rollout.base_types import RolloutFnTrainOutput
 
     if evaluation:
@@ -170,7 +172,7 @@ def generate_rollout(args: Namespace, rollout_id: int, data_source: LeasedBatche
 
 
 def log_nothing(rollout_id: int, args: Namespace, samples: Any, metrics: Any, seconds: float) -> bool:
-    """slime's hook: its figures are of a generation that did not happen here."""
+    """Skip slime's rollout log, whose figures are of a generation that did not happen here; a hook of slime."""
     return True
 
 

@@ -1,8 +1,8 @@
-"""One sample of a step as the ranks of Megatron see it, and what the loss found of it.
+"""One sample of a step on the ranks of Megatron, and the figures that the loss finds for it.
 
-A micro-batch of slime holds a fixed list of keys, and passes on the very objects that its `advantages` list holds. So a
-row rides on its advantages tensor (`ride`, `row_of`): no key of slime's is bent, no table is kept beside, and what a
-method needs, a top-k too, reaches its loss.
+A micro-batch of slime holds a fixed list of keys, and passes on the very objects of its `advantages` list. So a row is
+attached to its advantages tensor (`ride`, `row_of`). No key of slime's gets another meaning, no second table is kept,
+and all of a sample's terms reach the loss, a top-k too.
 """
 
 import math
@@ -20,11 +20,13 @@ from openclaw_slime.rollout import Extras
 
 @dataclass(slots=True)
 class Row:
+    """A sample with its credit, and the figures of this rank."""
+
     sample: Sample
     credit: tuple[float, ...]  # [T]
     is_filler: bool = False
     parent: int | None = None
-    """The version that is trained from."""
+    """The version trained from."""
     loss: float = 0.0
     """This rank's part of the sample's mean over its trained tokens."""
     trained_tokens: int = 0
@@ -38,19 +40,21 @@ class Row:
 
     @property
     def is_fresh(self) -> list[bool]:
-        """[T]: tokens that the version we train from sampled, and we train on."""
-        if self.sample.is_demonstration:  # nobody sampled it
+        """[T]: True for trained tokens that the parent version sampled."""
+        if self.sample.is_demonstration:  # the user wrote it: no version sampled it
             return [False] * len(self.sample.response_ids)
         fresh = [run.weight_version == self.parent for run in self.sample.versions for _ in range(run.length)]
         return [is_fresh and mask for is_fresh, mask in zip(fresh, self.sample.loss_mask, strict=True)]
 
 
 def ride(tensor: Tensor, row: Row) -> Tensor:
+    """Attach the row to the tensor."""
     tensor.openclaw_row = row  # type: ignore[attr-defined]
     return tensor
 
 
 def row_of(tensor: Tensor) -> Row:
+    """Return the attached row. Raises TrainerError if slime made another tensor."""
     row = getattr(tensor, "openclaw_row", None)
     if not isinstance(row, Row):
         raise TrainerError("slime made other tensors of our advantages: it is not the pinned one")
@@ -58,7 +62,7 @@ def row_of(tensor: Tensor) -> Row:
 
 
 def share_of(rows: Sequence[Row], *, stepped: bool, counts: bool) -> RankShare:
-    """What one rank's rows come to, for the driver."""
+    """Sum one rank's rows for the driver."""
     tallies: dict[str, tuple[float, float]] = {}
     for row in rows:
         for name, (total, over) in row.tallies.items():

@@ -1,8 +1,8 @@
-"""slime's parts, started and driven: placement groups, rollout manager and train group, by slime's own functions.
+"""slime's rollout manager and train group, started and driven by slime's own functions.
 
-Every name used here is one of the pinned slime (`contracts`), and looked up in the sources that are there before
-anything is started. The policy's engine is not slime's: the server runs it, and slime attaches to it by address, so
-that no end of this process touches a chat.
+Every name used here is one of the pinned slime (`contracts`), and is checked in the installed sources before the first
+process starts. The policy's engine does not belong to slime: the server runs it, and slime attaches to it by address.
+So the end of this process never ends a chat.
 """
 
 # slime and Ray are untyped, and there only on hosts that train with them.
@@ -24,13 +24,13 @@ from openclaw_slime.outcome import RankShare
 log = logging.getLogger(__name__)
 
 STEP_TIMEOUT_S = 3600.0
-"""No step takes longer, whatever its ranks say."""
+"""Longest time of a step, even if its ranks report progress."""
 LOOK_EVERY_S = 5.0
 DISPOSE_S = 10.0
 
 
 class Ray(Protocol):
-    """The module's functions that are used on what runs."""
+    """The functions of the `ray` module that a running node uses."""
 
     def get(self, refs: Any, *, timeout: float | None = None) -> Any: ...
 
@@ -38,10 +38,12 @@ class Ray(Protocol):
 
 
 class SlimeNode:
+    """slime as the loop drives it: train, push, save."""
+
     def __init__(
         self, group: Any, manager: Any, ray: Ray, *, batch_size: int, by_disk: bool = False, heart: Any = None
     ) -> None:
-        """heart: a handle of `heartbeat.Heartbeat`, which the ranks beat."""
+        """heart: a handle of `heartbeat.Heartbeat`, to which the ranks send beats."""
         self._group, self._manager, self._ray, self._by_disk, self._heart = group, manager, ray, by_disk, heart
         self._beats = 0
         self.batch_size = batch_size
@@ -51,8 +53,11 @@ class SlimeNode:
     def started(
         cls, arguments: Sequence[str], config: NodeConfig, *, ray_address: str | None, resumed: int | None
     ) -> Iterator["SlimeNode"]:
-        """`resumed`: the iteration of the checkpoint that `arguments` load. Raises SettingsError before anything is
-        started when this slime or Megatron-LM cannot be driven from here; what else differs from the pins is logged."""
+        """Start slime's parts, and stop them after the block.
+
+        resumed: the iteration of the checkpoint that `arguments` load. Raises SettingsError before the first process
+        starts if this slime or Megatron-LM cannot be driven; other differences from the pins are logged.
+        """
         check_start(os.environ, log.warning)
         import ray
         from slime.observability.logging_utils import configure_logger, finish_tracking, init_tracking
@@ -64,10 +69,10 @@ class SlimeNode:
         sys.argv = ["openclaw_slime.driver", *arguments]  # slime and Megatron read nothing else
         args = parse_args()
         name = heartbeat.new_name()
-        config.model_copy(update={"pulse": name}).attach(args)
+        config.model_copy(update={"heartbeat": name}).attach(args)
         configure_logger()
         if ray_address is None:
-            ray.init(address="local", include_dashboard=False)  # never one that somebody else started here
+            ray.init(address="local", include_dashboard=False)  # never a cluster that another user started here
         else:
             ray.init(address=ray_address)
         try:
@@ -80,7 +85,7 @@ class SlimeNode:
                 ray.get(manager.load.remote(resumed))
             by_disk = args.update_weight_transport == "disk"
             yield cls(group, manager, ray, batch_size=args.global_batch_size, by_disk=by_disk, heart=heart)
-            with suppress(Exception):  # we leave either way
+            with suppress(Exception):  # the process ends either way
                 ray.get(manager.dispose.remote(), timeout=DISPOSE_S)
             finish_tracking(args)
         finally:
@@ -91,11 +96,11 @@ class SlimeNode:
         return self._results(self._group.async_train(fence, batch), moved)
 
     def _results(self, refs: list[Any], moved: Callable[[], None]) -> list[Any]:
-        """When all are there; `moved` is called as they come, and as the ranks beat meanwhile."""
+        """Wait for all results. Call `moved` when one arrives, and when the ranks beat."""
         end, pending = time.monotonic() + STEP_TIMEOUT_S, refs
         while pending:
             ready, pending = self._ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
-            self._ray.get(ready)  # of a rank that failed: the others would wait for it
+            self._ray.get(ready)  # raises for a rank that failed: the others would wait for it
             if ready or self._has_beaten():
                 moved()
             if time.monotonic() > end:
@@ -105,13 +110,15 @@ class SlimeNode:
 
     def _has_beaten(self) -> bool:
         before = self._beats
-        with suppress(Exception):  # silent: then nobody is known to get on
+        with suppress(Exception):  # no answer counts as no progress
             self._beats = self._ray.get(self._heart.count.remote(), timeout=LOOK_EVERY_S)
         return self._beats != before
 
     def push(self, weight_version: int, timeout_s: float) -> None:
-        """What `RayTrainGroup.update_weights` does over NCCL, with a deadline, under the ledger's number. By disk it is
-        that itself, which counts on its own and knows no deadline: the server's must do."""
+        """Send the weights under the ledger's number, as `RayTrainGroup.update_weights` does, with a deadline.
+
+        By disk the method itself is called: it counts versions on its own and has no deadline but the server's.
+        """
         workers = self._group._actor_handlers
         self._ray.get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
         if self._by_disk:

@@ -158,7 +158,7 @@ class VarlenCoreAttention(MegatronModule):
 
 
 def get_spec(args, config, vp_stage=None):
-    """Block spec of this pipeline stage, in the form slime's `--spec` calls it."""
+    """Return the block spec of this pipeline stage; slime's `--spec` calls this function."""
     if config.num_moe_experts or config.multi_latent_attention:
         raise ValueError("varlen_spec covers dense multi-head or grouped-query attention models only")
     head_norm = Norm if config.qk_layernorm else IdentityOp

@@ -1,9 +1,9 @@
-"""Log-probs out of logits whose vocabulary is cut over the ranks of tensor parallelism: torch alone, no Megatron.
+"""Log-probs from logits whose vocabulary is cut over the ranks of tensor parallelism: torch alone, no Megatron.
 
-Promises: the numbers and gradients of `openclaw_rl.losses.log_probs_of` on the whole vocabulary, in fp32 at least; one
-log-sum-exp and one gather, whatever the number of ids a position; two collectives a call, none in backward. What is
-kept for backward is the logits themselves, which live anyway: the softmax is computed again, `chunk` positions at a
-time, into the one gradient that has to be.
+Promises: the numbers and gradients of `openclaw_rl.losses.log_probs_of` on the whole vocabulary, in fp32 at least. A
+call costs one log-sum-exp and one gather for any number of ids a position, and two collectives, with no collective in
+backward. Backward keeps the logits themselves, which live anyway. It recomputes the softmax, `chunk` positions at a
+time, into the one gradient that must exist.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class VocabShard:
     """None: the vocabulary is whole."""
     start: int = 0
     vocab_size: int | None = None
-    """Ids there are; columns beyond are padding, and no part of the distribution. None: no padding."""
+    """Number of ids; columns beyond are padding, outside the distribution. None: no padding."""
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, columns: int, vocab_size: int) -> "VocabShard":
@@ -33,16 +33,16 @@ class VocabShard:
             dist.all_reduce(values, op=op, group=self.group)
 
     def columns(self, width: int) -> int:
-        """Of `width` columns of this rank, those that are ids."""
+        """Return how many of this rank's `width` columns are ids."""
         return width if self.vocab_size is None else max(0, min(width, self.vocab_size - self.start))
 
 
 def gathered_log_probs(
     logits: Tensor, ids: Tensor, temperature: Tensor, shard: VocabShard, *, chunk: int = 1024
 ) -> Tensor:
-    """log softmax(logits / temperature)[ids].
+    """Return log softmax(logits / temperature)[ids].
 
-    Shapes: logits [N, V/ranks], ids [N, K], temperature [N]; gives [N, K].
+    Shapes: logits [N, V/ranks], ids [N, K], temperature [N]; returns [N, K].
     """
     found: Tensor = _Gathered.apply(logits, ids, temperature, shard, chunk)
     return found
@@ -86,7 +86,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _local(ids: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Each id's column here, 0 where it is another rank's, and whether it is ours."""
+    """Return each id's column on this rank (0 for another rank's id), and a mask of this rank's ids."""
     local = ids - start
     mine = (local >= 0) & (local < columns)
     return local.masked_fill(~mine, 0), mine

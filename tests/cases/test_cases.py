@@ -1,4 +1,4 @@
-"""Every public case of `tests/data/open_cases.jsonl`, by its id. `README.md` tells where each one runs."""
+"""Every public case of `tests/data/open_cases.jsonl`, by its id. `README.md` lists the test of each case."""
 
 import asyncio
 import importlib
@@ -22,14 +22,13 @@ from openclaw_rl.judge.judge import parse_vote
 
 HERE = Path(__file__).parent
 PARSED = ("JV-1", "JV-2", "JV-6", "HX-1")
-"""Texts for the verdict's and the hint's parser: no server has a part in them."""
+"""Texts for the parsers of verdicts and hints. They need no server."""
 ELSEWHERE: dict[str, dict[str, str]] = tomllib.loads((HERE / "clauses.toml").read_text())
-"""Cases that need a trainer, a swap, a kill or a start that fails: the test that plays it, and those of its clauses.
-(Half of CL-2, an engine with another template, cannot happen: the engine is sent ids, and its template is never
-used.)"""
+"""Cases that need a trainer, a swap, a kill or a failing start: the test of the case, and the tests of its clauses.
+(Half of CL-2, an engine with another template, cannot happen: the engine gets ids, and never uses its template.)"""
 PLAYED = [case for case in CASES if case not in (*PARSED, *ELSEWHERE)]
 PACE = {"ST-1": 0.1, "CO-2": 0.2}
-"""Seconds here that a second of the case lasts, keep-alives included: nobody waits 45 s for one test."""
+"""Length of a second of the case, keep-alives included, so that no test takes 45 s."""
 COUNTED: dict[tuple[str, str], dict[str, Any]] = {
     # 40 s without text, and 15 s of silence at most: it was heard of at the beginning, and twice since.
     ("ST-1", "sse[0].first_byte_s"): {"at": "sse[0].signs_before_text", "op": "ge", "value": 1},
@@ -40,8 +39,8 @@ COUNTED: dict[tuple[str, str], dict[str, Any]] = {
     ("CO-2", "health.max_latency_s"): {"at": "beside_the_largest.health_answers", "op": "ge", "value": 25},
     ("CO-2", "sse[*].max_gap_s"): {"at": "beside_the_largest.silence", "op": "le", "value": 0.5},
 }
-"""Bounds of a time as counts, orders and shares: on a busy machine all is late, and a server that waits is not found by
-a stopwatch. (The 60 s of WS-1 are when its clients give up.)"""
+"""Bounds of a time, as counts, orders and shares: on a busy machine every part is late, so a stopwatch cannot find a
+server that waits. (The 60 s of WS-1 are the timeout of its clients.)"""
 SETTINGS: dict[str, dict[str, Any]] = {
     "ST-1": {"server.keepalive_s": 1.0},
     "JV-3": {"judge.votes": 3, "judge.quorum": 2, "judge.timeout_s": 3.0},
@@ -52,7 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 async def settled(server: Server) -> None:
-    """Wait until whatever is paired is judged and scored."""
+    """Wait until all paired turns are judged and scored."""
     async with asyncio.timeout(120):
         while True:
             counts = (await asyncio.to_thread(server.admin, "/v1/admin/status"))["counts"]
@@ -72,7 +71,7 @@ SAID = {
 
 
 def checks_of(case: Mapping[str, Any], found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The case's checks, without a stopwatch, and with what our own interface says otherwise."""
+    """Return the case's checks, without a stopwatch, and with the differences of our own interface."""
     checks = []
     for check in case["expect"]["checks"]:
         check = COUNTED.get((case["id"], check["at"]), check)

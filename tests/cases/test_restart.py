@@ -1,5 +1,5 @@
-"""Cases CR-1 and CR-2 as they are told, on the real server: killed with judged turns waiting, and started beside a
-checkpoint that was torn."""
+"""Cases CR-1 and CR-2 as the cases have them, on the real server: a kill while judged turns wait, and a start beside
+a torn checkpoint."""
 
 import asyncio
 import shutil

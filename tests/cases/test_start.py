@@ -1,4 +1,4 @@
-"""Cases CL-1 and CL-2 as they are told: the command line itself, and what it leaves behind when it does not start."""
+"""Cases CL-1 and CL-2 as the cases have them: the command line itself, and the remains of a failed start."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from harness.checks import failures
 from harness.model import make_folder
 
 STARTED_IN = "OPENCLAW_CASE"
-"""A variable that a server's children have from it."""
+"""A variable that a server's children inherit."""
 
 
 def serve(folder: Path, words: Sequence[str]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def serve(folder: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _environments() -> list[str]:
-    """Of every process that can be read."""
+    """Return the environment of every process that can be read."""
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -59,8 +59,8 @@ def test_a_wrong_path_port_and_gpu_count_are_named_at_once(tmp_path: Path) -> No
 
 
 def test_without_a_chat_template_the_start_is_refused_with_advice(tmp_path: Path) -> None:
-    """The case's other half, an engine with another template, cannot come about: an engine is sent ids, and whatever
-    template it has is never used. Another template of our own is another ledger (`test_frontend.py`)."""
+    """The case's other half, an engine with another template, cannot happen: an engine gets ids, and never uses its own
+    template. Another template of our own is another ledger (`test_frontend.py`)."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = tmp_path / "model"

@@ -1,7 +1,7 @@
-"""Case WS-1 as it is told: ten chats stream at the case's own pace, and new weights come while they run.
+"""Case WS-1 as the case has it: ten chats stream at the case's own pace, and new weights come while they run.
 
-The engine is the project's stub over HTTP: it loads adapters, refuses a flush while anything runs, and gives each token
-the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`, `benchmarks/
+The engine is the project's stub over HTTP: it loads adapters, refuses a flush while a request runs, and gives each
+token the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`, `benchmarks/
 swap_under_load.py`.
 """
 
@@ -31,14 +31,14 @@ from openclaw_rl.types import WeightKind
 CASE = CASES["WS-1"]
 (ENGINE,) = CASE["engine"]
 STARTS_S = 2.0
-"""After the first request, by the case."""
+"""Seconds after the first request, by the case."""
 SLOW, FAST = 2.0, 2000.0
-"""Tokens a second while the swap is on its way, so that a busy machine does not end the replies before it; and once it
-is over: nobody waits for the rest of them."""
+"""Tokens a second during the swap, and after it. The first is slow, so that no reply ends before the swap on a busy
+machine. The second is fast, to shorten the test."""
 
 
 def asked(session: str, *said: str) -> dict[str, Any]:
-    """A streamed request; said: the user's and the policy's in turn."""
+    """Return a streamed request. said: texts of the user and the policy in turn."""
     (case,) = CASE["requests"]
     messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
     headers = case["headers"] | {"X-Session-Id": session}
@@ -52,7 +52,9 @@ def asked(session: str, *said: str) -> dict[str, Any]:
 
 async def weight_version(server: Server) -> int:
     text = await asyncio.to_thread(server.admin, "/metrics")
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("openclaw_rl_weight_version "))
+    return next(
+        int(float(line.split()[1])) for line in text.splitlines() if line.startswith("openclaw_rl_weight_version ")
+    )
 
 
 @pytest.mark.parametrize("kind", list(WeightKind))
@@ -119,7 +121,7 @@ async def test_ten_requests_around_a_swap_all_succeed(
 
 
 def check_tokens(record: Any, policy: Any, seeds: list[int], kind: WeightKind) -> None:
-    """Each token has the log-prob of the weights that its run names; an adapter's reply ends as it began."""
+    """Check that each token has the log-prob of its run's weights, and that an adapter's reply keeps its adapter."""
     turn = record["turn"]
     runs = [(run["weight_version"], run["length"]) for run in turn["versions"]]
     assert [version for version, _ in runs] == ([0] if kind is WeightKind.LORA else [0, 1])

@@ -1,8 +1,9 @@
-"""Cases TN-2, TN-3 and TN-5 as they are told: the case's chats on the real server, its samples leased over the trainer
-API, one real step of LoRA on a random Llama of the same vocabulary, its commit published.
+"""Cases TN-2, TN-3 and TN-5 as the cases have them: from the case's chats to a published commit.
 
-Real: server, ledger, trainer loop, learner, checkpoint. The engine is the case's script, so that its scores are not the
-learner's: the self-test and the KL gate have tests of their own and let everything pass here.
+The chats run on the real server, their samples are leased over the trainer API, and one real step of LoRA runs on a
+random Llama of the same vocabulary. Server, ledger, trainer loop, learner and checkpoint are real. The engine is the
+case's script, so its scores differ from the learner's: the self-test and the KL gate have their own tests and let every
+version pass here.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ async def case_server(case: Mapping[str, Any], host: Host, vocabulary: Vocabular
 
 
 async def trained(server: Server, settings: TrainerSettings) -> dict[str, Any]:
-    """One step on what waits, published. What it measured, and its weights."""
+    """Run one step on the waiting samples and publish it; return its figures and its weights."""
 
     def step() -> Path:
         with tiny_trainer(server, settings) as loop:
@@ -139,7 +140,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
 async def test_a_step_without_numbers_never_serves_and_chats_go_on(
     value: str, host: Host, model_folder: Path, tmp_path: Path
 ) -> None:
-    """A trainer that does not look at its own numbers: what it reports is refused, whichever way it spells it."""
+    """A trainer that does not check its own numbers: its report is refused in each spelling of NaN."""
     vocabulary = Vocabulary.of(model_folder)
     policy = scripted(vocabulary, ["tea"])
     async with served(stub_app(FakeEngine(policy=policy))) as url:

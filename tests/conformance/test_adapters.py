@@ -41,6 +41,24 @@ def gap(a: list[float], b: list[float]) -> float:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
+class Reply:
+    """A streamed reply: its tokens so far, and an event that its first token sets."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.started = asyncio.Event()
+
+    async def read(self, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        async with http.stream("POST", "/generate", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    self.tokens.extend(event["output_ids"])
+                    self.log_probs.extend(entry[0] for entry in event["meta_info"]["output_token_logprobs"])
+                    self.started.set()
+
+
 async def test_each_request_runs_under_its_own_adapter(http, adapters):
     names = [None, *adapters, None, *adapters]
     together = await asyncio.gather(*(score(http, IDS, name) for name in names))
@@ -109,31 +127,26 @@ async def test_an_unload_waits_for_the_adapters_requests(http, served, adapters)
         "stream": True,
         "lora_path": adapters[0],
     }
-    order: list[str] = []
-    tokens: list[int] = []
-    log_probs: list[float] = []
-    started = asyncio.Event()
-
-    async def read() -> None:
-        async with http.stream("POST", "/generate", json=body) as reply:
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line[6:])
-                    tokens.extend(event["output_ids"])
-                    log_probs.extend(entry[0] for entry in event["meta_info"]["output_token_logprobs"])
-                    started.set()
-                    if event["meta_info"]["finish_reason"]:
-                        order.append("reply")
-
-    async def unload() -> None:
-        await started.wait()
-        assert (await http.post("/unload_lora_adapter", json={"lora_name": adapters[0]})).status_code == 200
-        order.append("unload")
-
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        tasks.create_task(read())
-        tasks.create_task(unload())
-    assert order == ["reply", "unload"]
-    assert len(tokens) == 300
+        held = False
+        while not held:
+            reply = Reply()
+            reading = tasks.create_task(reply.read(http, body))
+            await reply.started.wait()
+            assert (await http.post("/pause_generation", json={"mode": "retract"})).status_code == 200
+            # A flush is refused while the reply is unfinished; it may have ended before the pause came.
+            held = (await http.post("/flush_cache")).status_code == 400
+            if not held:
+                await http.post("/continue_generation", json={})
+                await reading
+        unloading = tasks.create_task(http.post("/unload_lora_adapter", json={"lora_name": adapters[0]}))
+        for _ in range(20):
+            assert (await http.get("/health")).status_code == 200
+            assert not unloading.done()
+        await http.post("/continue_generation", json={})
+    assert unloading.result().status_code == 200
+    cards = (await http.get("/v1/models")).json()["data"]
+    assert adapters[0] not in [card["id"] for card in cards]
+    assert len(reply.tokens) == 300
     assert (await load(http, adapters[0], served)).status_code == 200
-    assert gap((await score(http, IDS + tokens, adapters[0]))[len(IDS) - 1 :], log_probs) < 0.05
+    assert gap((await score(http, IDS + reply.tokens, adapters[0]))[len(IDS) - 1 :], reply.log_probs) < 0.05

@@ -23,7 +23,7 @@ PATIENCE_S = 120.0
 
 @dataclass
 class Place:
-    """One server, and what it depends on."""
+    """One server, with its engine, judge, teacher and webhook."""
 
     server: Server
     engine: BrokenEngine
@@ -43,7 +43,7 @@ class Place:
         return await self.http.post("/v1/chat/completions", json=sent, headers={"X-Session-Id": session})
 
     async def turn(self, following: str, session: str) -> str:
-        """A reply and what its user said to it; the turn's id."""
+        """Chat once, send the user's next message, and return the turn's id."""
         asked = {"role": "user", "content": f"hello {session}"}
         sent = {"messages": [asked], "max_tokens": 12}
         headers = {"X-Session-Id": session}
@@ -57,7 +57,7 @@ class Place:
         return await asyncio.to_thread(self.server.admin, path)
 
     async def served_by(self) -> str:
-        """The version that answers a new chat."""
+        """Return the version that answers a new chat."""
         reply = await self.chat(session="who")
         assert reply.status_code == 200
         return str(reply.headers["x-weight-version"])
@@ -73,13 +73,13 @@ class Place:
         return turn["state"], turn["reason"]
 
     async def health(self) -> str:
-        """The word that anyone may read; it says nothing else."""
+        """Return the word of `/healthz` that every client may read; the body holds no more."""
         told = (await self.http.get("/healthz")).json()
         assert set(told) == {"status", "weight_version"}
         return str(told["status"])
 
     async def problems(self) -> list[str]:
-        """The detail, for who has the admin key."""
+        """Return the problems of `/healthz`, which need the admin key."""
         return list((await self.admin("/healthz"))["problems"])
 
     async def until(self, what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
@@ -95,7 +95,7 @@ class Place:
 
     @property
     def lines(self) -> Counter[str]:
-        """Events of the server's log, at warning or above and those that tell of recovery, by name."""
+        """Count the server's log events by name: warnings and above, and those of a recovery."""
         events: Counter[str] = Counter()
         for row in self.server.log.splitlines():
             if row.startswith("{"):
@@ -107,14 +107,15 @@ class Place:
 
 @pytest.fixture
 def place(host: Host, model_folder: Path, tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Place]]:
-    """`async with place(settings…) as here`."""
+    """Return `async with place(settings…) as here`."""
 
     @asynccontextmanager
     async def start(
         folder: Path = tmp_path, *, policy: ToyPolicy | None = None, has_teacher: bool = False, **settings: Any
     ) -> AsyncIterator[Place]:
-        """policy: of the engine. has_teacher: an engine of its own scores hints. Whatever waits is patient: a test of
-        a time limit sets it."""
+        """policy: of the engine. has_teacher: an engine of its own scores hints. Every time limit is long; a test of a
+        limit sets its own.
+        """
         words = words_of(Vocabulary.of(model_folder))
         engine, judge, teacher, webhook = BrokenEngine(policy or words), BrokenJudge(), BrokenEngine(words), Webhook()
         engine_port, judge_port, teacher_port, hook_port = Port(engine), Port(judge), Port(teacher), Port(webhook)

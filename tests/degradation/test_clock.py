@@ -1,8 +1,9 @@
-"""A wall clock that is set while the server runs, ahead by a day and back by an hour, and once more over a restart:
-nothing is lost, trained twice, or let go before its time; what is held is held as long as it was to be.
+"""A wall clock that is set while the server runs, ahead by a day and back by an hour, and again over a restart.
 
-Real: the server's process, whose every `time.time` is shifted. The machine's own clocks stay as they are, as a steady
-clock does when somebody sets the other.
+No turn is lost, trained twice or dropped too early, and no hold ends early or late.
+
+Real: the server's process, in which every `time.time` is shifted. The machine's own clocks stay as they are, as a
+steady clock does when the wall clock is set.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ SETTINGS = {
 
 
 class Open:
-    """A conversation whose last reply nobody has answered yet."""
+    """A conversation whose last reply has no next message yet."""
 
     def __init__(self, here: Any, session: str) -> None:
         self.headers = {"X-Session-Id": session}

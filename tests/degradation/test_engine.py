@@ -1,4 +1,6 @@
-"""Engine down, restarting, slow, or answering garbage: chats are held or mended, and refused only when it is gone."""
+"""Engine down, restarting, slow, or answering garbage: chats are held or mended, and refused only when the engine is
+gone.
+"""
 
 import asyncio
 import json
@@ -22,7 +24,7 @@ UNTRAINED = {
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
-    """Of a stream that had begun, with keep-alives, it is an event, and the last one."""
+    """Return the error of a reply; in a stream that had begun, with keep-alives, it is the last event."""
     if reply.status_code == 200:
         last = [line for line in reply.text.splitlines() if line.startswith("data: ")][-1]
         return json.loads(last[6:])["error"]  # type: ignore[no-any-return]
@@ -95,7 +97,7 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
 
 
 async def test_an_engine_that_comes_back_empty_gets_its_version_again_and_no_chat_is_refused(place: Any) -> None:
-    """Faster than anyone looked: it answers, and knows no adapter."""
+    """The engine restarts between two polls: it answers, and knows no adapter."""
     batch = {"training__batch_size": 1, "training__min_batch": 1, "judge__votes": 1, "judge__quorum": 1}
     async with place(**batch) as here:
         await here.turn("Thanks, that is perfect!", "s")
@@ -134,8 +136,9 @@ async def test_numbers_that_cannot_be_used_reply_after_reply_are_a_problem_of_th
 
 
 async def test_what_the_engine_refuses_is_told_counted_and_no_turn(place: Any) -> None:
-    """The request is in the ledger before the engine sees it: what becomes of it is written there as well. What the
-    proxy refuses itself leaves nothing. Neither is a failure of the engine."""
+    """The request is in the ledger before the engine sees it, so its end is written there too. A refusal of the proxy
+    itself writes no row. Neither is a failure of the engine.
+    """
     async with place() as here:
         for stream in (False, True):
             here.engine.fake.script(Scripted(ids=(), refuse=(400, "no grammars here")))

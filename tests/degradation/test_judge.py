@@ -1,5 +1,6 @@
-"""Judge down, slow, or answering garbage: chats never notice, no turn gets a verdict that nobody gave, and all that
-waited is judged when it is back."""
+"""Judge down, slow, or answering garbage: chats never notice, no turn gets a made-up verdict, and all waiting turns are
+judged when the judge is back.
+"""
 
 import asyncio
 from pathlib import Path
@@ -36,12 +37,12 @@ async def fails(place: Any, folder: Path, how: str) -> None:
         verdicts = [(await here.admin(f"/v1/turns/{turn}"))["verdict"]["value"] for turn in turns]
         assert verdicts == [1 if following == THANKS else -1 for following in said]
         await here.until_well()
-        assert (here.lines["judge.out"], here.lines["part_fails"]) == (1, 1)
-        assert (here.lines["judge.works_again"], here.lines["part_works_again"]) == (1, 1)
+        assert (here.lines["judge_out"], here.lines["part_fails"]) == (1, 1)
+        assert (here.lines["judge_works_again"], here.lines["part_works_again"]) == (1, 1)
 
 
 async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: Any, tmp_path: Path) -> None:
-    """All at once, each on a server of its own: they mostly wait."""
+    """All faults at once, each on a server of its own: the servers mostly wait."""
     async with asyncio.TaskGroup() as servers:
         for how in ("down", "slow", "no_vote", "5xx", "bad_json"):
             servers.create_task(fails(place, tmp_path / how, how), name=how)

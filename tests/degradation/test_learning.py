@@ -1,5 +1,7 @@
-"""What is learned goes wrong: weights that are no numbers, a judge that lies, a fall that users notice, a long way from
-the base. Chats go on; what may not serve never does; the owner hears of it, in the log and at the webhook."""
+"""Faults of what is learned: weights with NaN, a judge that errs, a fall that users notice, a long way from the base.
+
+Chats go on. A refused version never serves. The owner gets an alert in the log and at the webhook.
+"""
 
 import asyncio
 import json
@@ -21,7 +23,7 @@ JUDGED_ONCE = {"judge__votes": 1, "judge__quorum": 1, "training__min_batch": 1, 
 
 
 def alerts(here: Any, event: str) -> list[dict[str, Any]]:
-    """What the webhook got of one kind."""
+    """Return the alerts of one kind that the webhook got."""
     return [alert["fields"] for alert in here.webhook.alerts if alert["event"] == event]
 
 
@@ -83,7 +85,7 @@ async def _heard(here: Any, event: str) -> bool:
 
 
 class Users:
-    """People who like one reply and say so."""
+    """Users who like one reply and give feedback."""
 
     def __init__(self, here: Any, policy: Taste) -> None:
         self.here = here
@@ -91,7 +93,7 @@ class Users:
         self.said = 0
 
     async def say(self, turns: int) -> float:
-        """The share of replies they liked."""
+        """Return the share of replies that the users liked."""
         sessions = [f"s{self.said + n}" for n in range(turns)]
         self.said += turns
         return sum(await asyncio.gather(*map(self._turn, sessions))) / turns
@@ -114,7 +116,7 @@ FAR = {"publisher__max_step_kl": 100.0, "publisher__max_base_kl": 100.0}
 
 
 async def lied_to(place: Any, folder: Path, vocabulary: Vocabulary, lie: str, *, has_canary: bool) -> None:
-    """Three steps of what such a judge makes of a policy: each is beyond what a canary lets pass."""
+    """Make the three steps that such a judge makes of a policy: each is beyond the limit of a canary."""
     folder.mkdir()
     canaries = folder / "canaries.jsonl"
     canaries.write_text(
@@ -148,8 +150,9 @@ async def lied_to(place: Any, folder: Path, vocabulary: Vocabulary, lie: str, *,
 async def test_a_judge_that_lies_is_caught_by_the_canary_and_by_nothing_else(
     place: Any, tmp_path: Path, model_folder: Path
 ) -> None:
-    """It inverts what users say, and the policy learns to displease; or it praises everything, and hides what a broken
-    trainer does. Verdicts stay high either way: the watch has nothing to see."""
+    """The judge inverts the users' verdicts, and the policy learns to displease; or it praises every reply, and hides a
+    broken trainer. Verdicts stay high either way, so the regression monitor sees no fall.
+    """
     vocabulary = Vocabulary.of(model_folder)
     async with asyncio.TaskGroup() as servers:
         for lie, has_canary in (("inverts", True), ("inverts", False), ("praises", True), ("praises", False)):

@@ -1,5 +1,7 @@
-"""A disk that is full, a file that another program locks, truncates or tears: chats go on, unrecorded and marked so,
-one line says it, and it is over when the cause is."""
+"""A disk that is full, and a file that another program locks, truncates or tears.
+
+Chats go on, unrecorded and marked so. One log line reports it. It ends when its cause ends.
+"""
 
 import resource
 import shutil
@@ -19,7 +21,7 @@ from openclaw_rl.settings import TrainingSettings
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, where we may mount one."""
+    """Return a file system of 2 MB, where the test may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     argv = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
@@ -36,7 +38,9 @@ def fill(file: Path) -> None:
 
 
 async def goes_on_unrecorded(here: Any) -> None:
-    """Chats are answered and marked; one line for all of them; `/healthz` says so."""
+    """Check that chats are answered and marked, that one line reports all of them, and that `/healthz` lists the
+    ledger.
+    """
     replies = [await here.chat(session=f"full-{n}", max_tokens=60) for n in range(4)]
     assert {reply.status_code for reply in replies} == {200}
     assert replies[-1].headers["x-openclaw-recorded"] == "false"
@@ -119,7 +123,7 @@ async def test_a_ledger_cut_short_while_it_is_used_ends_no_chat(place: Any, tmp_
 
 @pytest.mark.parametrize("keep", [0.5, 0.0, -1.0])
 async def test_a_torn_ledger_is_refused_at_start_in_one_line(place: Any, tmp_path: Path, keep: float) -> None:
-    """Half a file, and one with another head; an empty file is a new ledger."""
+    """Half a file, and a file with another head; an empty file is a new ledger."""
     async with place() as here:
         for n in range(8):
             await here.chat(session=f"s{n}", max_tokens=60)
@@ -140,7 +144,7 @@ async def test_a_torn_ledger_is_refused_at_start_in_one_line(place: Any, tmp_pat
 
 
 async def test_without_its_log_a_ledger_is_as_it_was_when_the_log_was_last_moved(place: Any, tmp_path: Path) -> None:
-    """Somebody tidied up `-wal` after a crash: older, whole, and it starts."""
+    """A user deleted `-wal` after a crash: the ledger is older and whole, and the server starts."""
     async with place() as here:
         await here.chat()
         shutil.copytree(here.server.data_dir, tmp_path / "copy" / "data")

@@ -1,4 +1,4 @@
-"""What a full one does: bodies, slow bodies, streams."""
+"""Limits of the server once they are reached: large bodies, slow bodies, many streams."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of faults names tests that exist, and all that are here."""
+"""The table of faults names tests that exist, and every test of this folder."""
 
 import re
 from pathlib import Path

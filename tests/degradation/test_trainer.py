@@ -1,8 +1,10 @@
-"""Trainer killed, ending at each start, hanging, or failing at each step: chats never notice, its batch waits again and
-is trained on once, the server says what is wrong, and it is over with the next step that is committed.
+"""Trainer killed, ending at each start, hanging, or failing at each step.
 
-(Killed at every point of a step: `tests/integration/test_kill.py`, and `kill_real.py` on the real one. A step that
-hangs in a process that still runs: `tests/openclaw_rl/trainers/test_loop.py`.)
+Chats never notice. The batch waits again and is trained on once. The server reports the fault until the next step is
+committed.
+
+(Killed at every point of a step: `tests/integration/test_kill.py`, and `scripts/e2e/kill_real.py` with the real
+trainer. A step that hangs in a process that still runs: `tests/openclaw_rl/trainers/test_loop.py`.)
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 from stub_trainer import HELD, shim
 
+from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
 from openclaw_rl.telemetry.health import Health
@@ -41,7 +44,7 @@ class Training:
             self.turns.append(await self.here.turn(THANKS, f"s{len(self.turns)}"))
 
     async def held(self) -> int:
-        """Once a step is going on; its process."""
+        """Wait until a step is running, and return its process's id."""
         held = self._data / HELD
 
         async def is_held() -> bool:
@@ -58,7 +61,7 @@ class Training:
         return any(re.match(problem, found) for found in await self.here.problems())
 
     async def said(self, problem: str) -> None:
-        """`/healthz` says so, and chats go on."""
+        """Wait until `/healthz` lists the problem, while chats go on."""
 
         async def is_so() -> bool:
             return await self.is_said(problem)
@@ -67,7 +70,7 @@ class Training:
         assert (await self.here.chat(session="meanwhile")).status_code == 200
 
     async def until_version(self, number: int) -> None:
-        """It serves, and each batch so far was trained on in one version, in order."""
+        """Wait until this version serves; each batch so far was trained on in one version, in order."""
 
         async def serves() -> bool:
             return bool((await self.here.admin("/v1/admin/status"))["serving"] == number)
@@ -78,7 +81,7 @@ class Training:
         await self.here.until_well()
 
     async def metric(self, line: str) -> bool:
-        return line in (await self.here.admin("/metrics")).splitlines()
+        return f"{line}.0" in (await self.here.admin("/metrics")).splitlines()
 
 
 @asynccontextmanager
@@ -170,7 +173,7 @@ SLEEPER = "import sys, time; open(sys.argv[1], 'a').write('started\\n'); time.sl
 
 
 class OverdueLedger:
-    """As the ledger is while a trainer lets its lease run out; `test_leases.py` shows the real one name it."""
+    """The ledger while a trainer lets its lease run out; `test_leases.py` shows that the real one names it."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -192,10 +195,10 @@ async def test_only_our_own_trainer_is_ended_when_its_lease_runs_out(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     seen, ledger = tmp_path / "seen", OverdueLedger()
     health = Health()
-    child = Child("trainer", "a_trainer", [str(seen)], python=None, log_file=tmp_path / "log", stop_grace_s=1.0)
+    child = Child("trainer", ChildCommand("a_trainer", (str(seen),)), log_file=tmp_path / "log", stop_grace_s=1.0)
 
     async def starts(count: int) -> int:
-        """It has begun so often, and we know its process; that is known a moment after it began."""
+        """Wait until the trainer has started this often; its process id is known a moment after the start."""
         async with asyncio.timeout(120):
             while not seen.exists() or seen.read_text().count("started") < count or not child.status().pid:
                 await asyncio.sleep(0.02)

@@ -1,5 +1,6 @@
-"""Two real servers for the whole folder, with the real engine, the real trainer and real processes: one has the bundled
-model, one its first layers. And the chaos run, which goes on beside the other tests.
+"""Two real servers for the whole folder, with real engines, trainers and processes.
+
+One has the bundled model, the other its first layers. The chaos run runs beside the other tests.
 """
 
 import os
@@ -45,7 +46,7 @@ _chaos = pytest.StashKey[Beside]()
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """The run starts with the first test, when its own test is among those that will run."""
+    """Start the chaos run with the first test, if its own test is selected."""
     if any(item.path.name == CHAOS for item in session.items) and not session.config.option.collectonly:
         model = bundled.shortened(session.config.cache.mkdir("bundled"))
         session.config.stash[_chaos] = _start(Path(tempfile.mkdtemp(prefix="chaos-")), model)

@@ -1,4 +1,4 @@
-"""Bad input on the real server: a 4xx in OpenAI's form, nothing recorded, nothing lost."""
+"""Bad input on the real server: a 4xx in OpenAI's form; no turn is recorded, no turn is lost."""
 
 import json
 from typing import Any

@@ -1,9 +1,9 @@
-"""What the client got against what was recorded, on the real server and the bundled model: the end token, the token
-limit, stop strings, reasoning and tool calls, and the same tokens streamed and whole.
+"""The client's reply equals the recorded turn, on the real server and the bundled model.
 
-Each reply is without randomness (`temperature: 0`), asked for twice, streamed and whole; the recorded ids are read back
-and parsed by a front end of our own. The bundled model's template knows neither tools nor thinking, so a second server
-runs with a template of ours: an open think block, and calls that the model copies from the conversation.
+The cases are the end token, the token limit, stop strings, reasoning and tool calls, streamed and whole. Each reply is
+without randomness (`temperature: 0`) and is asked for twice. The recorded ids are read back and parsed by our own front
+end. The bundled model's template has neither tools nor thinking, so a second server runs with a template of ours. That
+one has an open think block, and calls that the model copies from the conversation.
 """
 
 import json
@@ -51,7 +51,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Got:
-    """One reply as the client has it, and what the ledger holds of it."""
+    """One reply as the client has it, and as the ledger has it."""
 
     content: str | None
     reasoning: str | None
@@ -122,7 +122,7 @@ def ask(served: Served, body: dict[str, Any], *, stream: bool) -> Got:
 
 
 def check(served: Served, *, messages: Sequence[Any] = SHORT, stop: str | None = None, **fields: Any) -> Got:
-    """Streamed and whole are the same, and both are what the recorded ids parse to; that reply."""
+    """Check that the streamed reply, the whole one and the parsed recorded ids are equal; return it."""
     body = {"messages": messages, **fields} | ({"stop": stop} if stop else {})
     got = ask(served, body, stream=True)
     assert ask(served, body, stream=False) == got

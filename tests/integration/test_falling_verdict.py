@@ -1,9 +1,9 @@
-"""A fault in a method's `score` is gone back from by itself, and the true sign never is.
+"""The server rolls back from a wrong sign in a method's `score`, and never from the true sign.
 
-Everything is the product's own (ledger, rules judge, Binary RL's score and advantages, publisher, gate, watch) but the
-engine, which is the fake one, and the policy: one number θ a version, the log-odds that a reply is the kind its user
-likes. A step moves θ along the advantages, as a policy gradient would. The same on the real engine, model and trainer,
-in minutes: `scripts/e2e/falling_verdict.py`.
+Ledger, rules judge, Binary RL's score and advantages, publisher, gate and regression monitor are the product's own. The
+engine is the fake one. The policy is one number θ a version: the log-odds of a reply that its user likes. A step moves
+θ along the advantages, as a policy gradient would. `scripts/e2e/falling_verdict.py` does the same on the real engine,
+model and trainer, in minutes.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.regression import RegressionMonitor, VerdictDrop
 from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
@@ -73,7 +74,7 @@ class Simulation:
     turns: int = 0
 
     async def turn(self, fault: Fault) -> None:
-        """One chat turn, judged by the rules, scored by Binary RL and then, perhaps, spoilt."""
+        """Serve one chat turn, judge it by the rules, score it by Binary RL, and spoil the score on demand."""
         self.turns += 1
         turn_id, version = f"turn-{self.turns}", self.serving.current
         is_liked = self.rng.random() < 1 / (1 + math.exp(-self.theta[version]))
@@ -105,7 +106,7 @@ class Simulation:
             await self.step()
 
     async def chat(self, turns: int, fault: Fault) -> VerdictDrop | None:
-        """So many turns, looked at now and then, until verdicts fall."""
+        """Serve turns, with checks in between, until verdicts fall."""
         for _ in range(turns):
             await self.turn(fault)
             if self.turns % LOOK_EVERY == 0 and (fall := await self.watch.look()) is not None:
@@ -113,7 +114,7 @@ class Simulation:
         return None
 
     async def step(self) -> None:
-        """The trainer: θ ← θ + rate · Σ advantage · (±1 for what was sampled)."""
+        """Run a step of the trainer: θ ← θ + rate · Σ advantage · (±1 by the sampled kind)."""
         lease = await self.ledger.lease(trainer="toy", now=True)
         if lease is None:  # learning is paused
             return
@@ -156,9 +157,9 @@ async def simulation(folder: Path, seed: int) -> AsyncIterator[Simulation]:
     engine, serving = FakeEngine(), VersionAdmission(5.0)
     async with httpx.AsyncClient() as client:
         alerts = Alerts(AlertSettings(), client)
-        publisher = Publisher(
-            ledger, engine, serving, PublisherSettings(keep_versions=100), folder, alert=alerts.raise_alert
-        )
+        settings = PublisherSettings(keep_versions=100)
+        policy = PolicyEngine(engine, serving, settings, folder)
+        publisher = Publisher(ledger, policy, settings, alert=alerts.raise_alert)
         await publisher.restore()
         task = asyncio.create_task(publisher.run())
         watch = RegressionMonitor(ledger, publisher, WatchSettings(), alerts)

@@ -1,5 +1,6 @@
-"""A turn with hint and reward, hint only, reward only, neither; a teacher that fails; a hint that overflows: the real
-server over the stub engine and a judge on real HTTP makes exactly the sample that each should be, and counts it.
+"""Turns with hint and reward, hint only, reward only, neither; a teacher that fails; a hint that overflows.
+
+The real server over the stub engine and a judge on real HTTP makes the exact sample of each turn, and counts it.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ SHORT, LONG = "Answer in one sentence.", "Mind this. " * 50
 
 
 class ScriptedEngine(FakeEngine):
-    """The fake engine, whose scoring can be told to hang."""
+    """The fake engine; its scoring hangs on command."""
 
     hangs = False
 
@@ -69,7 +70,7 @@ def make_frontend(folder: Path) -> FrontEnd:
 
 
 def judge_app() -> FastAPI:
-    """An OpenAI-compatible judge that does what the user's next message says: `grade 1, hint short`."""
+    """An OpenAI-compatible judge that obeys the user's next message: `grade 1, hint short`."""
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -91,7 +92,7 @@ def judge_app() -> FastAPI:
 
 @asynccontextmanager
 async def http(app: Any) -> AsyncIterator[str]:
-    """`app` on a free port; its URL."""
+    """Serve `app` on a free port; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         task = asyncio.create_task(server._serve(sockets=[listener]))
@@ -104,7 +105,7 @@ async def http(app: Any) -> AsyncIterator[str]:
 
 @dataclass
 class Loop:
-    """A running server and what a test does with it."""
+    """A running server, with the calls of a test."""
 
     url: str
     data_dir: Path
@@ -114,7 +115,7 @@ class Loop:
     answers: dict[str, str] = field(default_factory=dict)
 
     async def turn(self, following: str | None, *, question: str = "Tell me of the sea.") -> str:
-        """A chat of one reply and, unless None, the user's next message; the first turn's id."""
+        """Chat: one reply and, unless None, the user's next message; return the first turn's id."""
         self.count += 1
         headers = {"X-Session-Id": f"s{self.count}"}
         messages = [{"role": "user", "content": question}]
@@ -131,7 +132,7 @@ class Loop:
         return await self.client.get(path, headers={"Authorization": f"Bearer {key}"})
 
     async def ended(self, turn_id: str, *states: str) -> dict[str, Any]:
-        """The turn's record, once it is in one of these states."""
+        """Wait until the turn is in one of these states; return its record."""
         async with asyncio.timeout(120):
             while True:
                 record: dict[str, Any] = (await self.admin(f"/v1/turns/{turn_id}")).json()
@@ -142,7 +143,7 @@ class Loop:
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Any]:
-    """`await start(method, **{setting: value})`: the server, in this process."""
+    """`await start(method, **{setting: value})` starts the server in this process."""
     async with AsyncExitStack() as stack:
 
         async def make(method: str, **more: Any) -> Loop:
@@ -187,7 +188,7 @@ async def _stop(task: asyncio.Task[None]) -> None:
 
 
 def terms(record: dict[str, Any]) -> tuple[object, bool, bool]:
-    """The reward, and whether both sides of the distillation term are there, one value for each token."""
+    """Return the reward, and True if both sides of the distillation term have one value for each token."""
     sample, tokens = record["sample"], len(record["turn"]["response_ids"])
     sides = (sample["teacher_log_probs"], sample["student_log_probs"])
     assert all(side is None or len(side) == tokens for side in sides)
@@ -235,7 +236,7 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
 
     text = (await loop.admin("/metrics")).text
     for reason, count in {"scored": 3, "no_hint": 3, "hint_overflows": 2, "teacher_failed": 2}.items():
-        assert f'openclaw_rl_scoring{{what="hindsight_{reason}"}} {count}' in text
+        assert f'openclaw_rl_scoring{{what="hindsight_{reason}"}} {count}.0\n' in text
     status = (await loop.admin("/v1/admin/status")).json()
     assert status["counts"]["sampled"] == 6
     assert status["counts"]["dropped"] == 4

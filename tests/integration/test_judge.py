@@ -1,7 +1,7 @@
-"""A judge that is a real model: the base in the policy's own engine, and a server like ours over HTTP.
+"""Real models as judges: the base in the policy's own engine, and a second server over HTTP.
 
-No model that fits the suite judges well. What counts is that every answer of it is a vote of its own or none, so the
-bundled model's first layers answer.
+No model that fits the suite judges well, so the bundled model's first layers answer. The tests check that each of their
+answers is a vote of its own or no vote.
 """
 
 import asyncio

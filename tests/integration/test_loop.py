@@ -1,6 +1,4 @@
-"""The whole loop on real parts: the bundled model serves, a correction is judged, a LoRA step runs, the next reply is
-of version 1.
-"""
+"""The whole loop on real parts: chat, judged correction, LoRA step, and a next reply of version 1."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How the chaos run reads memory, on curves of which the slope is known."""
+"""The chaos run's reading of memory, on curves with a known slope."""
 
 import ctypes
 import math
@@ -31,7 +31,7 @@ def test_too_little_says_nothing() -> None:
 
 
 def life(minutes: float, mb_a_minute: float, *, seed: int, step_mb: float = 0.0) -> list[tuple[float, float]]:
-    """As a server tells it every 5 s: caches that fill, what running requests take, and a growth of its own."""
+    """Return a server's memory every 5 s: caches that fill, running requests, and a growth of its own."""
     chance = random.Random(seed)
     return [
         (

@@ -1,8 +1,7 @@
-"""OPD and Combined on real parts: a model scores itself, corrections are the hints, one LoRA step; OPD with an EMA
-teacher, which serves scoring beside the version that it belongs to.
+"""OPD and Combined on real parts: a model scores itself, corrections are the hints, one LoRA step runs.
 
-The model is the bundled one's first layers, since no assertion depends on the sense of a reply. `test_loop.py` runs the
-same loop on all layers.
+OPD runs with an EMA teacher too, which serves scoring beside its version. The model is the bundled one's first layers,
+since no assertion depends on the sense of a reply. `test_loop.py` runs the same loop on all layers.
 """
 
 import math
@@ -20,7 +19,7 @@ CORRECTION = "No lists please, one short sentence only."
 
 
 def chat(server: RunningServer, number: int, following: str) -> str:
-    """One turn and the user's answer to it; the turn's id."""
+    """Chat one turn and the user's answer to it; return the turn's id."""
     headers = {"X-Session-Id": f"s{number}"}
     messages = [{"role": "user", "content": f"Give me three tips to sleep better, please, number {number}."}]
     body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 16}

@@ -1,7 +1,7 @@
-"""Case WS-2 on the real server, engine and trainer: a long prompt before and after a swap of weights.
+"""Case WS-2 as the case has it, on the real server, engine and trainer: a long prompt before and after a weight swap.
 
-The engine loads and unloads the adapters of one version on the way, so the last swap is one under a known name. The
-model is the bundled one's first layers: what is reused does not depend on their number.
+The adapter of one version is loaded and unloaded in between, so the last swap is under a known name. The model is the
+bundled one's first layers: the reuse of a prefix does not depend on their number.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ CASE = CASES["WS-2"]
 
 
 def asked(server: RunningServer, request: dict[str, Any], run: str) -> tuple[int, int, Any]:
-    """The version that answered, prompt tokens found in the cache, the turn's record."""
+    """Ask; return the version that answered, the prompt tokens found in the cache, and the turn's record."""
     (message,) = request["body"]["messages"]
     text, times = message["content"]["$repeat"]
     body = request["body"] | {
@@ -41,7 +41,7 @@ def asked(server: RunningServer, request: dict[str, Any], run: str) -> tuple[int
 
 
 def trained_version(server: RunningServer) -> int:
-    """A version with weights of its own: one that is there, or one that two chats make."""
+    """Return a version with its own weights: an existing one, or one that two chats make."""
     known = [
         row["weight_version"] for row in server.status()["versions"] if row["folder"] and row["state"] != "rejected"
     ]

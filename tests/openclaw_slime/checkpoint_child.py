@@ -61,7 +61,7 @@ def megatron_args(folder: str, tp: int) -> Namespace:
 
 
 class Ours:
-    """Nothing that Megatron would read again."""
+    """Data that Megatron would not read again."""
 
 
 class Trainer:

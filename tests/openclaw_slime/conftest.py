@@ -18,7 +18,7 @@ K = 3
 
 @pytest.fixture
 def slime_tree(tmp_path: Path) -> Path:
-    """Checkouts of a slime and a Megatron-LM that hold what the plugin takes for granted, and nothing else."""
+    """Checkouts of a slime and a Megatron-LM that hold only the code that the plugin relies on."""
     for name, source in slime_sources.FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
@@ -51,7 +51,7 @@ def every_kind() -> list[Sample]:
 
 @pytest.fixture
 def verdicts() -> list[Sample]:
-    """What slime's own loss knows too: a reward each, one temperature."""
+    """Samples that slime's own loss supports too: a reward each, one temperature."""
     return [
         _sample("up", 7),
         _sample("down", 6, reward=-1.0),

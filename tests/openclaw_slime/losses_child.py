@@ -57,7 +57,7 @@ def slime_args(config: NodeConfig) -> Namespace:
 
 
 def rollout_data(args: Namespace, data: dict, references: list[Tensor]) -> dict:
-    """What slime's actor makes of its `train_data` before the step."""
+    """Convert `train_data` as slime's actor does before the step."""
     lengths = list(zip([len(ids) for ids in data["tokens"]], data["response_lengths"], strict=True))
 
     def cut(values: list[Tensor]) -> list[Tensor]:
@@ -80,7 +80,7 @@ def rollout_data(args: Namespace, data: dict, references: list[Tensor]) -> dict:
 
 
 def through_slime(args: Namespace, found: dict, logits: Tensor, loss_type: str) -> tuple[float, Tensor]:
-    """Loss and gradient by slime's `loss_function`, on one micro-batch of everything."""
+    """Loss and gradient by slime's `loss_function`, on one micro-batch of all samples."""
     batch = DataIterator(found, [list(range(len(found["tokens"])))]).get_next([*KEYS, "log_probs", "rollout_mask_sums"])
     batch["unconcat_tokens"] = batch["tokens"]
     args.loss_type = loss_type

@@ -111,7 +111,7 @@ def test_the_calls_in_a_checks_head_are_understood(
 def node(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[int, list[str]]]:
-    """Runs the node's check with stages that only say that they ran; `bad` ones find something."""
+    """Run the node's check with stages that only report that they ran; `bad` ones report a fault."""
 
     def run(*words: str, bad: str = "") -> tuple[int, list[str]]:
         check, ran = script("node_check"), []
@@ -145,7 +145,7 @@ def test_what_there_is_no_time_for_is_said(
 def test_a_stage_beside_counts_when_it_ends(
     node: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """In a process of its own: there it is the real one, which finds nothing to stop."""
+    """In a process of its own the stage is the real one, which finds no process to stop."""
     assert node("stop=30+", "ledger") == (0, ["ledger"])
     assert json.loads((tmp_path / "stop.json").read_text())["stopped"] is True
     assert "== all: {'ledger': True, 'stop': True}" in capsys.readouterr().out

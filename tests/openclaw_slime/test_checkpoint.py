@@ -56,7 +56,7 @@ def test_what_is_loaded_goes_on_as_if_nothing_had_been(path, tmp_path, ranks, ki
 
 
 def test_on_torchs_adam_megatron_cannot_save(path, tmp_path):
-    """The day it can, `adam.py` may go."""
+    """Once Megatron can, `GroupStepAdam` may go."""
     (done,) = run(path, tmp_path, 1, "dp", "--plain")
     assert done.returncode != 0
     assert "sharded_param_state_dp_reshardable" in done.stderr

@@ -1,4 +1,4 @@
-"""What the plugin takes for granted of slime and Megatron-LM, read in their own sources.
+"""Code of slime and Megatron-LM that the plugin relies on, read in their own sources.
 
 The checkouts are the user's: `SLIME_ROOT`, `MEGATRON_ROOT`, else `slime` and `Megatron-LM` beside this project.
 Without them these tests are skipped by name. Sources are parsed, not imported: no GPU, Ray or Megatron is needed.

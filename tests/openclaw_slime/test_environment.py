@@ -8,7 +8,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"structlog", "typer", "llm_router_utils", "peft", "gguf", "pydantic_settings"}:
+        if name.partition(".")[0] in {"structlog", "typer", "llm_router_utils", "peft", "gguf", "prometheus_client"}:
             raise ImportError(f"{name} is not in slime's environment")
 
 sys.meta_path.insert(0, Blocked())

@@ -1,5 +1,7 @@
-"""The driver's loop over the real trainer API, ledger and publisher: killed or failing at every point, it starts again,
-and in the end every sample is in the serving weights once."""
+"""The driver's loop over the real trainer API, ledger and publisher.
+
+Killed or failing at every point, it starts again; in the end every sample is in the serving weights once.
+"""
 
 import threading
 import time
@@ -9,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from toy_node import BATCH, Killed, ToyMegatron, ToyServer
+from toy_node import Killed, ToyMegatron, ToyServer
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Tip
-from openclaw_rl.trainers.client import ServerGone
+from openclaw_rl.trainers.client import LeaseSession, ServerGone
 from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
 from openclaw_slime.loop import NodeLoop, StartAgain
@@ -36,23 +39,21 @@ class Run:
         self.starts += 1
         started = self.client.start(TRAINER)
         megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
-        driver = NodeLoop(
+        session = LeaseSession(
             self.client,
-            megatron.node(),
-            self.config,
-            self.checkpoints,
-            started.tip,
-            batch_size=BATCH,
-            stop=threading.Event(),
-            lease_wait_s=0.2,
-            due=Due(self.checkpoints.every, clock=lambda: self.now),
+            TRAINER,
+            threading.Event(),
+            wait_s=0.2,
+            pauses=Backoff(0.01, 0.1),
             on_hang=self.hung.set,
         )
+        due = Due(self.checkpoints.every, clock=lambda: self.now)
+        driver = NodeLoop(session, megatron.node(), self.config, self.checkpoints, started.tip, due=due)
         driver._meet_engine()
         return driver, megatron
 
     def finish(self, driver: NodeLoop | None = None) -> None:
-        """Turns until nothing waits; a driver that wants to start again is."""
+        """Turn until no sample waits; start a driver again when it asks for it."""
         driver = driver or self.start()[0]
         while True:
             try:
@@ -279,7 +280,6 @@ def test_a_server_that_is_away_when_a_step_is_to_be_committed_is_waited_for(
         return real(body)
 
     monkeypatch.setattr(run.client, "commit", commit)
-    monkeypatch.setattr("openclaw_slime.loop.FIRST_PAUSE_S", 0.01)
     assert driver.turn() == 1
     run.finish()
     run.check(samples)
@@ -326,7 +326,7 @@ def test_on_a_stop_what_was_learned_is_checkpointed(run: Run) -> None:
     run.samples(2)
     driver, _ = run.start()
     driver.turn()
-    driver._stop.set()
+    driver._session.stop.set()
     driver.run()
     assert run.server.do(run.server.ledger.version(1)).durable
     assert run.client.start(TRAINER).tip.weight_version == 1  # nothing was lost

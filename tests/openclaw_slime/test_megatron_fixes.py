@@ -1,4 +1,4 @@
-"""Our Adam is torch's, whatever a checkpoint comes between."""
+"""Our Adam steps as torch's does, with a checkpoint in between too."""
 
 import copy
 

@@ -22,6 +22,6 @@ def test_a_row_is_found_on_its_own_tensor() -> None:
     "remade", [torch.clone, lambda t: t[:], lambda t: t.float() * 1, lambda t: torch.tensor(t.tolist())]
 )
 def test_a_slime_that_makes_other_tensors_of_them_is_refused_by_name(remade) -> None:
-    """Whatever a method needs would be lost with the row, a top-k too: the step fails before it is in the weights."""
+    """The row carries all that a method needs, a top-k too: without it the step fails before it is in the weights."""
     with pytest.raises(TrainerError, match="not the pinned one"):
         row_of(remade(ride(torch.ones(2), row("a"))))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from close import assert_close
+from tolerances import rel
 
 from openclaw_rl.losses import log_probs_of
 from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
@@ -30,14 +32,15 @@ def test_every_rank_has_the_numbers_and_its_part_of_the_gradient(ranks, tmp_path
             child.kill()
     for out, err in answers:
         assert out, err[-2000:]
-        assert json.loads(out.splitlines()[-1])["difference"] < 1e-12
+        assert json.loads(out.splitlines()[-1])["difference"] < rel(torch.float64, 2**14)  # at log-probs of size 100
 
 
 def test_the_numbers_are_those_of_our_losses_in_fp32():
-    logits, ids = 5 * torch.randn(9, 50), torch.randint(0, 50, (9,))
-    temperature = torch.rand(9) + 0.3
+    dice = torch.Generator().manual_seed(0)
+    logits, ids = 5 * torch.randn(9, 50, generator=dice), torch.randint(0, 50, (9,), generator=dice)
+    temperature = torch.rand(9, generator=dice) + 0.3
     found = gathered_log_probs(logits, ids[:, None], temperature, VocabShard())[:, 0]
-    assert torch.allclose(found, log_probs_of(logits, ids, temperature), atol=2e-6)
+    assert_close(found, log_probs_of(logits, ids, temperature))
 
 
 def test_gradients_are_the_functions_own():

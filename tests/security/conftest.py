@@ -1,6 +1,6 @@
-"""Real servers over a stub engine: `keyed` has chat keys of two users, `open_server` has none.
+"""Real servers over a stub engine: `keyed` has chat keys of two users, and `open_server` has no keys.
 
-Both live as long as the module that asks for them; what one test records, another may see.
+Both live as long as the module that asks for them. A test may see what an earlier test recorded.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @dataclass(frozen=True)
 class Doors:
-    """A running server, and how to knock."""
+    """A running server, with a client for each key."""
 
     server: Server
     stubs: Stubs
@@ -33,7 +33,7 @@ class Doors:
     http: httpx.Client
 
     def ask(self, method: str, path: str, key: str | None = None, **kwargs: Any) -> httpx.Response:
-        """key: a name of `keys`, or a key."""
+        """key: the name of a key in `keys`, or a key itself."""
         headers = dict(kwargs.pop("headers", {}))
         if key is not None:
             headers["Authorization"] = f"Bearer {self.keys.get(key, key)}"
@@ -47,7 +47,7 @@ class Doors:
 
 @pytest.fixture(scope="session")
 def stub_engine(model_folder: Path) -> Iterator[tuple[str, Stubs]]:
-    """Its URL, and what it was asked. It says "Yes." to everything."""
+    """Yield the URL of an engine that replies "Yes." to every prompt, and the requests that it got."""
     stubs = Stubs({"engine": [{"text": "Yes."}]}, Vocabulary.of(model_folder), pace=0.01)
     listener = socket.create_server(("127.0.0.1", 0))
     runner = uvicorn.Server(uvicorn.Config(stubs, log_level="error", lifespan="off", access_log=False))
@@ -60,7 +60,7 @@ def stub_engine(model_folder: Path) -> Iterator[tuple[str, Stubs]]:
 
 @pytest.fixture(scope="session")
 def engine_settings(stub_engine: tuple[str, Stubs]) -> dict[str, Any]:
-    """A server over the stub engine, without a trainer."""
+    """Return the settings of a server over the stub engine, without a trainer."""
     return {"engine.kind": "url", "engine.url": stub_engine[0], "trainer.kind": "external"}
 
 

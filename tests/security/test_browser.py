@@ -1,4 +1,4 @@
-"""What a web page may do to a server on the same machine: nothing."""
+"""A web page in a browser on the same machine can neither read from the server nor post to it."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_cors_is_closed(request, doors, path):
 
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://localhost", "file://"])
 def test_without_keys_no_page_may_post_a_chat_or_feedback(open_server, origin):
-    """A simple request (text/plain) needs no preflight: its answer is hidden from the page, its effect is not."""
+    """A simple request (text/plain) needs no preflight: its answer is hidden from the page, and its effect is not."""
     before = open_server.server.admin("/v1/admin/status")["counts"]["requests"]
     headers = {"Origin": origin, "Content-Type": "text/plain"}
     for path in ("/v1/chat/completions", "/chat/completions", "/v1/feedback"):
@@ -70,7 +70,7 @@ def test_addresses_and_localhost_are_names_of_ours(open_server, name):
 
 
 def test_more_names_can_be_allowed_and_keys_are_a_door_of_their_own(keyed, host, tmp_path, engine_settings, doors_of):
-    """Behind a reverse proxy, with keys, any name is fine: a page has no key."""
+    """Behind a reverse proxy, with keys, any name is allowed, because a page has no key."""
     assert keyed.chat("ann", headers={"Host": "chat.example"}).status_code == 200
     named = engine_settings | {"server.allowed_hosts": ["Host.Docker.Internal"]}
     with host.running(tmp_path, named) as server:

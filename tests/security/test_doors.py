@@ -1,4 +1,4 @@
-"""The table of `README.md` names tests that exist, in files that are here, and no file of tests is left out."""
+"""The table of `README.md` names tests that exist, and every file of this folder's tests."""
 
 import re
 from pathlib import Path

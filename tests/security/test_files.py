@@ -1,4 +1,4 @@
-"""What lies on disk: readable for its owner alone whatever the umask, and never run as code."""
+"""Files on disk are readable for their owner alone, whatever the umask, and are never run as code."""
 
 import ast
 import json
@@ -14,6 +14,7 @@ import openclaw_rl
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.models import resolve
 from openclaw_rl.offline import export, replay
+from openclaw_rl.proxy.template import load_chat_format
 from openclaw_rl.settings import ModelSettings
 
 ROOT = Path(openclaw_rl.__file__).parents[2]
@@ -94,9 +95,9 @@ def test_code_beside_a_models_weights_is_not_run(tmp_path):
     (folder / "evil.py").write_text(CODE.format(marker=str(marker)))
     save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
     resolved = resolve.resolve(ModelSettings(path=str(folder)), tmp_path / "cache")
-    for load in (resolve.load_model, resolve.load_tokenizer):
+    for load in (lambda: resolve.load_model(resolved), lambda: load_chat_format(ModelSettings(), folder)):
         with pytest.raises((ValueError, OSError, OpenClawRLError, KeyError, AttributeError, ImportError)):
-            load(resolved)
+            load()
     assert not marker.exists()
 
 

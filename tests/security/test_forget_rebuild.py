@@ -1,8 +1,10 @@
-"""`forget --rebuild` of a session that was trained on, by the route and by the command: the versions are named, the
-policy goes back behind them and learns again without it, and no byte of what was said is left in any file.
+"""`forget --rebuild` of a session that was trained on, by the route and by the command.
+
+The versions are named. The policy goes back to before them and learns again without the session. No byte of its text is
+left in any file.
 
 Real: server, ledger, trainer loop, learner, checkpoints, command line. The engine is a stub whose scores are not the
-learner's: the gate lets everything pass here.
+learner's, so the gate passes every version here.
 """
 
 import json
@@ -52,7 +54,7 @@ class Learning:
         return reply.json()
 
     def teach(self, *words: str, session: str | None) -> str:
-        """One chat whose turn is rated: it waits for the trainer. The turn's id."""
+        """Chat once and rate the turn, so that it waits for the trainer. Return the turn's id."""
         messages = [{"role": "user", "content": word} for word in words]
         headers = {} if session is None else {"X-Session-Id": session}
         url = self.server.url
@@ -62,7 +64,7 @@ class Learning:
         return str(turn)
 
     def step(self) -> int:
-        """Train on one of what waits. The new version, which serves."""
+        """Train on one waiting sample. Return the new version, which serves."""
         before = self.server.admin("/v1/admin/status")["tip"]
         assert self.loop.turn() is not None
         end = time.monotonic() + 120
@@ -72,7 +74,7 @@ class Learning:
         return int(serving)
 
     def traces(self, word: str) -> list[bytes]:
-        """The forms in which it may lie in a file: text, tokens in JSON, tokens in the ledger."""
+        """Return the forms that the text may have in a file: text, tokens in JSON, tokens in the ledger."""
         ids = self.vocabulary.ids([word])[-10:-3]  # a probe has the end of a prompt
         assert len(ids) == 7
         return [
@@ -82,7 +84,7 @@ class Learning:
         ]
 
     def found(self, word: str, stored: Sequence[bytes] = ()) -> set[int]:
-        """Which of them are in some file: all that the server and the trainer ever wrote. stored: more to look for."""
+        """Return the traces that occur in a file of the server or the trainer. stored: more traces."""
         files = [file for file in self.server.data_dir.parent.rglob("*") if file.is_file()]
         assert {"ledger.sqlite3", "server.log"} <= {file.name for file in files}
         contents = [file.read_bytes() for file in files]
@@ -90,7 +92,7 @@ class Learning:
         return {n for n, trace in enumerate(traces) if any(trace in content for content in contents)}
 
     def stored(self, word: str) -> list[bytes]:
-        """What the ledger made of it, as its bytes are: some are compressed."""
+        """Return the contents of the text as bytes of the ledger; some are compressed."""
         traces = self.traces(word)
         with closing(
             sqlite3.connect(f"{self.server.data_dir.absolute().as_uri()}/ledger.sqlite3?mode=ro", uri=True)
@@ -162,7 +164,7 @@ def test_what_was_trained_on_is_forgotten_by_the_route_and_by_the_command(learni
 
 
 def test_what_was_written_since_is_private_too(learning: Learning) -> None:
-    """Checkpoints, the trainer's notes, what was written anew: under an open umask."""
+    """Files under an open umask: checkpoints, the trainer's notes, and rewritten commits."""
     root = learning.server.data_dir
     assert {file.name for file in root.rglob("*")} >= {checkpoint.COMMIT_FILE, "adapter_model.safetensors"}
     modes = {path.relative_to(root).as_posix(): path.stat().st_mode for path in (root, *root.rglob("*"))}
@@ -170,7 +172,7 @@ def test_what_was_written_since_is_private_too(learning: Learning) -> None:
 
 
 def test_a_checkpoint_that_will_never_be_committed_goes_too(learning: Learning) -> None:
-    """Its trainer was killed between writing it and committing it, and never came back."""
+    """The trainer was killed between writing the checkpoint and its commit, and never came back."""
     said = word()
     learning.teach(said, session="killed")
     lease = learning.loop._client.lease("gone", wait_s=30)

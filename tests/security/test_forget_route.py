@@ -1,4 +1,6 @@
-"""`/v1/admin/forget` on the real server: the words leave its files while it runs, secrets never came into them."""
+"""`/v1/admin/forget` on the real server: the text leaves the files while the server runs, and secrets never entered
+them.
+"""
 
 import uuid
 

@@ -1,8 +1,9 @@
-"""Every route of the OpenAPI document, with what schemathesis and hypothesis make of it, on the real server: an answer
-in time, errors in OpenAI's form, and no 5xx: the engine and the ledger are well, and nobody else asks. (A 503 that
-says when to come back is right while one of the two is out of order, and for a push: the stub engine cannot be paused.)
+"""Every route of the OpenAPI document, with the requests of schemathesis and hypothesis, on the real server.
 
-By itself each run is the same. A campaign: FUZZ_EXAMPLES=400 FUZZ_SEED=1 pytest tests/security/test_fuzz_api.py
+Each gets an answer in time, errors in OpenAI's form, and no 5xx, because engine and ledger are healthy. A 503 with
+Retry-After is right while one of the two is out of order, and for a push, because the stub engine cannot be paused.
+
+Every run makes the same requests. A campaign: FUZZ_EXAMPLES=400 FUZZ_SEED=1 pytest tests/security/test_fuzz_api.py
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def check(doors: Any, reply: httpx.Response | Any) -> None:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_operation_answers_whatever_schemathesis_sends(keyed, mode):
-    """Bodies and parameters as the document has them, and others."""
+    """Bodies and parameters of the document, and other ones."""
     document = without_keys(keyed.ask("GET", "/openapi.json", "admin").json())
     answered: Counter[tuple[str, int]] = Counter()
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
@@ -94,7 +95,7 @@ def test_every_operation_answers_whatever_schemathesis_sends(keyed, mode):
 
 
 def without_keys(document: Any) -> Any:
-    """Or else wrong requests are, more often than not, those without a key."""
+    """Most wrong requests would otherwise be requests without a key."""
     document["components"].pop("securitySchemes", None)
     document.pop("security", None)
     for methods in document["paths"].values():
@@ -189,7 +190,7 @@ RATING = st.fixed_dictionaries(
 @example({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]}, {}, 1)
 @example(HI, {"demonstration": "<|im_end|>", "value": 1e-300}, 0)
 def test_chats_of_the_right_form_and_any_content(keyed, body, rating, chance):
-    """What comes of them is rated, looked at, and one in ten is forgotten."""
+    """The replies are rated and read, and one in ten is forgotten."""
     reply = keyed.ask("POST", "/v1/chat/completions", "ann", content=json.dumps(body).encode())
     check(keyed, reply)
     if reply.status_code == 200 and not body.get("stream"):

@@ -1,4 +1,4 @@
-"""Bytes and texts that nobody planned: of an engine, of a judge. Never an exception but ours, never a hang.
+"""Arbitrary bytes and texts of an engine or a judge: the parsers raise only our own exceptions, and never hang.
 
 A campaign: FUZZ_FACTOR=100 pytest tests/security/test_fuzz_parsers.py
 """
@@ -34,7 +34,7 @@ class Wire:
 
 
 def read(data: bytes, cuts: list[int]) -> tuple[list[bytes], str, bool]:
-    """The events, the kind of fault and whether the body is over, of `data` in pieces that end at `cuts`."""
+    """Return the events of `data`, the kind of fault, and whether the body is over, for pieces that end at `cuts`."""
 
     async def feed() -> _ResponseProtocol:
         answer = _ResponseProtocol()
@@ -217,7 +217,7 @@ def test_their_time_grows_with_the_length_and_not_with_its_square(parse, part):
 
 
 def growth(work: Callable[[int], object], *, small: int = 2000, factor: int = 8) -> float:
-    """Time of `factor` times as much, over the time of `small`: 8 when linear, 64 when quadratic."""
+    """Return the time of `factor` times as much over the time of `small`: 8 when linear, 64 when quadratic."""
 
     def least(n: int) -> float:
         times = []  # of this thread's own work: the machine has others

@@ -1,4 +1,4 @@
-"""What a client, a model or a trainer says is data: it sets no header, names no file, fills in no template."""
+"""The text of a client, a model or a trainer is data: it sets no header, names no file and fills in no template."""
 
 import http.client
 import json
@@ -39,7 +39,7 @@ def test_a_line_break_in_a_body_is_no_header(keyed, where):
 
 
 def test_a_line_break_in_a_header_is_refused_on_the_wire(keyed):
-    """Raw bytes: clients of ours would not send them."""
+    """Raw bytes, which our own clients would not send."""
     parts = urlsplit(keyed.server.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)
     body = json.dumps({"messages": [{"role": "user", "content": "a"}]}).encode()
@@ -75,7 +75,7 @@ def test_a_line_break_in_a_header_is_refused_on_the_wire(keyed):
     ],
 )
 def test_template_arguments_change_no_more_than_the_template_reads(keyed, kwargs):
-    """Not the template, not the messages, not how it is called: a 4xx, or the prompt as it would have been."""
+    """The template, the messages and the call stay as they are: a 4xx, or the prompt without the argument."""
     session = f"kwargs-{uuid.uuid4().hex}"
     plain = keyed.chat("ann", headers={"X-Session-Id": session})
     odd = keyed.chat("ann", headers={"X-Session-Id": session + "-odd"}, chat_template_kwargs=kwargs)

@@ -1,4 +1,4 @@
-"""Who gets in where: chat keys, the admin key, the trainer token, and nobody's key."""
+"""Chat keys, the admin key and the trainer token: each opens its own routes, and a request without a key opens none."""
 
 import ast
 import inspect
@@ -63,7 +63,7 @@ def test_each_key_opens_its_doors(keyed):
 
 
 def test_no_route_is_missing_from_these_lists(keyed):
-    """A route added later must be named above: behind a key, or open on purpose."""
+    """A new route must be named above: behind a key, or open on purpose."""
     paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     known = {
@@ -140,14 +140,14 @@ def test_a_user_cannot_end_anothers_session(keyed):
 
 
 def test_no_list_is_for_chat_keys(keyed):
-    """Of what others said, sessions or turns: not by a filter of one's own user either."""
+    """Lists of sessions or turns need the admin key, also with a filter on the key's own user."""
     for query in ("", "?user=ann", "?session_id=s"):
         assert keyed.ask("GET", f"/v1/turns{query}", "ann").status_code == 401
     assert keyed.ask("POST", "/v1/admin/forget", "ann", json={"user": "ann", "everything": True}).status_code == 401
 
 
 def test_secrets_are_compared_in_one_place_and_in_constant_time():
-    """No `==` on a secret anywhere: `proxy.auth` alone looks at Authorization headers, and by `hmac.compare_digest`."""
+    """No `==` on a secret: `web.auth` alone reads Authorization headers, and compares with `hmac.compare_digest`."""
     package = Path(openclaw_rl.__file__).parent
     readers = {
         file.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Secrets and conversations stay where they belong: not in logs, error bodies, status routes, settings, tracebacks."""
+"""Secrets and conversations are absent from logs, error bodies, status routes, settings and tracebacks."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Nothing listens beyond loopback without a key."""
+"""No socket listens beyond loopback without a key."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.embedded.config import EngineConfig
+from openclaw_rl.engines.embedded.kind import KIND
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.server import child_commands
 from openclaw_rl.server.lifecycle import listen
 from openclaw_rl.settings import EngineSettings, Settings, load
 
@@ -35,7 +35,7 @@ def test_serve_ends_at_once_and_names_the_setting(tmp_path):
 
 
 def test_a_loopback_name_that_is_none_here_is_refused_too(monkeypatch):
-    """`localhost` is what the machine's own files say it is."""
+    """The machine's own files decide which address `localhost` is."""
     import socket
 
     real = socket.create_server
@@ -55,7 +55,7 @@ def test_the_engine_we_start_is_told_loopback(tmp_path):
 
     async def nothing() -> None: ...
 
-    child_commands.engine_child(Settings(), data, 1234, nothing)
+    KIND.child(Settings(), data, 1234, nothing)
     assert json.loads((data.run / "engine.json").read_text())["host"] == "127.0.0.1"
     assert (data.run / "engine.json").stat().st_mode & 0o777 == 0o600
     installed = launch.Installed("0.5.15", frozenset({"incremental_streaming_output"}), True, True)
@@ -102,7 +102,7 @@ def test_an_empty_key_file_is_no_key(tmp_path):
 
 
 def _listening(pid: int) -> set[tuple[str, int]]:
-    """Sockets of this process that listen, read from the kernel."""
+    """Return the listening sockets of this process, read from the kernel."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

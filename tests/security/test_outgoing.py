@@ -1,4 +1,4 @@
-"""Requests that leave: to the URLs in the settings, and to no others."""
+"""Requests leave for the URLs in the settings, and for no others."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from openclaw_rl.testing import ToyPolicy
 
 @contextmanager
 def listening(status: int = 200, headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers everything the same way; its URL, and the requests that came."""
+    """Yield the URL of a server with one answer to every request, and the requests that it got."""
     came: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -116,8 +116,9 @@ async def test_an_alerts_redirect_is_not_followed_and_its_address_is_told_to_nob
 
 
 def test_a_servers_alert_reaches_its_webhook_alone(host, tmp_path, engine_settings, key_settings, doors_of):
-    """Three versions whose numbers are not the engine's: learning pauses, and the owner is told. A webhook that sends
-    us on gets it three times, the one that it names never, and `/healthz` says that nobody took it."""
+    """The engine's numbers differ from those of three versions: learning pauses, and the owner gets an alert. A webhook
+    that redirects gets the alert three times, its target never, and `/healthz` reports the webhook.
+    """
     with listening() as (target, came), listening(307, {"location": target}) as (url, asked):
         settings = engine_settings | key_settings | {"training.batch_size": 1, "training.min_batch": 1}
         settings |= {"alerts.webhook_url": f"{url}{HOOK}", "alerts.retry_s": 0.01}
@@ -160,7 +161,7 @@ def wait_for(condition):
 
 
 async def test_a_proxy_of_the_environment_gets_nothing(monkeypatch, open_server):
-    """Neither prompts nor keys: not the engine's, not the judge's, not the command line's."""
+    """The proxy gets neither prompts nor keys: not the engine's, not the judge's, not the command line's."""
     with listening() as (proxy, came), listening() as (url, asked):
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, proxy)

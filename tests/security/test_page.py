@@ -1,4 +1,4 @@
-"""The page at `/`: anybody may have the file, nobody sees anything in it without the admin key."""
+"""The page at `/`: every client may load the file, and the data in it needs the admin key."""
 
 import time
 from functools import partial

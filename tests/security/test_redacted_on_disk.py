@@ -1,5 +1,7 @@
-"""What the real server writes of secrets (nothing, by default) and of personal data (nothing, when it is asked for),
-wherever in a conversation they stand. The model reads all of it."""
+"""Files of the real server hold no secrets by default, and no personal data when `redaction.pii` is on.
+
+That holds wherever in a conversation they occur. The model reads all of it.
+"""
 
 import json
 import sqlite3
@@ -26,7 +28,7 @@ PERSONAL = (
 
 
 def written(data_dir: Path) -> bytes:
-    """All files as they are, and what the ledger's compressed contents hold."""
+    """Return all files as they are, and the ledger's compressed contents."""
     files = b"\n".join(file.read_bytes() for file in data_dir.rglob("*") if file.is_file())
     with closing(sqlite3.connect(f"{data_dir.absolute().as_uri()}/ledger.sqlite3?mode=ro", uri=True)) as db:
         return files + b"\n".join(unpack_bytes(blob) for (blob,) in db.execute("SELECT data FROM piece"))

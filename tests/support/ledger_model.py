@@ -1,4 +1,4 @@
-"""What a ledger must do, in plain dicts that know nothing of SQL: turns, versions, the lease, and what moves them."""
+"""Model of the ledger in plain dicts, without SQL: turns, versions, the lease, and the changes of their states."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ from openclaw_rl.types import DropReason, Lease, NextState, Sample, Verdict, Ver
 IDENTITY = Identity("base", "tokenizer", "tiny")
 TRAINING = TrainingSettings(batch_size=3, min_batch=2, max_wait_s=50, max_staleness=2, max_tool_share=0.5, lease_s=20)
 FAST = Path("/dev/shm")
-"""In memory where there is such a place: the power fails only in this file, and fsync would be most of the test."""
+"""A folder in memory if there is one. Power failures are simulated in this file, and fsyncs would dominate the time."""
 DEAD = {"rejected", "rolled_back", "lost"}
 REVIVABLE = {"dropped.no_next_state", "dropped.method", "dropped.neutral", "dropped.unjudged"}
 
@@ -137,7 +137,7 @@ class LedgerModel(RuleBasedStateMachine):
         return "rescored" if state == "sampled" or value is None else "judged"
 
     def wait_again(self, name: str) -> None:
-        """Its lease or its version came to nothing; what was said meanwhile counts now."""
+        """Let a turn wait again after its lease or version ended; late feedback takes effect now."""
         turn = self.turns[name]
         turn.state = "sampled"
         if turn.late:
@@ -195,7 +195,7 @@ class LedgerModel(RuleBasedStateMachine):
                 self.turns[name].state = "leased"
 
     def expected_batch(self, size: int, *, now: bool) -> list[str] | None:
-        """What the lease must hold; drops the unfit it must have met on the way."""
+        """Return the samples that the lease must have, and drop the unfit ones before them."""
         path = self.path()
         ages: dict[int, int] = {}
         commits = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from openclaw_rl.engines.admission import VersionAdmission, adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
@@ -40,9 +41,8 @@ class World:
         self.ledger, self.engine, self.folder = ledger, engine, folder
         self.serving = VersionAdmission(120.0)
         self.health = Health()
-        self.publisher = Publisher(
-            ledger, engine, self.serving, settings, folder, base_folder=folder / "base", health=self.health
-        )
+        policy = PolicyEngine(engine, self.serving, settings, folder, base_folder=folder / "base", health=self.health)
+        self.publisher = Publisher(ledger, policy, settings, health=self.health)
         self.count = 0
 
     async def sampled(self, version: int) -> None:

@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
 from openclaw_rl.trainer_protocol import Probe
-from openclaw_rl.trainers import loop
 from openclaw_rl.trainers.base import NoStep, Step
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.local import TrainerConfig
+from openclaw_rl.trainers.loop import TrainerLoop
 from openclaw_rl.types import Sample, WeightKind
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -94,12 +95,12 @@ def main() -> int:
     if learner.how.startswith("exit "):
         return int(learner.how.split()[1])
     configure_log("info", "console", process="trainer")
-    loop.FIRST_PAUSE_S, loop.LONGEST_PAUSE_S = 0.05, 0.2
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     client = TrainerClient(config.url, config.token.get_secret_value())
     name = f"local@{socket.gethostname()}"
-    loop.TrainerLoop(client, learner, config.data_dir, name=name, stop=stop, lease_wait_s=0.5).run()
+    session = LeaseSession(client, name, stop, wait_s=0.5, pauses=Backoff(0.05, 0.2))
+    TrainerLoop(session, learner, config.data_dir).run()
     client.close()
     return 0
 

@@ -10,13 +10,13 @@ import httpx
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, SampleBody, Tip
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import NoStep, Step
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.loop import LEASE_FILE, TrainerLoop
 from openclaw_rl.types import Sample, WeightKind
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after it runs."""
+    """The process is gone: no code after it runs."""
 
 
 class FakeApi:
@@ -134,10 +134,11 @@ class Bench:
         self.data_dir, self.api, self.stop = data_dir, api, threading.Event()
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, *, on_hang: Callable[[], None] = lambda: None) -> None:
         self.learner = CountingLearner()
         client = TrainerClient("http://server", "t", transport=httpx.MockTransport(self.api), sleep=lambda _: None)
-        self.loop = TrainerLoop(client, self.learner, self.data_dir, name="test", stop=self.stop, lease_wait_s=0.0)
+        session = LeaseSession(client, "test", self.stop, wait_s=0.0, on_hang=on_hang)
+        self.loop = TrainerLoop(session, self.learner, self.data_dir)
 
     @property
     def folders(self) -> list[str]:

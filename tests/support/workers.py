@@ -30,7 +30,7 @@ FAST = RetryTimes(
     longest_rest_s=0.005,
     ledger_pause_s=0.001,
     longest_ledger_pause_s=0.002,
-    longest_outage_rest_s=0.002,
+    longest_probe_rest_s=0.002,
 )
 SETTINGS = JudgeSettings(workers=2, retries=2)
 
@@ -157,11 +157,11 @@ class ScriptedJudge:
 
 @asynccontextmanager
 async def judging(
-    ledger, judge, *, wake=None, judged=None, health=None, pace=FAST, settings=SETTINGS
+    ledger, judge, *, wake=None, judged=None, health=None, times=FAST, settings=SETTINGS
 ) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(
-            judge_turns(ledger, judge, settings, wake or asyncio.Event(), judged=judged, health=health, pace=pace)
+            judge_turns(ledger, judge, settings, wake or asyncio.Event(), judged=judged, health=health, times=times)
         )
         yield
         worker.cancel()

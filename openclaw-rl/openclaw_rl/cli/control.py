@@ -1,5 +1,6 @@
-"""The commands that steer a running server: what a reply was worth, which version serves, whether it learns, what it
-forgets. They speak to the server of their data directory, with that directory's admin key.
+"""Commands that steer a running server: feedback on a reply, the version that serves, learning, forgetting.
+
+They call the running server of their data directory with that directory's admin key.
 """
 
 import shutil
@@ -13,7 +14,7 @@ from openclaw_rl.data_dir import DataDir
 
 app = typer.Typer()
 learning_app = typer.Typer(
-    help="Pause or resume learning; chats go on, turns are still recorded and judged.",
+    help="Pause or resume learning. Chats go on meanwhile, and turns are recorded and judged.",
     short_help="Pause or resume learning; chats go on.",
     no_args_is_help=True,
 )
@@ -21,39 +22,40 @@ app.add_typer(learning_app, name="learning")
 _OFF = "this server trains nothing: training.enabled is off (--no-learn)"
 
 
-@app.command(short_help="Say of one reply what you think of it.")
+@app.command(short_help="Give feedback on one reply.")
 def feedback(
-    turn_id: Annotated[str | None, typer.Argument(help="The reply's id, as `openclaw-rl turns` lists it.")] = None,
-    session: Annotated[str | None, typer.Option(help="In place of an id: the newest turn of this session.")] = None,
-    good: Annotated[bool, typer.Option("--good", help="More of this: a reward of +1.")] = False,
-    bad: Annotated[bool, typer.Option("--bad", help="Less of this: a reward of -1.")] = False,
+    turn_id: Annotated[str | None, typer.Argument(help="Id of the reply, as `openclaw-rl turns` lists it.")] = None,
+    session: Annotated[str | None, typer.Option(help="Instead of an id: the newest turn of this session.")] = None,
+    good: Annotated[bool, typer.Option("--good", help="A good reply: a reward of +1.")] = False,
+    bad: Annotated[bool, typer.Option("--bad", help="A bad reply: a reward of -1.")] = False,
     value: Annotated[
         float | None, typer.Option(help="A number in [-1, 1]; its sign is the reward, 0 is neutral.")
     ] = None,
     comment: Annotated[
-        str | None, typer.Option(help="What should have been otherwise: a hint for the methods opd and combine.")
+        str | None, typer.Option(help="Your wish for this reply, in words: a hint for the methods opd and combine.")
     ] = None,
     demonstration: Annotated[
-        str | None, typer.Option(help="The reply you would have liked: the model is trained to give it.")
+        str | None, typer.Option(help="The reply that you wanted: the model is trained to give it.")
     ] = None,
     feedback_id: Annotated[
-        str | None, typer.Option(help="A name of your own: the same one again changes nothing.")
+        str | None, typer.Option(help="Your own name for this feedback: a repeated request with it has no effect.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="The chat key of the turn's user. Default: the first of server.api_keys.")
+        str | None, typer.Option(help="Chat key of the turn's user. Default: the first of server.api_keys.")
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Say of one reply what you think of it. Your word wins over the judge's.
+    """Give feedback on one reply. It wins over the judge's verdict, and may come at any time.
 
-    It may come at any time. A turn that waits for its next state, for the judge or for its score is judged by it; one
-    whose sample waits for the trainer is scored again; one that was dropped because nothing was said of it
-    (no_next_state, superseded, branch, neutral, unjudged, method) comes back. For a turn that is being trained on, or
-    has been, it is late: it is kept, shown in `turns`, and takes effect if that version is ever lost. A turn that can
-    never be trained on (greedy sampling, opted out, …) stays as it is.
+    The effect depends on the turn's state. A turn that waits for its next message, the judge or its score is judged by
+    the feedback. A turn whose sample waits for the trainer is scored again. A turn that was dropped for lack of a
+    verdict (no_next_state, superseded, branch, neutral, unjudged, method) comes back.
 
-    A demonstration is a sample of its own, whatever becomes of the turn.
+    Feedback on a turn that is being trained on, or was, is late: it is kept, shown in `turns`, and takes effect if that
+    version is ever lost. A turn that can never be trained on (greedy sampling, opted out, …) stays as it is.
+
+    A demonstration becomes a sample of its own, independent of the turn.
     """
     if good + bad + (value is not None) > 1:
         fail("one of --good, --bad and --value")
@@ -76,25 +78,25 @@ def feedback(
 @app.command(short_help="Go back to an earlier version.")
 def rollback(
     to: Annotated[
-        int | None, typer.Argument(help="Version to go back to; default: the parent of the one that serves.")
+        int | None, typer.Argument(help="Version to go back to. Default: the parent of the version that serves.")
     ] = None,
-    requeue: Annotated[bool, typer.Option(help="Let the samples of the abandoned versions wait again.")] = False,
+    requeue: Annotated[bool, typer.Option(help="Train the samples of the abandoned versions again.")] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Go back to an earlier version, its optimizer state included; what was learned after it is abandoned."""
+    """Go back to an earlier version and its optimizer state. The versions after it are abandoned."""
     body = call("POST", "/v1/admin/rollback", config, data_dir, json={"to": to, "requeue": requeue})
     print(f"version {body['serving']} serves")
 
 
-@app.command(short_help="Keep serving one version.")
+@app.command(short_help="Keep one version serving.")
 def pin(
-    weight_version: Annotated[int | None, typer.Argument(help="Version to keep serving.")] = None,
+    weight_version: Annotated[int | None, typer.Argument(help="Version to serve from now on.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Publish new versions again.")] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Keep serving one version; training goes on, nothing is published until `pin --off`."""
+    """Keep one version serving. Training goes on, and new versions wait until `pin --off`."""
     if (weight_version is None) != off:
         fail("give a version, or --off")
     body = call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version})
@@ -103,25 +105,25 @@ def pin(
 
 @learning_app.command("pause")
 def learning_pause(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Hand out no more batches."""
+    """Stop giving batches to the trainer."""
     call("POST", "/v1/admin/learning", config, data_dir, json={"on": False})
     print("learning is paused")
 
 
 @learning_app.command("resume")
 def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Hand out batches again."""
+    """Give batches to the trainer again."""
     body = call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
     print("learning is on" if body["enabled"] else f"learning is no longer paused, but {_OFF}")
 
 
-@app.command(short_help="Train now, on whatever waits.")
+@app.command(short_help="Train now, on the samples that wait.")
 def train(
-    now: Annotated[bool, typer.Option("--now", help="Needed: this trains on whatever waits, however little.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Required: confirms a step on a batch that may be small.")] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Do not wait for a full batch: train now on the samples that wait."""
+    """Train now on the samples that wait, instead of waiting for a full batch."""
     if not now:
         fail("training starts by itself when a batch is full; `openclaw-rl train --now` does not wait for that")
     body = call("POST", "/v1/admin/train", config, data_dir)
@@ -137,28 +139,38 @@ def train(
 
 @app.command(short_help="Delete a session, a conversation or a user from the ledger.")
 def forget(
-    session: Annotated[str | None, typer.Argument(help="The session's id, as `openclaw-rl turns` lists it.")] = None,
+    session: Annotated[str | None, typer.Argument(help="Id of the session, as `openclaw-rl turns` lists it.")] = None,
     turn: Annotated[
         str | None,
-        typer.Option(help="In place of it, the id of any reply: its session, or the conversation when it has none."),
+        typer.Option(
+            help="Instead of SESSION: the id of any reply of the session, or of a conversation without a session id."
+        ),
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Whose, when several users have a session of that name.")] = None,
-    everything: Annotated[bool, typer.Option("--everything", help="All that --user ever said.")] = False,
+    user: Annotated[
+        str | None, typer.Option(help="Owner of the session, when several users have one of that name.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="Every turn of --user.")] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Go back behind the versions trained on it, and learn again without it.")
+        bool,
+        typer.Option(
+            "--rebuild", help="Roll back to before the first version trained on it, and learn again without it."
+        ),
     ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Delete a session from the ledger: its turns, samples, feedback, and every message nobody else refers to.
+    """Delete a session, a conversation or a user from the ledger: turns, samples, feedback, and the messages that no
+    other session has.
 
-    A chat whose client sends no session id is named by any of its replies (--turn). The ledger knows such a
-    conversation by its first question and answer: all of that user's that begin alike are one.
+    A client may send no session id. Name such a conversation by any of its replies (--turn). The ledger identifies it
+    by its first question and answer: conversations of one user that begin alike are deleted together.
 
-    A batch that holds one of its samples is taken from the trainer. Weights that were trained on the session cannot be
-    changed: they are named. With --rebuild the policy goes back to the newest version before them, their folders are
-    deleted, and the samples of other sessions that still fit train again; `openclaw-rl replay` trains an adapter anew
-    from all that is left. Backups and exports are yours to delete.
+    The trainer loses a batch that holds one of the samples. Weights that were trained on the session cannot be changed:
+    the command lists those versions. With --rebuild the policy goes back to the newest version before them, their
+    folders are deleted, and the samples of other sessions that still fit train again. `openclaw-rl replay` trains a new
+    adapter from the rest of the ledger.
+
+    Backups and exports are yours to delete.
     """
     if (session is not None) + (turn is not None) + everything != 1:
         fail("one of SESSION, --turn ID and --everything")
@@ -168,7 +180,7 @@ def forget(
     asked = {name: what for name, what in said.items() if what is not None}
     body = call("POST", "/v1/admin/forget", config, data_dir, json=asked)
     whose = f"session {body['session_id']}" if body["session_id"] else f"user {user}" if everything else "it"
-    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that were only theirs")
+    print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that no other turn had")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
     if rebuilt := body["rebuilt"]:
@@ -176,17 +188,19 @@ def forget(
     if body["not_rebuilt"]:
         print(f"not rebuilt: {body['not_rebuilt']}")
     if not body["is_scrubbed"]:
-        print("remains of it may lie in free space of the ledger: stop the server and run `openclaw-rl compact`")
+        print("free space of the ledger may still hold parts of it: stop the server and run `openclaw-rl compact`")
 
 
-@app.command("export-adapter", short_help="Copy a version's LoRA adapter (PEFT format).")
+@app.command("export-adapter", short_help="Copy a version's LoRA adapter to a folder.")
 def export_adapter(
     folder: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter.")],
-    weight_version: Annotated[int | None, typer.Option("--version", help="Default: the one that serves.")] = None,
+    weight_version: Annotated[
+        int | None, typer.Option("--version", help="Version to copy. Default: the version that serves.")
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Copy a version's LoRA adapter (PEFT format) out of the data directory."""
+    """Copy a version's LoRA adapter, in PEFT format, out of the data directory."""
     number = weight_version
     if number is None:
         number = call("GET", "/v1/admin/status", config, data_dir)["serving"]

@@ -1,11 +1,12 @@
-"""`openclaw-rl doctor`: what is installed, what is missing, what differs; before something is started.
+"""`openclaw-rl doctor`: findings on the installed programs, the machine and the settings, before a start.
 
-Each check is a function of the settings that gives findings and never raises for what it finds. They look and change
-nothing. What an environment of its own holds (SGLang's, slime's) is asked of that environment's interpreter: the
-server's process imports neither. Leaves to others: how much a model needs (`memory_budget`), what the node is written
-against (`openclaw_slime.contracts`).
+Each check is a function of the settings that yields findings. It changes no state, and never raises for a fault that it
+finds. The interpreter of another environment (SGLang's, slime's) answers for that environment: this process imports
+neither. Other modules know the memory of a model (`models.memory`), the checks of an engine (`engines.kind`) and the
+requirements of the node (`openclaw_slime.contracts`).
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,45 +20,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.sglang import launch
+from openclaw_rl.engines.kind import Finding, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE
 from openclaw_rl.settings import Settings, tuned
 
-Level = Literal["ok", "differs", "missing"]
 NODE_MODULE = "openclaw_slime"
-SGLANG_TESTED = "0.5.15.post1"
 _NEEDED_GB = 4.0
-"""Free in the data directory: the bundled model, its conversion and a few checkpoints."""
+"""Free space in the data directory for the bundled model, its conversion and a few checkpoints."""
 _ASK_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    level: Level
-    says: str
-
-    def line(self) -> str:
-        mark = {"ok": "  ", "differs": "? ", "missing": "! "}[self.level]
-        return f"{mark}{self.what:<18} {self.says}"
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
-    """What is looked at."""
+    """Subject of the checks."""
 
     settings: Settings
     model: str | None = None
-    """Another model than the settings'."""
+    """A model in place of the settings' own."""
     gpu_memory_gb: float | None = None
-    """A card to plan for; the machine's own when None."""
+    """Memory of the card to plan for; None: no plan is printed."""
     slime_python: str | None = None
-    """Of the environment that holds slime and Megatron; None: the node is not asked about."""
+    """Interpreter of the environment that holds slime and Megatron; None: the node is not checked."""
 
 
 Check = Callable[[Question], Iterator[Finding]]
@@ -81,14 +68,16 @@ def gpus(question: Question) -> Iterator[Finding]:
     for n, card in enumerate(cards):
         yield Finding(f"gpu {n}", "ok", card)
     if not cards:
-        wants = question.settings.engine.kind == "sglang" or question.slime_python is not None
-        yield Finding(
-            "gpu", "missing" if wants else "ok", "none found" if wants else "none; the embedded engine needs none"
-        )
+        name = question.settings.engine.kind
+        wants = question.slime_python is not None
+        with contextlib.suppress(SettingsError):  # `engine` reports it
+            wants = wants or bool(load_kind(name).gpus(question.settings))
+        says = "none found" if wants else f"none; engine.kind {name!r} needs none"
+        yield Finding("gpu", "missing" if wants else "ok", says)
 
 
 def gpu_lines() -> list[str]:
-    """A line a card by nvidia-smi; empty without one."""
+    """Return one line for each card that nvidia-smi lists."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
@@ -153,25 +142,13 @@ def _memory(folder: Path, gpu_memory_gb: float | None) -> Iterator[Finding]:
 
 
 def engine(question: Question) -> Iterator[Finding]:
-    settings = question.settings.engine
-    if settings.kind == "embedded":
-        yield Finding("engine", "ok", "embedded: torch and transformers of this environment")
-    elif settings.kind == "url":
-        yield Finding("engine", "ok", f"at {settings.url}; it is asked when the server starts")
-    else:
-        try:
-            found = launch.look(settings.python)
-        except SettingsError as error:
-            yield Finding("sglang", "missing", str(error))
-            return
-        is_tested = found.version == SGLANG_TESTED
-        yield Finding(
-            "sglang", "ok" if is_tested else "differs", found.version + ("" if is_tested else f", not {SGLANG_TESTED}")
-        )
-        if not found.has_flash_attention:
-            yield Finding("sglang", "differs", "no flash attention kernels: attention by triton")
-        if not found.has_flashinfer:
-            yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
+    try:
+        kind = load_kind(question.settings.engine.kind)
+    except SettingsError as error:
+        yield Finding("engine", "missing", str(error))
+        return
+    yield from kind.findings(question.settings)
+    yield from (Finding("engine", "missing", problem) for problem in kind.problems(question.settings))
 
 
 def learning(question: Question) -> Iterator[Finding]:
@@ -190,7 +167,7 @@ def learning(question: Question) -> Iterator[Finding]:
 
 
 def node(question: Question) -> Iterator[Finding]:
-    """slime's environment answers for itself; this project need not be installed there."""
+    """Run the node's own doctor in slime's environment, where this project need not be installed."""
     python = question.slime_python
     if python is None:
         return
@@ -202,7 +179,7 @@ def node(question: Question) -> Iterator[Finding]:
     said = ""
     try:
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as place:
-            # Our packages alone: what lies beside them here would be taken for what that environment holds.
+            # Our packages alone: other packages of this environment would count as installed in that one.
             for folder in folders:
                 (Path(place) / folder.name).symlink_to(folder)
             path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
@@ -211,7 +188,7 @@ def node(question: Question) -> Iterator[Finding]:
                 capture_output=True,
                 text=True,
                 timeout=_ASK_S,
-                check=False,  # it ends with 1 when something is missing, and says what
+                check=False,  # it exits with 1 if a part is missing, and prints which
                 env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             )
         said = answer.stderr.strip().rpartition("\n")[2]

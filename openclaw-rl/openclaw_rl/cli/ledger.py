@@ -1,4 +1,4 @@
-"""The commands that read the ledger's file themselves: they need no server, and disturb none that runs."""
+"""Commands that read the ledger's file themselves: they need no server, and do not disturb a running one."""
 
 import sys
 from pathlib import Path
@@ -15,33 +15,41 @@ app = typer.Typer()
 
 @app.command(short_help="Train from the ledger, offline.")
 def replay(
-    out: Annotated[Path, typer.Argument(help="The new folder: a PEFT adapter, metrics.jsonl, replay.json.")],
-    method: Annotated[str | None, typer.Option(help="binary_rl, opd or combine. Default: method.name.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Any model of the ledger's tokenizer and chat template. Default: model.path.")
+    out: Annotated[Path, typer.Argument(help="New folder for the PEFT adapter, metrics.jsonl and replay.json.")],
+    method: Annotated[
+        str | None, typer.Option(help="Training method: binary_rl, opd or combine. Default: method.name.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first adapter and of the order: equal seeds, equal adapters.")] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="Any model with the ledger's tokenizer and chat template. Default: model.path.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first adapter and of the order: equal seeds give equal adapters.")
+    ] = 0,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step. Default: training.batch_size.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="How often every sample is trained on.")] = 1,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Draw the order; default: the order of time.")] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of times that each sample is trained on.")] = 1,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this number of steps.")] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Shuffle the samples. Default: in the order of time.")
+    ] = False,
     user: Annotated[str | None, typer.Option(help="Only the turns of this user.")] = None,
     session: Annotated[str | None, typer.Option(help="Only the turns of this session.")] = None,
     engine_url: Annotated[
         str | None,
-        typer.Option(help="opd, combine: a running engine with this model; default: start the embedded one."),
+        typer.Option(
+            help="For opd and combine: URL of a running engine with this model. Default: start the embedded engine."
+        ),
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Train from the ledger, offline: what would another method or model have learned from the same chats?
+    """Train from the ledger, offline, with another method, model or setting.
 
-    It reads the ledger as it is at one moment, also while a server runs, and changes nothing there. Every turn of which
-    something was said is scored again by the method (verdicts and feedback are taken as recorded); demonstrations are
-    taken as they are. binary_rl needs no engine; opd and combine need one for the teacher.
+    The command reads one snapshot of the ledger, also while a server runs, and does not change the ledger. The method
+    scores every turn again that has a next message or feedback. It takes verdicts and feedback as recorded, and
+    demonstrations as they are. binary_rl needs no engine; opd and combine need one for the teacher.
 
-    The folder then holds an adapter that PEFT and SGLang load, one line of metrics a step, and what was done.
+    The new folder holds an adapter that PEFT and SGLang load, one line of metrics per step, and a report of this run.
     """
     overrides: dict[str, Any] = {"trainer.seed": seed}
     named = {
@@ -76,12 +84,15 @@ def replay(
 
 @app.command("backup", short_help="Copy the ledger, also while a server runs.")
 def backup_ledger(
-    path: Annotated[Path, typer.Argument(help="The new file.")],
+    path: Annotated[Path, typer.Argument(help="New file for the copy.")],
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Copy the ledger, whole and consistent, also while a server runs. To go back to it: stop the server, and put the
-    copy in the place of ledger.sqlite3 (removing its -wal and -shm files)."""
+    """Copy the ledger, whole and consistent, also while a server runs.
+
+    To restore the copy: stop the server, replace ledger.sqlite3 in the data directory with the copy, and delete
+    ledger.sqlite3-wal and ledger.sqlite3-shm.
+    """
     from openclaw_rl.ledger.snapshot import backup
 
     try:
@@ -91,9 +102,12 @@ def backup_ledger(
     print(f"the ledger is in {path} ({size / 2**20:.1f} MB)")
 
 
-@app.command(short_help="Write the ledger's file anew, without free space.")
+@app.command(short_help="Rewrite the ledger's file without its free space.")
 def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Write the ledger's file anew, without free space and what may still be read there. Only while no server runs."""
+    """Rewrite the ledger's file without its free space, where deleted text may still be readable.
+
+    Stop the server first.
+    """
     from openclaw_rl.ledger.snapshot import compact as compact_file
 
     try:
@@ -105,18 +119,20 @@ def compact(config: ConfigOption = None, data_dir: DataDirOption = None) -> None
 
 @app.command("export", short_help="Write the ledger's turns or samples to a file.")
 def export_rows(
-    path: Annotated[Path, typer.Argument(help="The new file.")],
+    path: Annotated[Path, typer.Argument(help="New file for the rows.")],
     what: Annotated[
-        str, typer.Option(help="`turns`: what was said, and what became of it; `samples`: what trains.")
+        str, typer.Option(help="`turns`: messages, verdict and state; `samples`: the tokens that a trainer gets.")
     ] = ("turns"),
-    format: Annotated[str, typer.Option(help='`jsonl`, or `parquet` (pip install "openclaw-rl[export]").')] = "jsonl",
+    format: Annotated[
+        str, typer.Option(help='`jsonl`, or `parquet`, which needs pip install "openclaw-rl[export]".')
+    ] = "jsonl",
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Write the ledger's turns or samples to a file, oldest first, for your own tools.
 
-    It reads the ledger as it is at one moment, also while a server runs, and changes nothing. JSONL has one JSON
-    object a line; Parquet has the same columns. The file holds what was said: it is made readable for you alone.
+    The command reads one snapshot of the ledger, also while a server runs, and does not change the ledger. JSONL has
+    one JSON object per line; Parquet has the same columns. The file holds the text of chats, so only you can read it.
     """
     if what not in ("turns", "samples"):
         fail(f"--what {what}: turns or samples")

@@ -1,12 +1,13 @@
-"""`openclaw-rl`: serve, look, steer. Its help is the manual.
+"""The command `openclaw-rl`: serve a model, look at a running server, steer it. Its `--help` is the manual.
 
-The server runs in the foreground; `status`, `page` and `turns` look at a running server of the same data directory.
-What steers one is in `cli_steer`, what reads the ledger's file in `cli_ledger`.
+The server runs in the foreground. `status`, `page` and `turns` ask the running server of the same data directory. The
+commands that steer it are in `control`; those that read the ledger's file are in `ledger`.
 """
 
 import asyncio
 import json
 import sys
+import textwrap
 import webbrowser
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -35,58 +36,70 @@ from openclaw_rl.settings import tuned
 
 app = typer.Typer(
     name="openclaw-rl",
-    help="Online RL for personal agents: point your agent at this server, chat, and the model learns from what you "
-    "say next.",
-    epilog="Settings: a TOML file (--config), the environment (OPENCLAW_RL__SERVER__PORT=8000), or --set KEY=VALUE. "
-    "`openclaw-rl settings` prints every key with its meaning and default.",
+    help="Online RL for personal agents: point your agent at this server and chat. The model learns from your next "
+    "messages.",
+    epilog="Settings come from a TOML file (--config), the environment (OPENCLAW_RL__SERVER__PORT=8000) and --set "
+    "KEY=VALUE; the last wins. `openclaw-rl settings` prints every key with its value and meaning.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 _DEFAULTS = settings_module.Settings()
+_LONGEST_LINE = 120
+"""Characters of a line of `openclaw-rl settings`."""
 app.add_typer(control.app)
 app.add_typer(ledger.app)
 
 
-@app.command(short_help="Serve a model, and let it learn from its chats.")
+@app.command(short_help="Serve a model and train it on its chats.")
 def serve(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     host: Annotated[
-        str | None, typer.Option(help=f"Default: {_DEFAULTS.server.host}. Anything but loopback needs server.api_keys.")
+        str | None,
+        typer.Option(
+            help=f"Address to listen on. Default: {_DEFAULTS.server.host}; any other host needs server.api_keys."
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option(help=f"Default: {_DEFAULTS.server.port}; 0 takes a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help=f"Port to listen on. Default: {_DEFAULTS.server.port}; 0 takes a free port.")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="`bundled` (default: SmolLM2-135M-Instruct), a folder, or a Hugging Face causal LM."),
+        typer.Option(
+            help="`bundled` (default: SmolLM2-135M-Instruct), a model folder, or the name of a Hugging Face causal LM."
+        ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="`embedded` (default), or `sglang`: started on the GPU, from the environment of engine.python."
+            help="`embedded` (default: in this environment, on the CPU unless engine.device is cuda), or `sglang`: "
+            "the server starts SGLang on the GPU with the interpreter engine.python."
         ),
     ] = None,
     engine_url: Annotated[
-        str | None, typer.Option(help="Use a running SGLang at this URL in place of an engine of our own.")
+        str | None, typer.Option(help="URL of a running SGLang to use; the server then starts no engine.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="How turns become training: binary_rl (default), opd or combine.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="Training method: binary_rl (default), opd or combine.")] = None,
     judge: Annotated[
-        str | None, typer.Option(help="Who reads what was said next: `rules` (default), or `llm`, a model.")
+        str | None, typer.Option(help="Judge of each reply by the next message: `rules` (default), or `llm`, a model.")
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help=f"Judged turns per training step. Default: {_DEFAULTS.training.batch_size}")
     ] = None,
-    learn: Annotated[bool, typer.Option(help="--no-learn: serve, record and judge, but train nothing.")] = True,
+    learn: Annotated[bool, typer.Option(help="Train. --no-learn: serve, record and judge only.")] = True,
     sets: SetOption = None,
 ) -> None:
-    """Serve the model on port 30000, record, judge, train and hot-swap. Stops cleanly on Ctrl-C or SIGTERM.
+    """Serve the model, record and judge its turns, train on them, and swap in the new weights while it serves.
 
-    The first start of a model may convert it, which takes a minute (an SGLang compiles, which takes several): the line
-    `ready` says that it serves, and logs/engine.log in the data directory what the engine does meanwhile. Clients that
-    come earlier wait. Every other command here takes the same --data-dir, or --config, as the server it talks to.
+    The API is OpenAI's, at http://127.0.0.1:30000/v1 by default. Ctrl-C or SIGTERM stops the server cleanly.
+
+    The first start of a model may convert it, which takes a minute; SGLang compiles for several minutes. The log line
+    `ready` means that the server answers. Clients that connect earlier wait. logs/engine.log in the data directory
+    shows the engine's progress.
+
+    Every other command needs the same --data-dir or --config as the server it talks to.
     """
     overrides: dict[str, Any] = {}
     named = {
@@ -106,7 +119,7 @@ def serve(
         overrides["training.enabled"] = False
     overrides |= parse_sets(sets)
     settings = settings_of(config, overrides)
-    from openclaw_rl.server.app import run  # heavy: the front end's imports take seconds, and `--help` should not
+    from openclaw_rl.server.app import run  # the front end's imports take seconds, and `--help` must not
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -117,30 +130,36 @@ def serve(
         sys.exit(130)
 
 
-@app.command(short_help="What serves, what waits, what was learned, what is broken.")
+@app.command(short_help="Show the served version, turns, training and faults.")
 def status(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="All of it, for programs: the processes, the last gate, scoring too.")
+        bool,
+        typer.Option(
+            "--json", help="Print JSON for programs, which also holds the processes, the last gate and the scoring."
+        ),
     ] = False,
 ) -> None:
-    """What serves, what waits, what was learned, what is broken.
+    """Show the version that serves, the turns by state, the training, and the parts that are out of order.
 
-    A turn waits for what is said next (served), for the judge (paired), for the method (judged), for a full batch
-    (sampled), and for the end of a training step (leased); it ends as trained, or as dropped for the reason that is
-    named: `openclaw-rl turns ID` says more. A line that begins with ! is a part that is out of order.
+    A turn waits for the next message (served), for the judge (paired), for the method's score (judged), for a full
+    batch (sampled), and for the end of a training step (leased). It ends as trained, or as dropped, for the reason
+    that the list names; `openclaw-rl turns ID` shows more.
+
+    A line that begins with ! names a part that is out of order.
     """
     body = call("GET", "/v1/admin/status", config, data_dir)
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
-@app.command(short_help="The same as a page with curves, in the browser.")
+@app.command(short_help="Open the same as a live page with curves, in the browser.")
 def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Open the server's page: what waits, what users say, what each step measured, while it happens.
+    """Open the server's page in the browser: turns, verdicts and the metrics of each step, live.
 
-    The page asks for the admin key. A browser on this machine gets it by a file that only you can read; elsewhere, open
-    the printed address (through an SSH tunnel: the server listens on loopback) and type what keys/admin.key holds.
+    The page needs the admin key. A browser on this machine gets it from a file that only you can read. On another
+    machine, open the printed address (through an SSH tunnel, because the server listens on loopback) and type the
+    content of keys/admin.key.
     """
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)
@@ -153,20 +172,24 @@ def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
 @app.command()
 def turns(
     turn_id: Annotated[
-        str | None, typer.Argument(help="One turn: what was said, and why it was or was not trained on.")
+        str | None, typer.Argument(help="Id of one turn to show: its messages, and why it was or was not trained on.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(help="Number of turns, newest first.")] = 20,
     state: Annotated[
-        str | None, typer.Option(help="served, paired, judged, sampled, leased, trained or dropped.")
+        str | None,
+        typer.Option(help="Only turns in this state: served, paired, judged, sampled, leased, trained or dropped."),
     ] = None,
-    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only turns of this session.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs; one turn with its token ids, log-probs and messages.")
+        bool,
+        typer.Option(
+            "--json", help="Print JSON for programs; one turn then has its token ids, log-probs and messages."
+        ),
     ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """List recorded turns, or show one."""
+    """List recorded turns, or show one turn."""
     if turn_id is not None:
         found = call("GET", f"/v1/turns/{quote(turn_id, safe='')}", config, data_dir)
     else:
@@ -181,25 +204,30 @@ def turns(
         print("\n".join(render.turns(found)))
 
 
-@app.command("settings")
+@app.command("settings", short_help="Print every setting, its value and its meaning.")
 def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
-    """Print every setting: its key, its value now, its meaning."""
+    """Print every setting with its key, its value and its meaning."""
     settings = settings_of(config, parse_sets(sets))
     _print_branch(settings, "", tuned.in_force(settings))
 
 
-@app.command()
+@app.command(short_help="Check versions, GPUs, port, disk and model before a start.")
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Look at this model in place of the settings' one.")] = None,
-    gpu_memory: Annotated[float | None, typer.Option(help="GB of a card: what fits on it beside serving.")] = None,
+    model: Annotated[str | None, typer.Option(help="Check this model instead of model.path.")] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="GB of a GPU's memory: estimate what fits on it beside serving.")
+    ] = None,
     slime_python: Annotated[
-        str | None, typer.Option(help="Interpreter of slime's environment: compare it with what the node was built on.")
+        str | None, typer.Option(help="Interpreter of slime's environment: compare it with the tested versions.")
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Look before you start: versions, GPUs, port, disk, model. `!` is missing, `?` is not what was tested."""
+    """Check this machine before a start: versions, GPUs, port, disk, model.
+
+    `!` marks a missing requirement, and the exit code is then 1. `?` marks a version or device that was not tested.
+    """
     overrides = parse_sets(sets) | ({} if data_dir is None else {"data_dir": str(data_dir)})
     question = doctor_module.Question(settings_of(config, overrides), model, gpu_memory, slime_python)
     findings = doctor_module.examine(question)
@@ -210,27 +238,38 @@ def doctor(
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one (not on Windows): a fifth less CPU per streamed token."""
+    """Return uvloop's loop factory, or None where uvloop is not installed (Windows)."""
     try:
-        import uvloop
+        import uvloop  # a fifth less CPU per streamed token
     except ImportError:
         return None
     return uvloop.new_event_loop
 
 
-def _print_branch(branch: settings_module.Branch, prefix: str, taught: tuned.Values) -> None:
+def _print_branch(branch: settings_module.Branch, prefix: str, measured: tuned.Values) -> None:
     for name, field in type(branch).model_fields.items():
         value = getattr(branch, name)
         if isinstance(value, settings_module.Branch):
             print(f"\n[{prefix}{name}]")
-            _print_branch(value, f"{prefix}{name}.", taught)
+            _print_branch(value, f"{prefix}{name}.", measured)
         else:
             meaning = " ".join((field.description or "").split())
-            if f"{prefix}{name}" in taught:
+            if f"{prefix}{name}" in measured:
                 meaning = (
                     f"{meaning} Measured for this method on the bundled model; {field.default} for others.".strip()
                 )
-            print(f"{prefix}{name} = {value}" + (f"    # {meaning}" if meaning else ""))
+            _print_setting(f"{prefix}{name} = {value}", meaning)
+
+
+def _print_setting(line: str, meaning: str) -> None:
+    """Print the meaning behind the value, or above it when the line would be too long for a terminal."""
+    if not meaning:
+        print(line)
+    elif len(line) + len(meaning) < _LONGEST_LINE:
+        print(f"{line}    # {meaning}")
+    else:
+        print(textwrap.fill(meaning, _LONGEST_LINE, initial_indent="# ", subsequent_indent="# "))
+        print(line)
 
 
 def main() -> None:

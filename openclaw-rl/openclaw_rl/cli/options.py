@@ -1,4 +1,4 @@
-"""What the commands share: options, the settings they name, the server they talk to, and how a command fails."""
+"""Parts that the commands share: options, settings, calls to the running server, and the exit on a failure."""
 
 import json
 import sys
@@ -13,13 +13,19 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import SettingsError
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="TOML file; openclaw-rl.toml here when present.")
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="TOML file with settings. Default: openclaw-rl.toml in this folder, if present."
+    ),
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where everything is kept. Default: ~/.openclaw-rl")
+    Path | None, typer.Option("--data-dir", help="Folder of ledger, versions, keys and logs. Default: ~/.openclaw-rl")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Set one setting (`openclaw-rl settings` lists them); may be repeated."
+    ),
 ]
 
 
@@ -41,22 +47,24 @@ def settings_of(config: Path | None, overrides: dict[str, Any]) -> settings_modu
 
 
 def target(config: Path | None, data_dir: Path | None) -> settings_module.Settings:
-    """The settings of the server that a command talks to."""
+    """Return the settings of the server that a command talks to."""
     return settings_of(config, {} if data_dir is None else {"data_dir": str(data_dir)})
 
 
 def call(
     method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
 ) -> Any:
-    """One request to the running server of this data directory, with its admin key unless another is given (none, when
-    that is empty)."""
+    """Send one request to the running server of this data directory, and return its JSON.
+
+    key: the bearer token; None: the admin key; empty: no token.
+    """
     settings = target(config, data_dir)
     where = url_of(settings)
     if key is None:
         key = DataDir.of(settings.data_dir).secret("admin.key", settings.server.admin_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        # trust_env=False: the admin key goes to our own server, through no proxy that the environment names.
+        # trust_env=False: the admin key must not pass through a proxy that the environment names.
         with httpx.Client(timeout=150.0, trust_env=False) as client:
             reply = client.request(method, where + path, headers=headers, **kwargs)
     except httpx.HTTPError as error:
@@ -71,7 +79,7 @@ def call(
 
 
 def url_of(settings: settings_module.Settings) -> str:
-    """Where the running server of these settings listens."""
+    """Return the URL of the running server of these settings."""
     root = DataDir.of(settings.data_dir)
     try:
         return str(json.loads(root.server_file.read_text())["url"])

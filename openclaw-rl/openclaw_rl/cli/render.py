@@ -1,6 +1,7 @@
-"""What the server's answers look like on a terminal: its status, a list of turns, one turn. Text in, text out.
+"""The server's answers as text for a terminal: its status, a list of turns, one turn.
 
-Whatever clients sent (session ids, messages) is shown without control characters: it must not move a terminal's cursor.
+Values that clients sent (session ids, messages) are shown without control characters: they must not move a terminal's
+cursor.
 """
 
 import time
@@ -11,10 +12,10 @@ from typing import Any
 from openclaw_rl.messages import Message
 
 _Body = Mapping[str, Any]
-"""The server's JSON, which it documents itself (`/openapi.json`)."""
+"""JSON of the server, which `/openapi.json` describes."""
 
 _WAITS = {
-    "served": "for what is said next",
+    "served": "for the next message",
     "paired": "for the judge",
     "judged": "for the method to score them",
     "sampled": "for a full batch",
@@ -26,22 +27,24 @@ _LONGEST_TEXT = 400
 
 
 def status(body: _Body, url: str) -> str:
-    """What serves, what waits, what was learned, what is broken."""
+    """Return the text of `status`: the version that serves, the turns by state, the training, the faults."""
     counts = body["counts"]
     up = _span(time.time() - body["started_at"])
     lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}", _serving(body), _learning(body)]
     lines += [f"  ! {problem}" for problem in body["problems"]]
-    lines += ["", "turns, by where they stand"]
+    lines += ["", "turns, by state"]
     lines += [f"  {state:9}{counts[state]:>8}  wait {what}" for state, what in _WAITS.items()]
     lines += [
-        _line("trained", counts, "one version learned from each"),
+        _line("trained", counts, "in one version each"),
         _line("dropped", counts, _parts("dropped", counts)),
     ]
     lines += ["", "requests"]
     lines += [
         _line("all", {"all": counts["requests"]}, f"{counts['running']} running"),
         _line("failed", {"failed": counts["abandoned"]}, _parts("abandoned", counts)),
-        _line("side", counts, _parts("side", counts) or "the client's own business (titles, heartbeats): not recorded"),
+        _line(
+            "side", counts, _parts("side", counts) or "requests of the client itself (titles, heartbeats): not recorded"
+        ),
         _line("feedback", counts, _parts("feedback", counts)),
     ]
     lines += ["", "versions, newest last"]
@@ -50,7 +53,7 @@ def status(body: _Body, url: str) -> str:
 
 
 def turns(rows: Sequence[_Body]) -> Iterator[str]:
-    """A line for each turn, under a head."""
+    """Yield a head, and a line for each turn."""
     table = [_HEAD, *map(_turn, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
@@ -58,7 +61,7 @@ def turns(rows: Sequence[_Body]) -> Iterator[str]:
 
 
 def turn(record: _Body) -> str:
-    """One turn: what was said, and why it was or was not trained on."""
+    """Return the text of one turn: its messages, and why it was or was not trained on."""
     request, reply, verdict, sample = record["request"], record["turn"], record["verdict"], record["sample"]
     scope = request["scope"]
     session = "no session id" if scope["session_id"] is None else f"session {plain(scope['session_id'])}"
@@ -92,7 +95,7 @@ def when(at: float) -> str:
 
 
 def plain(text: object) -> str:
-    """On one line, without control characters."""
+    """Return the text on one line, without control characters."""
     return "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in str(text))
 
 
@@ -171,7 +174,7 @@ def _line(name: str, counts: Mapping[str, int], meaning: str) -> str:
 
 
 def _parts(group: str, counts: Mapping[str, int]) -> str:
-    """`stale 3, neutral 2` of `dropped.stale` and `dropped.neutral`."""
+    """Return `stale 3, neutral 2` for the counts `dropped.stale` and `dropped.neutral`."""
     found = {name.removeprefix(f"{group}."): n for name, n in counts.items() if name.startswith(f"{group}.")}
     return ", ".join(f"{name} {n}" for name, n in sorted(found.items(), key=lambda item: -item[1]))
 

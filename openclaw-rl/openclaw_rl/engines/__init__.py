@@ -1,1 +1,1 @@
-"""Engines: what generates. They speak SGLang's native HTTP dialect (`dialect.py`); `http.py` is the one client."""
+"""Engines: the processes that generate text. They speak SGLang's native HTTP dialect; `client` is the one client."""

@@ -1,8 +1,8 @@
-"""Who serves new requests, who still uses which version, and the gate that holds requests while the engine is away.
+"""Admission of requests: the version of each, the users of each version, and the gate that holds requests.
 
-Promises: a reply keeps the version it started with; a version is free to unload when `drained` returns; nobody is
-refused while the gate is closed for less than `hold_s`. State changes happen without an await in between, on one
-event loop. Which versions are loaded, and when, is the publisher's business.
+Promises: a reply keeps the version that it started with. A version is free to unload when `drained` returns. The gate
+refuses a request only after `hold_s`. State changes happen without an await in between, on one event loop. The
+publisher decides which versions are loaded, and when.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from openclaw_rl.errors import EngineRefused, RequestError
 
 
 class Closed(Enum):
-    """Why the gate is shut; it is open when nobody shuts it."""
+    """Reasons to close the gate. It is open while no reason holds."""
 
     ENGINE = auto()
     """The engine is down."""
@@ -26,42 +26,44 @@ class Closed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VersionUse:
-    """A running reply's or scoring call's hold on one version."""
+    """The hold of a running reply or scoring call on one version."""
 
     weight_version: int
     lora_path: str | None
     extra_key: str
     ema_path: str | None = None
-    """The version's EMA teacher; where it has none of its own, that is the version itself."""
+    """The version's EMA teacher; for a version without its own, the version itself."""
 
 
 def adapter_name(weight_version: int) -> str | None:
-    """The engine's name of a version's adapter; None: the base."""
+    """Return the engine's name of a version's adapter; None: the base."""
     return f"policy-v{weight_version}" if weight_version else None
 
 
 def ema_name(weight_version: int) -> str:
-    """The engine's name of a version's EMA teacher. It lives as long as its version, and answers scoring alone."""
+    """Return the engine's name of a version's EMA teacher, which lives as long as its version and only scores."""
     return f"ema-v{weight_version}"
 
 
 def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
-    """A 4xx because the engine has the adapter no longer. Its words differ by engine and version; the name is in
-    them."""
+    """Return True for a 4xx that says the engine no longer has the adapter."""
+    # The words differ by engine and version, but the adapter's name is in them.
     said = error.message
     return lora_path is not None and "already" not in said and (lora_path in said or "never been loaded" in said)
 
 
 class VersionAdmission:
+    """The serving version, its users, and the gate."""
+
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
         self._current: int | None = None
         self._lora_paths: dict[int, str | None] = {}
-        """Where it is not the adapter of the version's own name."""
+        """Adapters of the versions that are not served by the adapter of their own name."""
         self._emas: set[int] = set()
         self._closed: set[Closed] = set()
         self._open = asyncio.Event()
-        """Set while the gate is open *and* there is a version to serve."""
+        """Set while the gate is open *and* a version serves."""
         self._users: Counter[int] = Counter()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._not_resumable = 0
@@ -70,7 +72,7 @@ class VersionAdmission:
         """Set whenever a use ends or parks."""
 
     def switch(self, weight_version: int, lora_path: str | None) -> None:
-        """New requests get this version from now on."""
+        """Give new requests this version from now on."""
         self._current = weight_version
         if lora_path == adapter_name(weight_version):
             self._lora_paths.pop(weight_version, None)
@@ -85,11 +87,11 @@ class VersionAdmission:
         return self._current
 
     def lora_path(self, weight_version: int) -> str | None:
-        """The adapter that answers as this version; None where the engine's own weights do."""
+        """Return the adapter that answers as this version; None: the engine's own weights."""
         return self._lora_paths.get(weight_version, adapter_name(weight_version))
 
     def add_ema(self, weight_version: int) -> None:
-        """The version's EMA teacher is loaded beside it."""
+        """Note that the version's EMA teacher is loaded beside it."""
         self._emas.add(weight_version)
 
     def drop_ema(self, weight_version: int) -> None:
@@ -106,7 +108,7 @@ class VersionAdmission:
         return why in self._closed
 
     def hold(self, why: Closed = Closed.ENGINE) -> None:
-        """New and cut requests wait until everyone who shut the gate has opened it again."""
+        """Close the gate: new and cut requests wait until `release_hold` has withdrawn every reason."""
         self._closed.add(why)
         self._update_gate()
 
@@ -118,11 +120,11 @@ class VersionAdmission:
     async def use(
         self, weight_version: int | None = None, *, is_not_resumable: bool = False, within_s: float | None = None
     ) -> AsyncIterator[VersionUse]:
-        """Hold a version: the current one, or the one named (a scoring call, a reply that resumes).
+        """Hold a version: the current one, or a named one (for a scoring call or a reply that resumes).
 
-        is_not_resumable: it should not be cut and resumed (a grammar, a seed): a swap gives it time to finish.
-        Waits while the gate is closed. Raises RequestError (503, `engine_unavailable`) after `hold_s`, or `within_s`
-        for who has waited before.
+        is_not_resumable: the reply should not be cut and resumed (a grammar, a seed), so a swap gives it time to
+        finish. within_s: the rest of `hold_s`, for a request that has waited before. Waits while the gate is closed.
+        Raises RequestError (503, `engine_unavailable`) after `hold_s` or `within_s`.
         """
         await self.wait_open(within_s)
         version = self.current if weight_version is None else weight_version
@@ -138,7 +140,7 @@ class VersionAdmission:
 
     @contextmanager
     def parked(self) -> Iterator[None]:
-        """A use that asks nothing of the engine now: a cut reply at the gate."""
+        """Mark a use that makes no engine call now: a cut reply that waits at the gate."""
         self._parked += 1
         self._changed.set()
         try:
@@ -148,12 +150,12 @@ class VersionAdmission:
 
     @property
     def calls(self) -> int:
-        """Uses that may have something running on the engine."""
+        """Number of uses that may have a request on the engine."""
         return self._users.total() - self._parked
 
     @property
     def not_resumable(self) -> int:
-        """Uses that would not survive a cut whole."""
+        """Number of uses that a swap should not cut."""
         return self._not_resumable
 
     async def changed(self, timeout_s: float) -> None:
@@ -166,7 +168,7 @@ class VersionAdmission:
             pass
 
     async def wait_open(self, within_s: float | None = None) -> None:
-        """Return once the gate is open. Raises RequestError (503, `engine_unavailable`) after `hold_s`, or within_s."""
+        """Wait for an open gate. Raises RequestError (503, `engine_unavailable`) after `hold_s` or `within_s`."""
         if self._open.is_set():
             return
         try:
@@ -180,20 +182,18 @@ class VersionAdmission:
 
     @property
     def hold_s(self) -> float:
-        """How long a request waits for the engine."""
+        """Seconds that a request waits for the engine."""
         return self._hold_s
 
     def still_serves(self, use: VersionUse) -> bool:
-        """Whether a reply that was cut can go on under its version, as far as we know: not after its full weights
-        were replaced.
-        """
+        """Return False if the full weights of a cut reply's version were replaced, so that it cannot go on."""
         return use.weight_version == self.current or (use.lora_path, self.lora_path(self.current)) != (None, None)
 
     def users(self, weight_version: int) -> int:
         return self._users[weight_version]
 
     async def drained(self, weight_version: int) -> None:
-        """Return when nobody uses the version. New users may come while it is current."""
+        """Return when the version has no users. New users may come while it is current."""
         while self._users[weight_version]:
             free = asyncio.get_running_loop().create_future()
             waiting = self._waiting.setdefault(weight_version, set())

@@ -1,6 +1,6 @@
-"""What the server asks of an engine, as a protocol; `http.HttpEngine` is the real one, `testing.FakeEngine` the fake.
+"""Protocol of the engine that the server calls. `client.HttpEngine` and `testing.FakeEngine` implement it.
 
-Every call has a deadline and raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (worth a retry).
+Every call has a deadline. It raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (retry it).
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -25,7 +25,7 @@ class Score:
 
 class Engine(Protocol):
     def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
-        """Events as they come. Closing the iterator aborts the request on the engine."""
+        """Yield the events as they arrive. Closing the iterator aborts the request on the engine."""
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerateReply: ...
@@ -39,7 +39,7 @@ class Engine(Protocol):
     async def model_info(self) -> ModelInfo: ...
 
     async def adapter_folders(self) -> Mapping[str, str] | None:
-        """The loaded ones, name to folder; None where the engine does not say."""
+        """Return the folder of each loaded adapter, by name; None if the engine does not tell."""
         ...
 
     async def load_adapter(self, name: str, folder: Path) -> None: ...

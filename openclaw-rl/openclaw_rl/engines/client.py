@@ -1,18 +1,18 @@
 """The engine client: the dialect over HTTP, one instance per engine.
 
-Promises: every call has a deadline; a 4xx is `EngineRefused`, everything else that goes wrong on the way
-`EngineGone`; closing a stream's iterator aborts the request on the engine, by closing the connection and by
-`/abort_request`. Does not retry: the callers know what may be repeated.
+Promises: every call has a deadline. A 4xx is `EngineRefused`, every other failure on the way `EngineGone`. Closing a
+stream's iterator aborts the request on the engine, by closing the connection and by `/abort_request`. The client does
+not retry: its callers know which requests may be repeated.
 
-What SGLang does otherwise than the dialect says is put right here:
+It corrects SGLang's differences from the dialect:
 
-* It counts the requests of each adapter, and loses count of those it refused, or that ended while they were queued. An
-  unload waits for that count to reach zero, and until then no adapter is loaded: so an adapter whose count may be off
-  is not unloaded. It stays in the engine's host memory until the engine is restarted.
+* SGLang counts the requests of each adapter, and loses count of refused requests and of those that ended while they
+  were queued. An unload waits for that count to reach zero, and until then no adapter can be loaded. So the client does
+  not unload an adapter whose count may be wrong. It stays in the engine's host memory until the engine restarts.
 * A streamed request that is aborted while it is queued (`pause` puts running ones back into the queue) ends with its
-  last token once more, beside the log-probs of its whole reply. What was sent before is taken out.
-* It writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's), which is an
-  ordinary token of SmolLM2 and others. The log-prob is the right one.
+  last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
+* SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
+  id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
 """
 
 import asyncio
@@ -50,17 +50,26 @@ log = structlog.get_logger()
 
 _ABORT_S = 2.0
 _QUEUED_ABORT = "Abort in waiting queue"
-"""How SGLang says that a request was queued when it was aborted."""
+"""SGLang's message for a request that was queued when it was aborted."""
 
 
 class HttpEngine:
     """`engines.base.Engine` over the wire."""
 
-    def __init__(self, url: str, *, settings: EngineSettings, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: EngineSettings,
+        loses_adapter_count: bool = False,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        """loses_adapter_count: the engine's kind says so (`EngineKind`)."""
         self.url = url.rstrip("/")
         self._settings = settings
+        self._loses_adapter_count = loses_adapter_count
         self._miscounted: set[str] = set()
-        """Adapters of SGLang that may never be unloaded."""
+        """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
@@ -155,9 +164,9 @@ class HttpEngine:
         return reply.status_code == 200
 
     async def model_info(self) -> ModelInfo:
-        told = await self._call("GET", "/model_info", None)
+        body = await self._call("GET", "/model_info", None)
         try:
-            return ModelInfo.model_validate_json(told)
+            return ModelInfo.model_validate_json(body)
         except ValidationError as error:
             raise EngineGone(f"/model_info is no model's: {error.error_count()} problems") from error
 
@@ -195,7 +204,7 @@ class HttpEngine:
         await self._post("/update_weights_from_disk", body)
 
     def _miscount(self, request: GenerateRequest) -> None:
-        if request.lora_path is not None and self._settings.kind != "embedded":
+        if request.lora_path is not None and self._loses_adapter_count:
             self._miscounted.add(request.lora_path)
 
     async def _post(self, path: str, body: BaseModel | Mapping[str, str]) -> bytes:
@@ -215,7 +224,7 @@ class HttpEngine:
         return reply.content
 
     async def _abort(self, rid: str) -> None:
-        """Best effort: the closed connection already said it."""
+        """Abort the request, as far as the engine answers: closing the connection has already aborted it."""
         try:
             async with asyncio.timeout(_ABORT_S):
                 await self._post("/abort_request", Abort(rid=rid))
@@ -224,7 +233,8 @@ class HttpEngine:
 
 
 def _json(request: GenerateRequest) -> bytes:
-    """Its ids by themselves: they are most of it, and orjson is five times as fast with them."""
+    """Return the request as JSON."""
+    # The ids are most of it, and orjson is five times as fast with them as pydantic.
     rest = request.model_dump_json(exclude_none=True, exclude={"input_ids"}).encode()
     return b'{"input_ids":' + orjson.dumps(request.input_ids) + b"," + rest[1:]
 
@@ -241,8 +251,10 @@ def _parse(data: bytes) -> GenerateReply:
 
 
 def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
-    """The last event of an aborted reply, less what came before: its count of all tokens says how many are new, and
-    those stand first, also where the engine joined it to events that were waiting.
+    """Return the last event of an aborted reply with its new tokens only.
+
+    The event's count of all tokens tells how many are new. The new tokens come first, also where the engine joined the
+    event to others that waited.
     """
     meta = reply.meta_info
     new = max(0, meta.completion_tokens - received)
@@ -254,7 +266,7 @@ def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
 
 
 def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
-    """The T log-probs of `response_ids` out of T + 1 entries, the first of which has none."""
+    """Return the T log-probs of `response_ids` out of T + 1 entries. The first entry's log-prob is null."""
     found = (entries or [])[1:]
     if not _are_same(response_ids, [token for _, token, _ in found]):
         raise AlignmentError(f"{len(response_ids)} tokens to score, {len(found)} scored, or others")
@@ -265,9 +277,8 @@ def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
 
 
 def _are_same(ids: Ids, found: Sequence[int]) -> bool:
-    """But for zeros in place of one id, the highest and each time: the vocabulary's last. No shift looks like that."""
-    told = tuple(found)
-    if told == ids:
+    """Compare the ids. Every occurrence of the highest id may be 0, as SGLang writes the vocabulary's last id."""
+    if (scored := tuple(found)) == ids:
         return True
     last = max(ids, default=0)
-    return told == tuple(0 if token == last else token for token in ids)
+    return scored == tuple(0 if token == last else token for token in ids)  # a shift by one never looks like that

@@ -1,38 +1,32 @@
-"""The engine dialect: the part of SGLang's native HTTP API that we use, as typed bodies.
+"""Engine dialect: the part of SGLang's native HTTP API that the server uses, as typed bodies.
 
-SGLang 0.5.15 serves it on a GPU (with `--incremental-streaming-output`), `engines.embedded` on a laptop; the
-conformance suite in
-`tests/conformance/` holds for both. What the bodies mean:
+SGLang 0.5.15 serves it on a GPU (with `--incremental-streaming-output`), `engines.embedded` on a laptop. The
+conformance suite in `tests/conformance/` holds for both. Meaning of the bodies:
 
-* `POST /generate` takes ids and gives ids. Streaming (`"stream": true`) answers server-sent events `data:
-{GenerateReply}` and a last
-  `data: [DONE]`; every event holds only what is new in `output_ids` and `meta_info.output_token_logprobs`, and
-  `meta_info.completion_tokens` counts all so far. Not streaming answers one `GenerateReply`.
-* A sampled end token is the last of `output_ids`. Nothing is added after `length`.
+* `POST /generate` takes ids and gives ids. Streaming (`"stream": true`) answers server-sent events
+  `data: {GenerateReply}` and a last `data: [DONE]`. Every event holds only the new entries of `output_ids` and
+  `meta_info.output_token_logprobs`; `meta_info.completion_tokens` counts all so far. Without streaming the answer is
+  one `GenerateReply`.
+* A sampled end token is the last of `output_ids`. The engine adds no token after `length`.
 * `meta_info.output_token_logprobs = [[log_prob, id, null], ...]`: of softmax(logits / temperature) (temperature 0:
-greedy, reported at
-  temperature 1), never renormalised by top-p or top-k.
-* `meta_info.input_token_logprobs` (with `logprob_start_len` ≥ 0): entry j belongs to token `logprob_start_len + j`
-and is
-  log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T tokens
-  after a prompt of
-  P: ids = prompt + response, `max_new_tokens: 0`, `logprob_start_len: P - 1`; drop the first of the T + 1 entries.
-  `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike, each entry a list of K `[log_prob, id, null]`
-  or null.
+  greedy, reported at temperature 1), never renormalised by top-p or top-k.
+* `meta_info.input_token_logprobs` (with `logprob_start_len` ≥ 0): entry j belongs to token `logprob_start_len + j`. It
+  is log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T
+  tokens after a prompt of P: ids = prompt + response, `max_new_tokens: 0`, `logprob_start_len: P - 1`; drop the first
+  of the T + 1 entries. `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike: each entry is a list of K
+  `[log_prob, id, null]`, or null.
 * `extra_key` isolates prefix-cache entries; adapters are isolated from each other and from the base without it.
-* `lora_path` names a loaded adapter; a request keeps its adapter to the end. An unknown name is a 400.
-* `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive
-meanwhile wait.
-* `POST /abort_request {"rid": …}` or `{"abort_all": true}`: the request answers at once with what it has,
+* `lora_path` names a loaded adapter. A request keeps its adapter to the end. An unknown name is a 400.
+* `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive in
+  between wait.
+* `POST /abort_request {"rid": …}` or `{"abort_all": true}`: the request answers at once with its tokens so far and
   `finish_reason.type == "abort"`.
-* `GET|POST /flush_cache`: 200, or 400 while anything runs or is queued.
-* `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an
-unload waits for the
-  adapter's requests. A name already loaded is a 400.
-* `GET /v1/models`: `ModelList`; its entries with a parent are the loaded adapters, each with the folder it came from.
-* `GET /health`: 200 once it can serve. `GET /model_info`: `ModelInfo`.
-* Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before anything is
-generated.
+* `GET|POST /flush_cache`: 200, or 400 while a request runs or is queued.
+* `POST /load_lora_adapter {"lora_name", "lora_path"}` (a PEFT folder), `/unload_lora_adapter {"lora_name"}`: an unload
+  waits for the adapter's requests. A name that is already loaded is a 400.
+* `GET /v1/models`: `ModelList`. Its entries with a parent are the loaded adapters, each with the folder it came from.
+* `GET /health`: 200 once the engine can serve. `GET /model_info`: `ModelInfo`.
+* Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before the engine generates.
 """
 
 from typing import Any, Literal
@@ -61,7 +55,7 @@ class EngineSampling(_Body):
     skip_special_tokens: bool = True
     sampling_seed: int | None = None
     logit_bias: dict[str, float] | None = None
-    """By token id, in decimal as SGLang takes it."""
+    """Biases by token id, written in decimal as SGLang takes it."""
     json_schema: str | None = None
     """Grammars: SGLang only; the embedded engine answers 400."""
 
@@ -79,7 +73,7 @@ class GenerateRequest(_Body):
     lora_path: str | None = None
     extra_key: str | None = None
     priority: int | None = None
-    """Chats go before judge and teacher calls: smaller is served later (SGLang: `--enable-priority-scheduling`)."""
+    """Chats have a higher priority than judge and teacher calls (SGLang: `--enable-priority-scheduling`)."""
 
 
 TokenLogProb = tuple[float | None, int, str | None]
@@ -119,16 +113,16 @@ class ModelInfo(_Body):
     is_generation: bool = True
     weight_version: str | None = None
     base_hash: str | None = None
-    """Embedded engine: sha256 over the names and bytes of the tensors it serves. The trainer must hold the same."""
+    """Embedded engine: sha256 over the names and bytes of its tensors. The trainer must hold the same."""
     context_length: int | None = None
 
 
 class ModelCard(_Body):
     id: str
     root: str | None = None
-    """Of an adapter: its folder."""
+    """An adapter's folder."""
     parent: str | None = None
-    """The base, of an adapter."""
+    """An adapter's base."""
 
 
 class ModelList(_Body):
@@ -161,5 +155,5 @@ class UpdateWeights(_Body):
 
 
 def error_body(message: str) -> dict[str, Any]:
-    """The body of a 4xx or 5xx."""
+    """Return the body of a 4xx or 5xx."""
     return {"error": {"message": message, "type": "invalid_request_error"}}

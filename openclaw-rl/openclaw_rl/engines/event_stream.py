@@ -1,13 +1,14 @@
-"""POST a JSON body and read the answer's server-sent events: HTTP/1.1 over one connection, nothing more.
+"""Client of server-sent events: POST a JSON body over one HTTP/1.1 connection, and read the events of the response.
 
-Why not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each, this a
-fraction of it. Everything else goes through httpx. One connection per stream: closing it is what tells the engine that
-nobody listens any more. Connections are opened before they are needed (`Connections.refill`), since the first token
-waits for them.
+Each stream has a connection of its own: closing it aborts the request on the engine. `Connections.refill` opens
+connections ahead, because the first token waits for them.
 
-Promises: an event is handed out as it arrives; a silence longer than `silence_s` ends in `EngineGone`; so does every
-broken connection. A reader that falls behind stops the connection, not the memory.
+Promises: the reader gets an event as it arrives. A silence longer than `silence_s` ends in `EngineGone`; so does every
+broken connection. A reader that falls behind stops the connection, so that memory stays bounded.
 """
+
+# Not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each event, this
+# module a fraction of that. All other calls go through httpx.
 
 import asyncio
 import contextlib
@@ -19,23 +20,24 @@ from typing import Self, cast
 from urllib.parse import urlsplit
 
 import orjson
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from openclaw_rl.errors import EngineGone, EngineRefused
 
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_LINE = 32 * 2**20
-"""Of one event, or one chunk: an engine that never ends a line does not fill our memory."""
+"""Size limit of one event, and of the bytes between two body parts: an engine that never ends a line is cut off."""
 _MAX_WAITING = 1024
-"""Events read ahead of the reader; above, the connection is not read until half of them are taken."""
+"""Limit of the events read ahead; above it, the connection is not read until the reader has taken half of them."""
 _IN_A_ROW = 4
-"""Events handed out before the loop has its turn: where many wait, a reader that never waits itself would keep
-everybody else waiting, and go on writing to a client whose end the loop has not told it yet."""
+"""Events that a reader gets before other tasks run. A reader with many waiting events never waits itself: it would stop
+the other tasks, and go on writing to a client that has disconnected."""
 _MAX_SPARE, _SPARE_S = 32, 30.0
-"""Connections opened ahead, and how long one is trusted to be there; a request that finds none opens its own."""
+"""Limits of the connections opened ahead: their number and their age. A request without a spare one opens its own."""
 
 
 class Connections:
-    """To one engine: made ahead of time or on demand, used once, closed."""
+    """Connections to one engine: opened ahead or on demand, used once, closed."""
 
     def __init__(self, url: str, *, connect_s: float) -> None:
         parts = urlsplit(url)
@@ -47,18 +49,19 @@ class Connections:
 
     @property
     def spare(self) -> int:
-        """Open ones that wait for a stream."""
+        """Number of open connections that wait for a stream."""
         self._drop_dead()
         return len(self._spare)
 
     async def refill(self) -> None:
-        """A stream took one and is answered: open one for the next. Says nothing of failures: that one will."""
+        """Open a connection for the next stream, after a stream took one."""
+        # A failure is not reported here: the next stream will meet it.
         if self.spare < _MAX_SPARE:
             with contextlib.suppress(EngineGone):
                 self._spare.append(await self._open())
 
     async def take(self) -> "tuple[asyncio.Transport, _ResponseProtocol]":
-        """Raises EngineGone."""
+        """Return an open connection. Raises EngineGone."""
         return self._spare.popleft() if self.spare else await self._open()
 
     def close(self) -> None:
@@ -76,7 +79,7 @@ class Connections:
         return transport, answer
 
     def _drop_dead(self) -> None:
-        """The oldest stand first."""
+        # The oldest come first.
         oldest = asyncio.get_running_loop().time() - _SPARE_S
         while self._spare and self._spare[0][1].heard_at < oldest:
             self._spare.popleft()[0].abort()
@@ -105,11 +108,11 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watchdog.cancel()
-        self._transport.abort()  # not close(): nothing is left to send, and nobody waits for a peer that hangs
+        self._transport.abort()  # not close(): no bytes are left to send, and a peer that hangs must not delay us
 
     def _check_silence(self) -> None:
         # One timer per stream that looks back, instead of arming a timeout for every token.
-        if self._answer.is_paused:  # it is we who do not listen
+        if self._answer.is_paused:  # our reader, not the engine, is late
             self._answer.heard_at = self._loop.time()
         left = self._answer.heard_at + self._silence_s - self._loop.time()
         if left <= 0:
@@ -119,7 +122,7 @@ class EventStream:
             self._watchdog = self._loop.call_later(left, self._check_silence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The data of each event. Raises EngineRefused for a 4xx, EngineGone for anything that is no event stream."""
+        """Yield the data of each event. Raises EngineRefused for a 4xx, EngineGone for any other failure."""
         answer = self._answer
         self._transport.write(self._request)
         waiting = answer.waiting
@@ -143,47 +146,53 @@ class EventStream:
 
 
 class _ResponseProtocol(asyncio.Protocol):
-    """Parses the answer as it arrives."""
+    """Parser of one response, fed by the transport. llhttp reads the HTTP, and calls the `on_…` methods."""
 
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque()
         self.fault: EngineRefused | EngineGone | None = None
         self.is_over = False
-        """The body has ended; with a fault, or in good order."""
+        """The body has ended, in good order or with a fault."""
         self.is_paused = False
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
         self._reader: asyncio.Future[None] | None = None
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._status = 0
-        self._is_chunked = False
-        self._length: int | None = None
+        """0 until the head is complete."""
+        self._ends_with_connection = True
+        """The head gives neither a length nor chunks."""
         self._retry_after: str | None = None
-        self._raw = b""
-        """Bytes not yet parsed: of the head, then of a chunk."""
-        self._line = b""
-        """An event's line that has not ended yet, or an error's body."""
+        self._bytes_without_body = 0
+        self._line = bytearray()
+        """The unfinished line of an event, or an error's body."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
+        if self.is_over or self._parser is None:
+            return
+        self._bytes_without_body += len(data)
         try:
-            self._parse(self._raw + data if self._raw else data)
-        except ValueError as error:
-            self._fail(f"engine sent what is no HTTP: {error}")
+            self._parser.feed_data(data)
+            # llhttp keeps a header that has not ended, in the head or behind the last chunk.
+            if self._bytes_without_body > (_MAX_LINE if self._status else _MAX_HEAD):
+                raise ValueError("a head without end" if not self._status else "a chunk without end")
+        except (HttpParserError, HttpParserUpgrade, ValueError) as error:
+            self._fail(f"engine sent what is no HTTP: {error.__context__ or error}")
         if len(self.waiting) > _MAX_WAITING and not self.is_paused:
             self.is_paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.is_over:
-            # Without chunks and without a length, the end of the connection is the end of the body.
-            if exc is None and self._status and not self._is_chunked and self._length is None:
-                self._end()
-            else:
-                self._fail(f"engine broke off: {exc!r}")
+        if exc is None and self._status and self._ends_with_connection:
+            self.on_message_complete()
+        else:
+            self._fail(f"engine broke off: {exc!r}")
+        self._parser = None  # it refers to this object: the pair would wait for the cyclic collector
         self._wake()
 
     def resume(self) -> None:
@@ -191,7 +200,7 @@ class _ResponseProtocol(asyncio.Protocol):
         self._transport.resume_reading()
 
     async def news(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until something changed."""
+        """Wait until the transport delivers bytes or ends."""
         self._reader = loop.create_future()
         await self._reader
 
@@ -199,87 +208,51 @@ class _ResponseProtocol(asyncio.Protocol):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _parse(self, data: bytes) -> None:
-        if not self._status:
-            head, found, data = data.partition(b"\r\n\r\n")
-            if not found:
-                self._raw = head
-                if len(head) > _MAX_HEAD:
-                    raise ValueError("a head without end")
-                return
-            self._read_head(head)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"transfer-encoding":
+                self._ends_with_connection = not value.lower().rstrip().endswith(b"chunked")
+            case b"content-length":
+                self._ends_with_connection = False
+            case b"retry-after":
+                self._retry_after = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        if self._parser is not None and not self._status:
+            self._status, self._bytes_without_body = self._parser.get_status_code(), 0
+
+    def on_body(self, data: bytes) -> None:
         if self.is_over:
             return
-        if self._is_chunked:
-            self._read_chunks(data)
-        else:
-            self._raw = b""
-            self._read_body(data)
-
-    def _read_head(self, head: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            match name.strip().lower():
-                case "transfer-encoding":
-                    self._is_chunked = "chunked" in value.lower()
-                case "content-length":
-                    self._length = _number(value, "0123456789", 10)
-                case "retry-after":
-                    self._retry_after = value.strip()
-        self._status = _number(lines[0].partition(" ")[2][:3], "0123456789", 10)
-        if self._status < 100:
-            raise ValueError("a status that is none")
-
-    def _read_chunks(self, data: bytes) -> None:
-        at = 0
-        while (end := data.find(b"\r\n", at)) >= 0:
-            size = _number(data[at:end].partition(b";")[0].decode("latin-1"), "0123456789abcdef", 16)
-            if size == 0:
-                self._end()
-                break
-            start, after = end + 2, end + 2 + size
-            if len(data) < after + 2:
-                break
-            self._read_body(data[start:after])
-            at = after + 2
-        self._raw = data[at:]
-        if len(self._raw) > _MAX_LINE:
-            raise ValueError("a chunk without end")
-
-    def _read_body(self, data: bytes) -> None:
-        if self._length is not None and not self._is_chunked:
-            data = data[: self._length]
-        if self._status == 200:
-            *lines, self._line = (self._line + data).split(b"\n")
-            if len(self._line) > _MAX_LINE:
-                raise ValueError("a line without end")
-            for line in lines:
-                if line[:5] == b"data:":
-                    self.waiting.append(line[5:].strip())
-        elif len(self._line) < _MAX_ERROR:
-            self._line += data
-        if self._length is not None and not self._is_chunked:
-            self._length -= len(data)
-            if self._length <= 0:
-                self._end()
-
-    def _end(self) -> None:
-        self.is_over = True
+        self._bytes_without_body = 0
         if self._status != 200:
-            self.fault = _refusal(self._status, self._line, self._retry_after)
+            if len(self._line) < _MAX_ERROR:
+                self._line += data
+            return
+        if self._line:
+            self._line += data
+            if b"\n" not in data:
+                if len(self._line) > _MAX_LINE:
+                    raise ValueError("a line without end")
+                return
+            data = bytes(self._line)
+            self._line.clear()
+        *lines, rest = data.split(b"\n")
+        self._line += rest
+        for line in lines:
+            if line[:5] == b"data:":
+                self.waiting.append(line[5:].strip())
+
+    def on_message_complete(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            if self._status != 200:
+                self.fault = _refusal(self._status, bytes(self._line), self._retry_after)
 
     def _fail(self, message: str) -> None:
-        self.is_over = True
-        self.fault = EngineGone(message)
-
-
-def _number(text: str, digits: str, base: int) -> int:
-    """`int` takes signs, blanks and underscores too, and a chunk of a negative size would be read for ever."""
-    text = text.strip().lower()
-    if not text or len(text) > 16 or text.strip(digits):
-        raise ValueError(f"no number: {text[:20]!r}")
-    return int(text, base)
+        if not self.is_over:
+            self.is_over = True
+            self.fault = EngineGone(message)
 
 
 def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineGone:
@@ -290,7 +263,7 @@ def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused
 
 
 def error_message(body: bytes) -> str:
-    """The human part of an engine's error body, whatever its form."""
+    """Return the message of an engine's error body in any of its forms."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""The proof, from the file alone: what the ledger promises, as queries that find whatever breaks it.
+"""Audit of the ledger's promises from the file alone, as queries that find the rows that break them.
 
-`audit` reads everything once; it is for tests, for `doctor` and for people, not for the chat's path. Each finding is
-one sentence.
+`audit` reads all rows once. It is for tests, for `doctor` and for people, not for the chat's path. Each finding is one
+sentence.
 """
 
 import sqlite3
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from openclaw_rl.ledger import schema, versions
 from openclaw_rl.ledger.states import DEAD, REVIVABLE, TURN_MOVES
+from openclaw_rl.ledger.store import LedgerPart, read
 from openclaw_rl.types import TurnState
 
 _DEAD = ", ".join(f"'{state}'" for state in sorted(DEAD))
@@ -100,14 +101,22 @@ _NEVER = {
 }
 
 
+class Auditing(LedgerPart):
+    """The audit of a ledger that is open."""
+
+    @read
+    def audit(self, db: sqlite3.Connection, *, is_deep: bool = False) -> list[str]:
+        """Return the violations of the ledger's promises, found from the file alone; [] is good."""
+        return audit(db, is_deep=is_deep)
+
+
 def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
-    """Violations; [] is good. `is_deep` checks every page and reference of the file too."""
+    """Return the violations; [] is good. `is_deep` also checks every page and every reference of the file."""
     findings = [
         sentence.format(found) for sentence, query in _NEVER.items() for (found,) in db.execute(query + " LIMIT 20")
     ]
     findings += [*_counters(db), *_stories(db), *_trained_twice(db)]
-    # A file whose first start was killed has its tables and belongs to nobody yet: it has no version, and may have
-    # none.
+    # A file whose first start was killed has tables, no owner and no version: that is legal.
     if schema.get_text(db, "identity") is not None or db.execute("SELECT 1 FROM version").fetchone():
         findings += _versions(db)
     if is_deep:
@@ -121,7 +130,7 @@ def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
 
 
 def _counters(db: sqlite3.Connection) -> Iterator[str]:
-    """A turn that left the counts, or was counted twice, is a turn lost in silence."""
+    """Yield counters that differ from the rows: a turn that left the counts is lost in silence."""
     kept = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
     counted: dict[str, int] = {}
     for query in (
@@ -163,12 +172,12 @@ def _versions(db: sqlite3.Connection) -> Iterator[str]:
     alive = {number for number, row in rows.items() if row["state"] not in DEAD}
     if alive and (tip := schema.get_int(db, "tip")) != max(alive):
         yield f"the tip is {tip}, and the newest living version is {max(alive)}"
-    if (pinned := versions.pinned(db)) is not None and pinned not in alive:
+    if (pinned := versions.read_pin(db)) is not None and pinned not in alive:
         yield f"version {pinned} is pinned and not alive"
 
 
 def _trained_twice(db: sqlite3.Connection) -> Iterator[str]:
-    """At most once in the ancestry of any version, dead ones included."""
+    """Yield turns that were trained twice in the ancestry of a version, dead versions included."""
     parents = dict(db.execute("SELECT weight_version, parent FROM version").fetchall())
     rows = db.execute(
         "SELECT turn_id, group_concat(weight_version) FROM lease_sample JOIN lease USING (fence)"

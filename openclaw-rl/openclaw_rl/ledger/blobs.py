@@ -1,14 +1,12 @@
-"""The content-addressed store: what many turns share lies in the ledger once.
+"""Content-addressed store of the ledger, and the binary format of token data.
 
-A piece is found by a 16-byte BLAKE2b digest of its kind and content and named by a small integer, so that a turn of a
-long conversation costs what is new in it plus four bytes for each old message. A prompt is cut every `PROMPT_PIECE`
-tokens from its start: prompts that share a prefix share its pieces.
+Contents that many turns share are stored once, as a piece. A piece has a 16-byte BLAKE2b digest of its kind and
+content, and a small integer as its name. A turn of a long conversation adds its new contents and four bytes for each
+old message. A prompt is cut every `PROMPT_PIECE` tokens from its start: prompts that share a prefix share its pieces.
 
-How token data lies in the ledger: small, exact, the same on every machine.
-
-Ids are uint16 where they fit, else uint32; log-probs float32 (what engines send); masks one bit a token, NULL when all
-are True; versions run lengths. Little-endian throughout. The first byte of a blob of ids or of a piece says how the
-rest is packed.
+Token data is small, exact, and the same on every machine. Ids are uint16 if they fit, else uint32. Log-probs are
+float32 (the engines' precision). Masks have one bit a token and are NULL if all are True. Versions are run lengths. All
+numbers are little-endian. The first byte of a blob of ids, or of a piece, names the packing of the rest.
 """
 
 import sqlite3
@@ -17,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.messages import Message
 from openclaw_rl.types import Ids, LogProbs, VersionRun
 
@@ -26,7 +24,7 @@ _U16, _U32 = 2, 4
 
 
 def pack_bytes(data: bytes) -> bytes:
-    """Compressed where that is shorter."""
+    """Compress the data if that makes it shorter."""
     if len(data) > 96:
         short = zlib.compress(data, 6)
         if len(short) < len(data):
@@ -86,29 +84,26 @@ def unpack_runs(blob: bytes) -> tuple[VersionRun, ...]:
 
 
 PROMPT_PIECE = 512
-_LOOKUP = 500
-"""Digests asked for in one statement (SQLite's own bound is 999 in old versions)."""
 
 
 class Connection(sqlite3.Connection):
-    """The ledger's: it notes which old pieces somebody comes to refer to, while pieces are being deleted."""
+    """Connection of the ledger. During a deletion it notes the old pieces that rows come to refer to."""
 
     touched: set[int] | None = None
 
 
 def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:
-    """Somebody refers to these from now on."""
+    """Note that a row refers to these pieces from now on."""
     if isinstance(db, Connection) and db.touched is not None:
         db.touched.update(ids)
 
 
 def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:
-    """The ids of these contents, in order; what is not there yet is stored."""
+    """Store the contents that are new; return the ids of all, in order."""
     digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
     ids: dict[bytes, int] = {}
     wanted = list(dict.fromkeys(digests))
-    for start in range(0, len(wanted), _LOOKUP):
-        some = wanted[start : start + _LOOKUP]
+    for some in cut(wanted):
         marks, values = in_list(some)
         ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", values))
     touch(db, ids.values())
@@ -120,12 +115,11 @@ def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[
 
 
 def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
-    """The contents of these ids, in order."""
+    """Return the contents of these ids, in order."""
     wanted = list(ids)
     found: dict[int, bytes] = {}
     distinct = list(dict.fromkeys(wanted))
-    for start in range(0, len(distinct), _LOOKUP):
-        some = distinct[start : start + _LOOKUP]
+    for some in cut(distinct):
         marks, values = in_list(some)
         found.update(db.execute(f"SELECT id, data FROM piece WHERE id IN ({marks})", values))
     return [unpack_bytes(found[piece]) for piece in wanted]
@@ -140,7 +134,7 @@ def get_text(db: sqlite3.Connection, piece: int | None) -> str | None:
 
 
 def put_messages(db: sqlite3.Connection, messages: Sequence[Message]) -> list[int]:
-    """Fields the client did not send stay unsent: a message read back equals the one stored."""
+    """Store messages without the fields that the client left out: a message read back equals the one stored."""
     return put(db, b"message", [message.model_dump_json(exclude_unset=True).encode() for message in messages])
 
 

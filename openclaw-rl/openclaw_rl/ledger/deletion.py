@@ -1,11 +1,11 @@
-"""Taking requests out of the ledger, with all that hangs on them, while others write.
+"""Deletion of requests and of all rows that depend on them, while chats write.
 
     watch → plan (a long read, from one snapshot) → rows → pieces → unwatch
 
-A piece goes when no row that stays refers to it. Whoever comes to refer to an old piece behind the plan's back does so
-through `pieces.put` or `pieces.touch`, on the one writing connection, which notes it while it is watched: such a piece
-stays. Freed pages are overwritten with zeros. What is left of old contents in the slack of other pages, and in the log,
-goes with `scrub`.
+A piece is deleted if no row that stays refers to it. A row may come to refer to an old piece after the plan was read.
+It does so through `blobs.put` or `blobs.touch`, on the one writing connection, which notes the piece between `watch`
+and `unwatch`: such a piece stays. Freed pages are overwritten with zeros. `scrub` removes the rest of old contents, in
+the slack of other pages and in the log.
 """
 
 import sqlite3
@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.ledger.blobs import Connection, unpack_ids
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 
 VACUUM_BYTES = 512 * 2**20
-"""A larger file is not written anew while chats wait (about a second for this size)."""
-_SOME = 500
+"""Largest file that is rewritten while chats wait (about a second for this size)."""
 _PAUSE_ROWS, _PAUSE_S = 2000, 0.002
-"""A plan reads every row: now and then it lets the event loop have the interpreter."""
+"""A plan reads every row and pauses between them, so that the event loop gets the interpreter."""
 
 
 def watch(db: sqlite3.Connection) -> None:
@@ -36,7 +35,7 @@ def unwatch(db: sqlite3.Connection) -> None:
 
 
 def orphans(db: sqlite3.Connection, doomed: Collection[int]) -> list[int]:
-    """Pieces that nobody but these requests refers to; those that nobody refers to at all are among them."""
+    """Return the pieces that no other request refers to; unreferenced pieces are among them."""
     (newest,) = db.execute("SELECT coalesce(max(id), 0) FROM piece").fetchone()
     held = np.zeros(newest + 1, dtype=np.bool_)
     for number, (row, lists, singles) in enumerate(_references(db)):
@@ -50,15 +49,15 @@ def orphans(db: sqlite3.Connection, doomed: Collection[int]) -> list[int]:
 
 
 def yield_interpreter(number: int) -> None:
-    """Call it for every row of a plan."""
+    """Pause at every `_PAUSE_ROWS`-th row of a plan."""
     if number % _PAUSE_ROWS == 0:
         time.sleep(_PAUSE_S)
 
 
 def pieces_of(db: sqlite3.Connection, rows: Collection[int]) -> set[int]:
-    """All that these requests refer to."""
+    """Return the pieces that these requests refer to."""
     found: set[int] = set()
-    for some in _cut(sorted(rows)):
+    for some in cut(sorted(rows)):
         marks, values = in_list(some)
         for _, lists, singles in _references(db, f"WHERE id IN ({marks})", values):
             found.update(*map(unpack_ids, lists), singles)
@@ -66,13 +65,12 @@ def pieces_of(db: sqlite3.Connection, rows: Collection[int]) -> set[int]:
 
 
 def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
-    """Returns how many turns were among them. The counters follow what is inserted and changed; what is deleted is
-    taken from them here."""
+    """Delete requests and their rows in all tables; return the number of turns among them."""
     turns = 0
     with zeroed(db):
-        for some in _cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
+        for some in cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
             marks, values = in_list(some)
-            _uncount(db, marks, values)
+            _uncount(db, marks, values)  # triggers count inserts and updates, but no deletions
             turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
             for table in ("event", "feedback", "lease_sample"):
                 db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", values)
@@ -82,11 +80,11 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
 
 
 def delete_pieces(db: sqlite3.Connection, planned: Sequence[int]) -> int:
-    """Those of the plan that nobody came to refer to since."""
+    """Delete the planned pieces that no row came to refer to since; return their number."""
     assert isinstance(db, Connection)
     deleted = 0
     with zeroed(db):
-        for some in _cut([piece for piece in planned if piece not in (db.touched or ())]):
+        for some in cut([piece for piece in planned if piece not in (db.touched or ())]):
             marks, values = in_list(some)
             deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", values).rowcount
     return deleted
@@ -101,21 +99,23 @@ def delete_sides(db: sqlite3.Connection, where: str, values: Sequence[object]) -
 
 
 def scrub(db: sqlite3.Connection) -> bool:
-    """Outside a transaction: write the file anew and empty the log, so that no byte of what was deleted is left. False:
-    the file is too large for that now, or somebody reads from the log."""
+    """Rewrite the file and empty the log, so that no byte of deleted rows is left. Runs outside a transaction.
+
+    False: the file is too large for that now, or a reader still uses the log.
+    """
     (pages,), (size,) = db.execute("PRAGMA page_count").fetchone(), db.execute("PRAGMA page_size").fetchone()
     is_small = pages * size <= VACUUM_BYTES
     try:
         if is_small:
             db.execute("VACUUM")
         busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except sqlite3.OperationalError:  # no room for a second file, or somebody else has it just now
+    except sqlite3.OperationalError:  # no room for a second file, or another program has locked it
         return False
     return is_small and not busy
 
 
 class zeroed:
-    """Freed pages and cells are overwritten inside the block."""
+    """Context in which SQLite overwrites freed pages and cells."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -132,7 +132,7 @@ _Reference = tuple[int, tuple[bytes, ...], tuple[int, ...]]
 
 
 def _references(db: sqlite3.Connection, where: str = "", values: Sequence[int] = ()) -> Iterator[_Reference]:
-    """(request, packed lists of pieces, single pieces): every reference there is."""
+    """Yield every reference to a piece: (request, packed lists of pieces, single pieces)."""
     for row, prompt, messages, *single in db.execute(
         f"SELECT id, prompt, messages, sampling, tools, template_kwargs FROM request {where}", values
     ):
@@ -163,8 +163,3 @@ def _uncount(db: sqlite3.Connection, marks: str, values: Sequence[int]) -> None:
     ):
         for name, n in db.execute(query, values).fetchall():
             db.execute("UPDATE counter SET n = n - ? WHERE name = ?", (n, name))
-
-
-def _cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), _SOME):
-        yield ids[start : start + _SOME]

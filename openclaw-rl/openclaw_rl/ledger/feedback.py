@@ -1,21 +1,20 @@
-"""What users say of replies outright, and what it does to a turn.
+"""Feedback of users on replies, and its effect on the turns.
 
-The user wins over the judge: a value is the turn's verdict from then on. What it does depends on where the turn stands:
+The user wins over the judge: a value is the turn's verdict from then on. The effect depends on the turn's state:
 
-    served, paired          judged by it                    (a comment alone waits: a next state may yet say more)
+    served, paired          judged by it                    (a comment alone waits: a next state may follow)
     judged                  the verdict is replaced
-    sampled                 scored again, when the sign is another or there is a comment (which is a hint)
-    leased, trained         late: kept; if the turn ever waits again, it takes effect then
-    dropped                 judged, when nothing but a word was missing (`states.REVIVABLE`); else only kept
+    sampled                 scored again, if the sign differs or there is a comment (which is a hint)
+    leased, trained         late: recorded; if the turn ever waits again, it takes effect then
+    dropped                 judged, if the turn only lacked an answer (`states.REVIVABLE`); else only recorded
 
-`has_news` tells a writer whether something was said since it read the turn. So a verdict, a score or an end that was
-under way when the user spoke is not written: the turn is scored again, with all that is known.
+`has_news` compares the pieces of feedback that a writer has read with those on file. A verdict, a score or a drop that
+was under way while the user gave feedback is not written: the turn is scored again, with all the feedback.
 
-Replies that users wrote as the right ones, as turns of their own.
-
-A demonstration answers the prompt of the turn it corrects. It begins as `sampled` (there is nothing to judge and
-nothing to score) and from there is leased, trained, returned and dropped like any sample; the turn it corrects goes its
-own way. Nobody sampled its tokens: its log-probs are zeros, it stands at the tip of its day, and it grows never stale.
+A demonstration is a reply that a user wrote as the right one, and a turn of its own. It answers the prompt of the turn
+that it corrects. It begins as `sampled` (it needs no judge and no score). From there it is leased, trained, returned
+and dropped like any sample, independently of the turn that it corrects. No policy sampled its tokens: its log-probs are
+zeros, its version is the tip of its day, and it never becomes stale.
 """
 
 import sqlite3
@@ -27,18 +26,118 @@ from openclaw_rl.ledger import blobs, deletion, schema
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
+from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.messages import Message
 from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun
 
+_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
+"""Turns whose owner forbids training on them, or whose prompt is not kept: no demonstration either."""
 
-def add(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> str:
-    """The id of the new turn. An earlier demonstration of the same turn that still waits gives way."""
+
+class UserFeedback(LedgerPart):
+    """Feedback from users, which may change a turn's verdict and its state."""
+
+    @read
+    def feedback_target(
+        self, db: sqlite3.Connection, *, user: str, turn_id: str | None = None, session_id: str | None = None
+    ) -> FeedbackTarget | None:
+        """Return this user's turn of that id, or the newest turn of that session; None if there is none."""
+        found = db.execute(
+            "SELECT turn_id, prompt_tokens, turn.reason FROM turn JOIN request USING (id)"
+            " WHERE +user = ? AND demonstration_of IS NULL AND "
+            + ("session_id = ? ORDER BY request.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
+            (user, session_id if turn_id is None else turn_id),
+        ).fetchone()
+        if found is None:
+            return None
+        reason = None if found["reason"] is None else DropReason(found["reason"])
+        return FeedbackTarget(found["turn_id"], found["prompt_tokens"], reason)
+
+    @write
+    def record_feedback(
+        self, db: sqlite3.Connection, said: Feedback, *, user: str, demonstration: Ids | None = None
+    ) -> FeedbackOutcome:
+        """Record feedback of a user and let it take effect.
+
+        demonstration: the tokens of `said.demonstration` as a reply, its end included; without them no trainer gets it.
+        The same feedback_id with the same content changes nothing and returns the first effect. Raises FeedbackReused
+        for the same feedback_id with other content.
+        """
+        at, kept = self._clock(), self._masks.feedback(said)
+        ids = demonstration if kept.demonstration == said.demonstration else None  # ids would reveal a masked secret
+        found = db.execute(
+            "SELECT turn.id, turn.reason FROM turn JOIN request USING (id)"
+            " WHERE turn_id = ? AND user = ? AND demonstration_of IS NULL",
+            (kept.turn_id, user),
+        ).fetchone()
+        if found is None:
+            raise LedgerError(f"no turn {kept.turn_id}")
+        row, reason = found
+        known = db.execute(
+            "SELECT turn, value, comment, demonstration, effect FROM feedback WHERE user = ? AND feedback_id = ?",
+            (user, kept.feedback_id),
+        ).fetchone()
+        if known is not None:
+            if tuple(known)[:4] != (row, kept.value, kept.comment, kept.demonstration):
+                raise FeedbackReused(f"feedback_id {kept.feedback_id!r} was used for other feedback")
+            return _outcome(db, row, kept, Effect(known["effect"]))
+        if ids is not None and kept.demonstration is not None and reason not in _NEVER_TRAINED:
+            _add_demonstration(db, row, kept.demonstration, ids, at=at)
+        effect = _take_effect(db, row, kept.value, kept.comment is not None, at=at)
+        db.execute(
+            "INSERT INTO feedback (turn, user, feedback_id, at, value, comment, demonstration, effect)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (row, user, kept.feedback_id, kept.at, kept.value, kept.comment, kept.demonstration, str(effect)),
+        )
+        return _outcome(db, row, kept, effect)
+
+
+def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
+    """Let late feedback take effect: a trainer had the turn, and it waits again."""
+    late = db.execute("SELECT value, comment FROM feedback WHERE turn = ? AND effect = 'late' ORDER BY id", (row,))
+    said = late.fetchall()
+    if not said:
+        return
+    values = [value for value, _ in said if value is not None]
+    effect = _take_effect(
+        db, row, values[-1] if values else None, any(comment is not None for _, comment in said), at=at
+    )
+    db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
+
+
+def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
+    """Return True if a turn has more feedback than the `seen` pieces that its reader knew (None: it does not ask)."""
+    if seen is None:
+        return False
+    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
+    return bool(said != seen)
+
+
+def is_rated(db: sqlite3.Connection, row: int) -> bool:
+    """Return True if the user gave the turn a value."""
+    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND value IS NOT NULL", (row,)).fetchone())
+
+
+def has_comment(db: sqlite3.Connection, row: int) -> bool:
+    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND comment IS NOT NULL", (row,)).fetchone())
+
+
+def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
+    """Store the verdict of a turn; it replaces an earlier one."""
+    votes = orjson.dumps(verdict.votes).decode()
+    db.execute(
+        "REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
+    )
+
+
+def _add_demonstration(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> None:
+    """Insert a demonstration as a turn, and drop an earlier one of the same turn that still waits."""
     (turn_id,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (of,)).fetchone()
     earlier = db.execute("SELECT id, state FROM turn WHERE demonstration_of = ?", (of,)).fetchall()
     for row, state in earlier:
         if state == TurnState.SAMPLED:
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.SUPERSEDED, detail="a newer demonstration")
-    blobs.touch(db, deletion.pieces_of(db, [of]))  # its own request, below, refers to all of them
+    blobs.touch(db, deletion.pieces_of(db, [of]))  # the request row below refers to them
     name = f"{turn_id}-demo{len(earlier) + 1 if earlier else ''}"
     tip = schema.get_int(db, "tip")
     row = db.execute(
@@ -61,105 +160,6 @@ def add(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> s
     )
     db.execute("INSERT INTO sample (id, temperature, is_demonstration) VALUES (?, 1, 1)", (row,))
     append_event(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")
-    return name
-
-
-_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
-"""Whose owner said that nothing is to be learned from it, or whose prompt is not kept: no demonstration either."""
-
-
-def target(db: sqlite3.Connection, *, user: str, turn_id: str | None, session_id: str | None) -> FeedbackTarget | None:
-    """This user's turn of that id, or the newest of that session."""
-    found = db.execute(
-        "SELECT turn_id, prompt_tokens, turn.reason FROM turn JOIN request USING (id)"
-        " WHERE +user = ? AND demonstration_of IS NULL AND "
-        + ("session_id = ? ORDER BY request.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
-        (user, session_id if turn_id is None else turn_id),
-    ).fetchone()
-    if found is None:
-        return None
-    reason = None if found["reason"] is None else DropReason(found["reason"])
-    return FeedbackTarget(found["turn_id"], found["prompt_tokens"], reason)
-
-
-def record(
-    db: sqlite3.Connection, feedback: Feedback, *, user: str, demonstration: Ids | None, at: float
-) -> FeedbackOutcome:
-    """The same id again is the same feedback: it answers again and does nothing. Raises FeedbackReused when it says
-    something else."""
-    found = db.execute(
-        "SELECT turn.id, turn.reason FROM turn JOIN request USING (id)"
-        " WHERE turn_id = ? AND user = ? AND demonstration_of IS NULL",
-        (feedback.turn_id, user),
-    ).fetchone()
-    if found is None:
-        raise LedgerError(f"no turn {feedback.turn_id}")
-    row, reason = found
-    known = db.execute(
-        "SELECT turn, value, comment, demonstration, effect FROM feedback WHERE user = ? AND feedback_id = ?",
-        (user, feedback.feedback_id),
-    ).fetchone()
-    if known is not None:
-        if tuple(known)[:4] != (row, feedback.value, feedback.comment, feedback.demonstration):
-            raise FeedbackReused(f"feedback_id {feedback.feedback_id!r} was used for other feedback")
-        return _outcome(db, row, feedback, Effect(known["effect"]))
-    if demonstration is not None and feedback.demonstration is not None and reason not in _NEVER_TRAINED:
-        add(db, row, feedback.demonstration, demonstration, at=at)
-    effect = _take_effect(db, row, feedback.value, feedback.comment is not None, at=at)
-    db.execute(
-        "INSERT INTO feedback (turn, user, feedback_id, at, value, comment, demonstration, effect)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            row,
-            user,
-            feedback.feedback_id,
-            feedback.at,
-            feedback.value,
-            feedback.comment,
-            feedback.demonstration,
-            str(effect),
-        ),
-    )
-    return _outcome(db, row, feedback, effect)
-
-
-def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
-    """A turn waits again: what was said of it while a trainer had it takes effect now."""
-    late = db.execute("SELECT value, comment FROM feedback WHERE turn = ? AND effect = 'late' ORDER BY id", (row,))
-    said = late.fetchall()
-    if not said:
-        return
-    values = [value for value, _ in said if value is not None]
-    effect = _take_effect(
-        db, row, values[-1] if values else None, any(comment is not None for _, comment in said), at=at
-    )
-    db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
-
-
-def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
-    """Whether more was said of a turn than the `seen` pieces of feedback that its reader knew (None: it does not
-    ask)."""
-    if seen is None:
-        return False
-    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
-    return bool(said != seen)
-
-
-def is_rated(db: sqlite3.Connection, row: int) -> bool:
-    """Whether its user gave it a value."""
-    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND value IS NOT NULL", (row,)).fetchone())
-
-
-def has_comment(db: sqlite3.Connection, row: int) -> bool:
-    return bool(db.execute("SELECT 1 FROM feedback WHERE turn = ? AND comment IS NOT NULL", (row,)).fetchone())
-
-
-def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
-    """The turn's verdict from now on."""
-    votes = orjson.dumps(verdict.votes).decode()
-    db.execute(
-        "REPLACE INTO verdict VALUES (?, ?, ?, ?, ?)", (row, verdict.value, votes, verdict.source, verdict.rationale)
-    )
 
 
 def _take_effect(db: sqlite3.Connection, row: int, value: float | None, has_comment: bool, *, at: float) -> Effect:
@@ -180,22 +180,22 @@ def _take_effect(db: sqlite3.Connection, row: int, value: float | None, has_comm
         return Effect.RECORDED
     if sign is None and state in (TurnState.SERVED, TurnState.PAIRED):
         return Effect.RECORDED
-    db.execute("DELETE FROM sample WHERE id = ?", (row,))  # scored before: what was said may change it
+    db.execute("DELETE FROM sample WHERE id = ?", (row,))  # scored before: the feedback may change the score
     move(db, row, TurnState.JUDGED, at=at, detail="feedback" + ("" if sign is None else f" {sign:+d}"))
     db.execute("UPDATE feedback SET effect = 'rescored' WHERE turn = ? AND effect = 'late'", (row,))
     return Effect.RESCORED if state == TurnState.SAMPLED or sign is None else Effect.JUDGED
 
 
-def _outcome(db: sqlite3.Connection, row: int, feedback: Feedback, effect: Effect) -> FeedbackOutcome:
+def _outcome(db: sqlite3.Connection, row: int, said: Feedback, effect: Effect) -> FeedbackOutcome:
     (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
     demonstration = None
-    if feedback.demonstration is not None:
+    if said.demonstration is not None:
         demonstration = db.execute(
             "SELECT turn_id FROM turn JOIN request USING (id) WHERE demonstration_of = ? ORDER BY id DESC", (row,)
         ).fetchone()
     return FeedbackOutcome(
-        feedback_id=feedback.feedback_id,
-        turn_id=feedback.turn_id,
+        feedback_id=said.feedback_id,
+        turn_id=said.turn_id,
         state=TurnState(state),
         effect=effect,
         demonstration_id=None if demonstration is None else demonstration[0],

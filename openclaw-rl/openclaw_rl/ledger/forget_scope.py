@@ -1,8 +1,8 @@
-"""Whose words are to be forgotten: a session's, a conversation's that has no session id, or all that a user said.
+"""Scope of a deletion: a session, a conversation that has no session id, or all requests of a user.
 
-A conversation without an id is known by its history, as it is to pairing: it begins with the same question and the same
-answer (system messages aside). Its first question, asked again and never gone on from, is part of it too; another chat
-that began with the same words and was answered otherwise is not.
+A conversation without an id is recognized by its history, as in pairing: it begins with the same question and the same
+answer (system messages aside). A repetition of its first question that no request continued is part of it too. Another
+chat that began with the same question and got another answer is not.
 """
 
 import sqlite3
@@ -15,10 +15,9 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, deletion
 from openclaw_rl.ledger.blobs import unpack_ids
-from openclaw_rl.ledger.schema import in_list
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.types import Ids
 
-_SOME = 500
 _SYSTEM = ("system", "developer")
 
 
@@ -31,11 +30,11 @@ class Selection(Protocol):
 
     @property
     def sides(self) -> tuple[str, tuple[str, ...]] | None:
-        """Which counts of background requests: a condition and its values."""
+        """Condition and values that select the counts of background requests."""
         ...
 
     def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
-        """Requests that are meant. Of those behind row `after`: whatever might be."""
+        """Return the requests to delete; of those behind row `after`, all that may be part of the scope."""
         ...
 
     def __str__(self) -> str: ...
@@ -81,9 +80,9 @@ class Conversation:
     turn: int
     """The row of the turn that was named."""
     question: Ids
-    """The messages before the first answer, as pieces."""
+    """Pieces of the messages before the first answer."""
     answer: int | None
-    """None: nobody went on from it."""
+    """Piece of the first answer; None: no request continued the conversation."""
     session_id: str | None = None
     sides: tuple[str, tuple[str, ...]] | None = None
 
@@ -114,7 +113,7 @@ class Conversation:
 
 
 def of_session(db: sqlite3.Connection, session_id: str, user: str | None) -> Session:
-    """Raises LedgerError: nobody's, or several users have one of that name."""
+    """Return a session. Raises LedgerError when no user, or more than one, has a session of that name."""
     # UNION: a name once. A session of background requests alone is one, too: its name and its counts are kept.
     query = "SELECT user FROM request WHERE session_id = ? UNION SELECT user FROM side WHERE session_id = ?"
     found = [name for (name,) in db.execute(query, (session_id, session_id))]
@@ -128,7 +127,7 @@ def of_session(db: sqlite3.Connection, session_id: str, user: str | None) -> Ses
 
 
 def of_turn(db: sqlite3.Connection, turn_id: str) -> Session | Conversation:
-    """What the turn is part of: its session, else its conversation. Raises LedgerError."""
+    """Return the session of a turn, else its conversation. Raises LedgerError when there is no such turn."""
     found = db.execute(
         "SELECT request.id, user, session_id, messages FROM turn JOIN request"
         " ON request.id = coalesce(demonstration_of, turn.id) WHERE turn_id = ?",
@@ -153,17 +152,11 @@ def of_turn(db: sqlite3.Connection, turn_id: str) -> Session | Conversation:
 
 
 def of_user(db: sqlite3.Connection, user: str) -> Everything:
-    """Raises LedgerError when nothing is known of such a user."""
+    """Return all of a user. Raises LedgerError when the ledger has no request of this user."""
     for table in ("request", "side"):
         if db.execute(f"SELECT 1 FROM {table} WHERE user = ? LIMIT 1", (user,)).fetchone() is not None:
             return Everything(user)
     raise LedgerError(f"no user {user!r} ever said anything here")
-
-
-def cut(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """In parts that one statement takes."""
-    for start in range(0, len(ids), _SOME):
-        yield ids[start : start + _SOME]
 
 
 def _without_system(db: sqlite3.Connection, messages: Ids) -> Ids:
@@ -172,16 +165,18 @@ def _without_system(db: sqlite3.Connection, messages: Ids) -> Ids:
 
 
 def _from(db: sqlite3.Connection, first: int, messages: Ids) -> Ids:
-    """From this message on, if nothing but system messages stands before it; else empty."""
-    if first not in messages[:4]:  # most: nothing of them is read
+    """Return the messages from `first` on, if only system messages precede it; else an empty tuple."""
+    if first not in messages[:4]:  # in most requests: then no message is read
         return ()
     start = messages.index(first)
     return messages[start:] if all(_role(db, piece) in _SYSTEM for piece in messages[:start]) else ()
 
 
 def _first_answer(db: sqlite3.Connection, messages: Ids) -> int:
-    """Where it stands; behind the last when there is none. (A conversation that begins with one has no question: it
-    goes by that.)"""
+    """Return the index of the first answer; the number of messages if there is no answer.
+
+    A conversation that begins with an answer has no question: that answer counts as its question.
+    """
     return next((at for at, piece in enumerate(messages) if at and _role(db, piece) == "assistant"), len(messages))
 
 
@@ -190,7 +185,7 @@ def _role(db: sqlite3.Connection, piece: int) -> str:
 
 
 def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int, str | None]]:
-    """(row, the request that answered it), of all rows."""
+    """Yield (row, the request that answered it) for all rows."""
     for some in cut(rows):
         marks, values = in_list(some)
         query = f"SELECT request.id, by_request FROM request LEFT JOIN next_state USING (id) WHERE id IN ({marks})"
@@ -198,7 +193,7 @@ def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int
 
 
 def _with_demonstrations(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:
-    """A demonstration has the messages of the turn that it corrects, and goes with it and not without it."""
+    """Add the demonstrations of these turns, and remove those of other turns: a demonstration goes with its turn."""
     strangers: set[int] = set()
     added: set[int] = set()
     for some in cut(sorted(rows)):

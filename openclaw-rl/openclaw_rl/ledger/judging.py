@@ -1,4 +1,4 @@
-"""What the judge and the method take, and what they give back."""
+"""Turns that wait for the judge or the method, and the verdicts and samples that these return."""
 
 import sqlite3
 from collections.abc import Collection
@@ -8,11 +8,93 @@ from openclaw_rl.ledger import blobs, feedback, leases
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import read_judged
 from openclaw_rl.ledger.states import find_turn, move
+from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
 
+_DROPPED_AT_ONCE = 1000
+"""Turns that are dropped in one transaction; chats wait until it ends."""
 
-def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
-    """The oldest `limit` turns of a state, less those whose ids are in `skip` (someone works on them)."""
+
+class Judging(LedgerPart):
+    """A turn from its next state to a sample that waits for a trainer."""
+
+    @read
+    def to_judge(self, db: sqlite3.Connection, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
+        """Return PAIRED turns, oldest first, without those in `skip`, which a worker has already."""
+        return _oldest(db, TurnState.PAIRED, limit, skip)
+
+    @write
+    def record_verdict(self, db: sqlite3.Connection, turn_id: str, verdict: Verdict | None) -> None:
+        """Move a turn PAIRED → JUDGED, for any verdict; None: the judge could not decide.
+
+        The call changes nothing if the user has rated the turn meanwhile: the user wins over the judge.
+        """
+        verdict = self._masks.verdict(verdict)
+        row = find_turn(db, turn_id)
+        if feedback.is_rated(db, row):
+            return
+        (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+        if state != TurnState.PAIRED:
+            raise LedgerError(f"turn {turn_id} is {state} and cannot become judged")
+        # A verdict of 0, or none at all, is no end: the method decides, and may still find a hint.
+        detail = "no verdict" if verdict is None else f"{verdict.value:+d}"
+        move(db, row, TurnState.JUDGED, at=self._clock(), detail=detail)
+        if verdict is not None:
+            feedback.put_verdict(db, row, verdict)
+
+    @read
+    def to_score(self, db: sqlite3.Connection, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
+        """Return JUDGED turns, oldest first, without those in `skip`, which a worker has already."""
+        return _oldest(db, TurnState.JUDGED, limit, skip)
+
+    @write
+    def record_sample(self, db: sqlite3.Connection, sample: Sample, *, seen_feedback: int | None = None) -> None:
+        """Move a turn JUDGED → SAMPLED: it waits for a trainer.
+
+        The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the method
+        knew. The turn stays JUDGED, and the method scores it again.
+        """
+        at, sample = self._clock(), self._masks.sample(sample)
+        row = find_turn(db, sample.sample_id)
+        if feedback.has_news(db, row, seen_feedback):
+            return
+        move(db, row, TurnState.SAMPLED, at=at)
+        _insert_sample(db, row, sample)
+        db.execute(
+            "UPDATE turn SET is_tool = ?, sampled_at = ?, oldest_version = ? WHERE id = ?",
+            (sample.is_tool_turn, at, sample.oldest_version, row),
+        )
+
+    async def drop_oldest(self, state: TurnState, keep: int) -> int:
+        """Drop the oldest turns of `state` beyond `keep` as BACKLOG; return their number."""
+        total = 0
+        # Counted by a reader first: a write would cost an fsync at each call, and mostly there is no backlog.
+        while await self._waiting(state) > keep and (some := await self._drop_some(state, keep)):
+            total += some
+        return total
+
+    @read
+    def _waiting(self, db: sqlite3.Connection, state: TurnState) -> int:
+        return _count(db, state)
+
+    @write
+    def _drop_some(self, db: sqlite3.Connection, state: TurnState, keep: int) -> int:
+        waiting, at = _count(db, state), self._clock()
+        most = min(waiting - keep, _DROPPED_AT_ONCE)
+        if most <= 0:
+            return 0
+        if state is TurnState.SAMPLED:
+            both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
+            rows = [row for _, row in sorted(both)][:most]
+        else:
+            found = db.execute("SELECT id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), most))
+            rows = [row for (row,) in found.fetchall()]
+        for row in rows:
+            move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
+        return len(rows)
+
+
+def _oldest(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
     rows = db.execute(
         "SELECT id, turn_id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), limit + len(skip))
     )
@@ -20,31 +102,19 @@ def in_state(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collect
     return [read_judged(db, row) for row in wanted]
 
 
-def record_verdict(db: sqlite3.Connection, turn_id: str, verdict: Verdict | None, *, at: float) -> None:
-    """What becomes of a 0, or of no verdict at all, is the method's to say: it may still find a hint. A user who was
-    faster than the judge has the last word."""
-    row = find_turn(db, turn_id)
-    if feedback.is_rated(db, row):
-        return
-    (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
-    if state != TurnState.PAIRED:
-        raise LedgerError(f"turn {turn_id} is {state} and cannot become judged")
-    move(db, row, TurnState.JUDGED, at=at, detail="no verdict" if verdict is None else f"{verdict.value:+d}")
-    if verdict is not None:
-        feedback.put_verdict(db, row, verdict)
+def _count(db: sqlite3.Connection, state: TurnState) -> int:
+    (n,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = ?", (str(state),)).fetchone()
+    return int(n)
 
 
-def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int | None, at: float) -> None:
-    """Only what differs from the turn is stored again, as it would be stored: equal bytes are equal contents."""
-    row = find_turn(db, sample.sample_id)
-    if feedback.has_news(db, row, seen_feedback):
-        return
-    move(db, row, TurnState.SAMPLED, at=at)
+def _insert_sample(db: sqlite3.Connection, row: int, sample: Sample) -> None:
+    """Insert a sample; a column that equals the turn's stays NULL."""
     turn = db.execute(
         "SELECT prompt, ids, log_probs, mask, versions FROM request JOIN reply USING (id) WHERE id = ?", (row,)
     ).fetchone()
     mask = pack_mask(sample.loss_mask)
     own = {
+        # Compared as they are stored: equal bytes are equal contents.
         "prompt": blobs.put_prompt(db, sample.prompt_ids),
         "ids": pack_ids(sample.response_ids),
         "log_probs": pack_floats(sample.rollout_log_probs),
@@ -67,24 +137,3 @@ def record_sample(db: sqlite3.Connection, sample: Sample, *, seen_feedback: int 
             *(None if blob == turn[column] else blob for column, blob in own.items()),
         ),
     )
-    db.execute(
-        "UPDATE turn SET is_tool = ?, sampled_at = ?, oldest_version = ? WHERE id = ?",
-        (sample.is_tool_turn, at, sample.oldest_version, row),
-    )
-
-
-def drop_oldest(db: sqlite3.Connection, state: TurnState, keep: int, *, at: float, limit: int = 1000) -> int:
-    """At most `limit` in one transaction: chats wait behind it."""
-    (waiting,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = ?", (str(state),)).fetchone()
-    if waiting <= keep:
-        return 0
-    most = min(waiting - keep, limit)
-    if state is TurnState.SAMPLED:
-        both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
-        rows = [row for _, row in sorted(both)][:most]
-    else:
-        found = db.execute("SELECT id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), most))
-        rows = [row for (row,) in found.fetchall()]
-    for row in rows:
-        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
-    return len(rows)

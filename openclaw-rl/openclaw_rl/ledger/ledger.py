@@ -1,40 +1,44 @@
-"""The ledger: the memory of the system, and its queue.
+"""Ledger: the system's memory, and the queue between serving, judging and training.
 
-One SQLite file. Every turn is in exactly one counted state; every change of state is one transaction, checked for
-legality and on disk before the call returns. It survives `kill -9` at any point, and `audit()` proves what it promises
-from the file alone.
+One SQLite file. Every turn is in exactly one counted state. Every change of state is one transaction, checked for
+legality and on disk before the call returns. The ledger survives `kill -9` at any point, and `audit` proves its
+promises from the file alone.
 
-This class is the async face: it puts each call on the writer's thread or on a reader's, and hands over the time. Its
-parts are `turns_face`, `training_face`, `versions_face` and `deletion_face`; what the calls do is in `serving`,
-`judging`, `leases`, `chain`, `versions`, `reports` and `audit`. Nothing here knows HTTP, engines or torch.
+`Ledger` opens and closes the file. Its operations are in its parts, one file for each subject: an operation is an async
+method whose body is its SQL (`store`). The ledger knows no HTTP, no engines and no torch.
 """
 
 import asyncio
+import sqlite3
 import time
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import audit, open, reports, schema
-from openclaw_rl.ledger.forget import Deletions
+from openclaw_rl.ledger import open, schema
+from openclaw_rl.ledger.audit import Auditing
+from openclaw_rl.ledger.feedback import UserFeedback
+from openclaw_rl.ledger.forget import Forgetting
+from openclaw_rl.ledger.judging import Judging
 from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
-from openclaw_rl.ledger.records import Identity, TurnRecord, TurnSummary
+from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
-from openclaw_rl.ledger.store import Clock, Reader
+from openclaw_rl.ledger.reports import Reports
+from openclaw_rl.ledger.store import Clock, Reader, read, write
 from openclaw_rl.ledger.turns import Turns
+from openclaw_rl.ledger.versions import Versions
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
-from openclaw_rl.types import Ids, TurnState
 
 _CONNECTIONS = 4
-"""Of the writer, its syncer, and two readers."""
+"""Connections to the file: the writer's, its syncer's and two readers'."""
 
 
-class Ledger(Turns, Leases, Lineage, Deletions):
-    """Made by `open`, ended by `aclose`. Every call may raise LedgerError."""
+class Ledger(Turns, Judging, UserFeedback, Leases, Lineage, Versions, Forgetting, Reports, Auditing):
+    """All operations of one ledger file. `open` makes it, `aclose` ends it. Every call may raise LedgerError."""
 
     def __init__(
         self,
@@ -60,9 +64,12 @@ class Ledger(Turns, Leases, Lineage, Deletions):
         clock: Clock = time.time,
         lock: InstanceLock | None = None,
     ) -> Self:
-        """lock: this ledger's, held already; it is the ledger's to release from now on.
+        """Open the file, and make or migrate it first if needed.
 
-        Raises LedgerLocked (names the process that has it) and LedgerMismatch (names both models)."""
+        lock: the lock of this file, which the caller holds already; the ledger releases it from now on.
+
+        Raises LedgerLocked, which names the process that holds the file, and LedgerMismatch, which names both models.
+        """
         if lock is None:
             lock = await asyncio.to_thread(_lock, path)
         try:
@@ -77,7 +84,7 @@ class Ledger(Turns, Leases, Lineage, Deletions):
         return cls(writer, Reader(partial(connect, read_only=True)), lock, training, masks, clock)
 
     async def aclose(self) -> None:
-        """Writes what was handed in, then lets the file go."""
+        """Write the calls that were made, then close the file and release its lock."""
         try:
             await self._writer.close()
             await self._reader.close()
@@ -90,50 +97,17 @@ class Ledger(Turns, Leases, Lineage, Deletions):
 
     @property
     def failure(self) -> str | None:
-        """Why the file cannot be written now; None when all is well. It recovers by itself."""
+        """The reason that the file cannot be written now; None: it can. The writer recovers by itself."""
         return self._writer.failure
 
-    # Switches
+    @read
+    def learning(self, db: sqlite3.Connection) -> bool:
+        """Return True if trainers get batches; the switch survives restarts."""
+        return bool(schema.get_int(db, "learning", 1))
 
-    async def learning(self) -> bool:
-        """Whether batches are handed out; kept over restarts."""
-        return await self._reader.read(lambda db: bool(schema.get_int(db, "learning", 1)))
-
-    async def set_learning(self, on: bool) -> None:
-        await self._writer.write(lambda db: schema.put(db, "learning", int(on)))
-
-    # For people and gates
-
-    async def turn(self, turn_id: str) -> TurnRecord | None:
-        return await self._reader.read(lambda db: reports.turn(db, turn_id))
-
-    async def turns(
-        self, *, limit: int = 50, state: TurnState | None = None, session_id: str | None = None, user: str | None = None
-    ) -> list[TurnSummary]:
-        """Newest first."""
-        return await self._reader.read(
-            lambda db: reports.turns(db, limit=limit, state=state, session_id=session_id, user=user)
-        )
-
-    async def counts(self) -> dict[str, int]:
-        """By state, `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>`; `sampled` is what waits for a trainer."""
-        return await self._reader.read(reports.counts)
-
-    async def recent_replies(self, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
-        """(prompt, response) of the newest replies of one version, for gates."""
-        return await self._reader.read(lambda db: reports.recent_replies(db, sampled_by=sampled_by, limit=limit))
-
-    async def user_verdicts(self, *, limit: int) -> list[tuple[int, int]]:
-        """(version, verdict) of the newest turns that a user answered, oldest first, of versions that are alive."""
-        return await self._reader.read(lambda db: reports.user_verdicts(db, limit))
-
-    async def recent_prompts(self, limit: int) -> list[Ids]:
-        """The newest prompts of the sessions that were active last, for prewarming."""
-        return await self._reader.read(lambda db: reports.recent_prompts(db, limit))
-
-    async def audit(self, *, is_deep: bool = False) -> list[str]:
-        """Violations of what the ledger promises, found from the file alone; [] is good."""
-        return await self._reader.read(lambda db: audit.audit(db, is_deep=is_deep))
+    @write
+    def set_learning(self, db: sqlite3.Connection, on: bool) -> None:
+        schema.put(db, "learning", int(on))
 
 
 def _lock(path: Path) -> InstanceLock:

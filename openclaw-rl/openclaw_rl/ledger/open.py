@@ -1,10 +1,7 @@
-"""Opening the file: private, locked, of today's schema, and of the right model.
+"""Opening of the ledger file: private, locked, of today's schema, and of the right model.
 
-The single-instance lock: one server per ledger.
-
-An advisory `flock` on a file beside the ledger, with the owner's pid in it for people to read. The kernel frees it when
-the process ends, however it ends; the file itself stays (deleting it would let two processes lock two files of one
-name).
+One server per ledger holds `InstanceLock`, an advisory `flock` on a file beside the ledger. The file has the owner's
+pid in it for people to read. The kernel frees the lock when the process ends, also after `kill -9`.
 """
 
 import fcntl
@@ -23,12 +20,14 @@ from openclaw_rl.ledger.schema import migrate
 from openclaw_rl.types import VersionState
 
 _BUSY_S = 1.0
-"""How long a statement waits for another program (a backup, a person with `sqlite3`) to let go of the file."""
+"""Longest wait of a statement for another program that locks the file (a backup, a person with `sqlite3`)."""
 
 
 def connect(path: Path, *, read_only: bool = False, cache_mb: float = 8.0) -> sqlite3.Connection:
-    """cache_mb: of pages that it keeps; the rest of the file is in the system's own cache, a read of a few microseconds
-    away."""
+    """Connect to the file.
+
+    cache_mb: size of SQLite's page cache; the system's own cache has the rest of the file, microseconds away.
+    """
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     db = sqlite3.connect(
         uri,
@@ -48,8 +47,10 @@ def connect(path: Path, *, read_only: bool = False, cache_mb: float = 8.0) -> sq
 
 
 def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> None:
-    """Make or migrate the file, check whose it is, and put in order what the last process left. The lock is held
-    already. lease_s: no lease lives longer from now, whatever the last process took for the time."""
+    """Make or migrate the file, check its owner, and end the work that the last process left. The caller has the lock.
+
+    lease_s: longest remaining time of a live lease, for the last process may have had another wall clock.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)  # SQLite gives its -wal and -shm files the same mode
@@ -57,7 +58,7 @@ def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> No
         try:
             db.execute("PRAGMA journal_mode = WAL")
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                _check_owner(db, path, identity)  # a file that is refused stays of the schema it has
+                _check_owner(db, path, identity)  # before migrate: a refused file keeps its schema
             migrate(db)
             db.execute("BEGIN IMMEDIATE")
             _claim(db, identity, now=now)
@@ -74,7 +75,7 @@ def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> No
 
 
 def _claim(db: sqlite3.Connection, identity: Identity, *, now: float) -> None:
-    """A file that is nobody's is this model's from now on."""
+    """Make a file without an owner this model's, with the base as version 0."""
     if schema.get_text(db, "identity") is None:
         schema.put(db, "identity", json.dumps(asdict(identity)))
         schema.put(db, "tip", 0)
@@ -86,7 +87,7 @@ def _claim(db: sqlite3.Connection, identity: Identity, *, now: float) -> None:
 
 
 def _check_owner(db: sqlite3.Connection, path: Path, identity: Identity) -> None:
-    """Raises LedgerMismatch when the file is another model's."""
+    """Check that the file is this model's or has no owner. Raises LedgerMismatch."""
     found = schema.get_text(db, "identity")
     if found is None:
         return
@@ -104,7 +105,10 @@ def _check_owner(db: sqlite3.Connection, path: Path, identity: Identity) -> None
 
 
 class InstanceLock:
-    """Held from construction to `release`."""
+    """Lock of one ledger, held from construction to `release`.
+
+    The lock file stays on disk: after a deletion two processes could lock two files of one name.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -124,7 +128,7 @@ class InstanceLock:
 
     @classmethod
     def beside(cls, ledger: Path) -> "InstanceLock":
-        """The lock of this ledger. Raises LedgerLocked, which names the process that has it."""
+        """Lock this ledger. Raises LedgerLocked, which names the process that holds it."""
         return cls(ledger.with_name(ledger.name + ".lock"))
 
     def release(self) -> None:

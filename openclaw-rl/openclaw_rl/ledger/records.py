@@ -1,7 +1,4 @@
-"""Rows back to nouns.
-
-What the ledger tells about itself and its turns.
-"""
+"""Nouns that the ledger returns, and their reading from rows."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -51,7 +48,7 @@ def _sampling(text: str) -> SamplingParams:
 
 
 def read_turn(db: sqlite3.Connection, row: int) -> Turn:
-    """`drop` is the reason the turn has today."""
+    """Read a turn; its `drop` is the present reason, not the first."""
     found = db.execute(
         "SELECT reply.*, turn_id, turn.reason, request_id FROM reply JOIN turn USING (id) JOIN request USING (id)"
         " WHERE id = ?",
@@ -91,7 +88,7 @@ def read_verdict(db: sqlite3.Connection, row: int) -> Verdict | None:
 
 
 def read_feedback(db: sqlite3.Connection, row: int) -> tuple[Feedback, ...]:
-    """Oldest first."""
+    """Read the feedback on a turn, oldest first."""
     found = db.execute(
         "SELECT feedback_id, turn_id, at, value, comment, demonstration FROM feedback JOIN turn ON turn.id = turn"
         " WHERE turn = ? ORDER BY feedback.id",
@@ -101,7 +98,7 @@ def read_feedback(db: sqlite3.Connection, row: int) -> tuple[Feedback, ...]:
 
 
 def read_judged(db: sqlite3.Connection, row: int) -> JudgedTurn:
-    """A turn that feedback judged may have an empty next state: nothing has followed it yet."""
+    """Read a judged turn. Its next state is empty if the verdict came from feedback before any next state."""
     next_state = read_next_state(db, row) or NextState(())
     return JudgedTurn(
         read_request(db, row), read_turn(db, row), next_state, read_verdict(db, row), read_feedback(db, row)
@@ -143,7 +140,7 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
 
 
 def read_versions_of(db: sqlite3.Connection, row: int) -> tuple[VersionRun, ...]:
-    """The versions that sampled a sample's tokens."""
+    """Read the versions that sampled a sample's tokens."""
     (versions,) = db.execute(
         "SELECT coalesce(sample.versions, reply.versions) FROM sample JOIN reply USING (id) WHERE id = ?", (row,)
     ).fetchone()
@@ -152,7 +149,7 @@ def read_versions_of(db: sqlite3.Connection, row: int) -> tuple[VersionRun, ...]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a ledger belongs to: adapters load on no other base, ids mean nothing to another tokenizer."""
+    """Model that a ledger belongs to: its adapters load on this base alone, its ids are this tokenizer's."""
 
     base_hash: str
     tokenizer_hash: str
@@ -171,16 +168,16 @@ class Event:
 
 
 class Effect(StrEnum):
-    """What came of a piece of feedback."""
+    """Effect of a piece of feedback on its turn."""
 
     JUDGED = "judged"
-    """It is the turn's verdict, and the method scores the turn with it."""
+    """The feedback is the turn's verdict, and the method scores the turn with it."""
     RESCORED = "rescored"
-    """The turn had been scored: it is scored again, with what was said."""
+    """The turn had been scored: the method scores it again, with the feedback."""
     LATE = "late"
-    """A trainer has the turn, or has trained on it. Should that come to nothing, the feedback takes effect then."""
+    """A trainer has the turn, or has trained on it. If that is undone, the feedback takes effect then."""
     RECORDED = "recorded"
-    """Kept; it changes nothing now. (A comment on a turn that has yet to be judged waits with it.)"""
+    """The feedback is stored without effect. (A comment on a turn without a verdict waits with it.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +185,15 @@ class FeedbackOutcome:
     feedback_id: str
     turn_id: str
     state: TurnState
-    """The turn's, after it."""
+    """State of the turn after the feedback."""
     effect: Effect
     demonstration_id: str | None = None
-    """The turn that the demonstration became."""
+    """Id of the turn that the demonstration became."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackTarget:
-    """The turn that somebody wants to say something of."""
+    """Turn that a user wants to give feedback on."""
 
     turn_id: str
     prompt_tokens: int
@@ -205,33 +202,33 @@ class FeedbackTarget:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What one round of retention let go of."""
+    """Result of one round of retention."""
 
     turns: int
     pieces: int
     used_bytes: int
     is_full: bool
-    """The file is over its limit, and what is left in it still waits for something."""
+    """The file is over its limit, and the turns left in it still wait for a next state, a judge or a trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a forgotten session took with it, a conversation without an id, or a user."""
+    """Result of a deletion of a session, of a conversation without an id, or of a user."""
 
     user: str
     session_id: str | None
     turns: int
     pieces: int
-    """Messages, stretches of prompts and the like that nobody else referred to."""
+    """Messages, parts of prompts and other contents that no other request referred to."""
     trained_in: tuple[int, ...]
-    """Versions that trained on it, dead ones too: their weights stay."""
+    """Versions that trained on the turns, dead ones too: their weights stay."""
     is_scrubbed: bool = True
-    """No byte of it is left in the ledger's files; else some may be, until `openclaw-rl compact`."""
+    """No deleted byte is left in the ledger's files; False: some may be, until `openclaw-rl compact`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """All that is known of one turn: what was said, what became of it, and why."""
+    """One turn with its content, its state, and every change of its state."""
 
     request: Request
     turn: Turn
@@ -239,19 +236,19 @@ class TurnRecord:
     reason: DropReason | None
     next_state: NextState | None
     answered_by: str | None
-    """The request that brought the next state."""
+    """Id of the request that brought the next state."""
     verdict: Verdict | None
     feedback: tuple[Feedback, ...]
     """Oldest first."""
     sample: Sample | None
     lease_id: str | None
-    """The lease that has it, or the last one that had it."""
+    """Id of the lease that has it, or of the last lease that had it."""
     trained_in: int | None
     events: tuple[Event, ...]
 
     @property
     def judged(self) -> JudgedTurn | None:
-        """None while nobody has said anything of it."""
+        """The turn for the judge and the method; None without a next state and without feedback."""
         if self.next_state is None and not self.feedback:
             return None
         return JudgedTurn(self.request, self.turn, self.next_state or NextState(()), self.verdict, self.feedback)
@@ -259,7 +256,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class TurnSummary:
-    """One line of a list of turns; no content."""
+    """Line of a list of turns, without content."""
 
     turn_id: str
     user: str
@@ -274,6 +271,6 @@ class TurnSummary:
     verdict: int | None
     trained_in: int | None
     feedback: float | None = None
-    """The newest value a user gave. Another sign than the verdict's: it came too late."""
+    """Newest value from a user. If its sign differs from the verdict's, it came too late."""
     demonstration_of: str | None = None
-    """The turn whose better reply this is; nobody sampled it."""
+    """Id of the turn that this demonstration corrects; no policy sampled it."""

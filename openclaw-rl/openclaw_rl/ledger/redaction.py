@@ -1,22 +1,16 @@
-"""What the ledger writes in place of secrets: the nouns on their way to disk, with marks where `redaction` found one.
+"""Redaction: marks such as `[redacted:api_key]` replace secrets and personal data before texts are written to disk.
 
-Token ids are text in another spelling, so those of a text with a mark are not written: such a turn is recorded, counted
-and paired, its story told, but it can never be trained on (`redacted`). The two sides are looked at apart. A secret in
-a prompt costs the prompt's ids (and a later turn of that conversation has it in its prompt too), one in a reply the
-reply's; one in the next state costs nothing, the judge and the methods read the mark.
+Served texts are never changed. `Redactor` finds secrets by their form: the prefixes of issuers' keys, private key
+blocks, bearer headers, and passwords in URLs. It also finds values with the name of a secret (`password: …`,
+`"api_key": "…"`) that look like one. Personal data are e-mail addresses, phone numbers with a country or area code,
+card numbers and IBANs with right check digits, and US social security numbers. It finds no secret without a form (a
+word that happens to be a password), and no name or address of a person. Its time is linear in the text; most texts cost
+a few searches for fixed strings. It never masks a mark again.
 
-Runs on the writer's thread. Texts that were found clean are remembered, by hash, so that the history of a conversation
-is read once.
-
-Finds secrets and personal data in texts, and puts marks in their place: `[redacted:api_key]`.
-
-For what is written to disk; what is served is never touched. Secrets are found by form: the prefixes that issuers give
-their keys, private key blocks, bearer headers, passwords in URLs, and values that are named as one (`password: …`,
-`"api_key": "…"`) and look like one. Personal data: e-mail addresses, phone numbers with a country code or an area code,
-card numbers and IBANs whose check digits are right, US social security numbers.
-
-Promises: time linear in the text; most texts cost a few searches for fixed strings and no more. A mark is never found
-again. Finds no secret that has no form (a word that happens to be a password) and no name or address of a person.
+`NounRedactor` masks the ledger's nouns. Token ids reveal the text, so the ids of a text with a mark are not written.
+Such a turn is recorded, counted and paired, but never trained on (`redacted`). Prompt and reply are masked separately:
+a secret in the prompt costs the prompt's ids, also in later turns of that conversation; a secret in the reply costs the
+reply's ids. A secret in the next state costs no ids: the judge and the methods read the mark.
 """
 
 import re
@@ -37,21 +31,21 @@ _Check = Callable[[str], bool]
 class _Kind:
     name: str
     pattern: re.Pattern[str]
-    """What is masked is the group `x`, or the whole."""
+    """The group `x` is masked, or the whole match without such a group."""
     anchors: tuple[str, ...]
-    """Lower case; one of them stands in every text that the pattern is found in. None: it is always looked for."""
+    """Lower-case strings; a text with a match contains at least one. Empty: every text is searched."""
     check: _Check = bool
-    """Of the candidate."""
+    """Test of a candidate; False leaves it unmasked."""
 
 
 def _looks_random(text: str) -> bool:
-    """Neither a word, nor a placeholder, nor code."""
+    """Return True for a text that is neither a word, nor a placeholder, nor code."""
     kinds = sum(any(map(test, text)) for test in (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum()))
     return len(set(text)) >= 6 and kinds >= 2 and not _PLACEHOLDER.search(text)
 
 
 def _looks_like_a_value(text: str) -> bool:
-    """Random, and no name in a program (`config.db.password`)."""
+    """Return True for a random text that is no name in a program (`config.db.password`)."""
     return _looks_random(text) and not _NAME.fullmatch(text)
 
 
@@ -129,7 +123,7 @@ def _kinds(patterns: dict[str, tuple[str, ...]]) -> Iterator[_Kind]:
 
 
 def _fixed_beginnings(form: str) -> tuple[str, ...]:
-    """The literal that a token's pattern begins with, as far as it goes."""
+    """Return the literal beginning of a token's pattern, in lower case."""
     found = re.match(r"[A-Za-z0-9_-]+", form.replace(r"\.", ""))
     return (found[0].lower(),) if found else ("",)
 
@@ -176,7 +170,7 @@ PERSONAL: tuple[_Kind, ...] = (
 
 
 class Redactor:
-    """Which kinds are looked for. Stateless: any thread may use it."""
+    """Search for the chosen kinds of secrets. Stateless: any thread may use it."""
 
     def __init__(self, *, secrets: bool, pii: bool) -> None:
         self._kinds = (*(SECRETS if secrets else ()), *(PERSONAL if pii else ()))
@@ -186,7 +180,7 @@ class Redactor:
         return bool(self._kinds)
 
     def mask(self, text: str) -> str:
-        """The text with marks; the same object when there is nothing to hide."""
+        """Return the text with marks; the same object if it has no secret."""
         if len(text) < 8:
             return text
         lower = text.lower()
@@ -207,14 +201,17 @@ def _marked(found: re.Match[str], kind: _Kind) -> str:
 
 
 class NounRedactor:
+    """Redactor of requests, turns, verdicts, samples and feedback. It runs on the writer's thread."""
+
     def __init__(self, settings: RedactionSettings, *, remembered: int = 50_000) -> None:
-        """remembered: texts found clean."""
+        """remembered: number of clean texts whose hashes are kept."""
+        # A clean text is not searched again: every request of a conversation brings its whole history.
         self._remembered = remembered
         self._redactor = Redactor(secrets=settings.secrets, pii=settings.pii)
         self._clean: set[int] = set()
 
     def request(self, request: Request) -> Request:
-        """The same object when nothing is to be hidden."""
+        """Return the request with marks; the same object if it has no secret."""
         if not self._redactor.is_on:
             return request
         messages = tuple(map(self._message, request.messages))
@@ -298,11 +295,11 @@ class NounRedactor:
 
 
 def _walk(value: Any, mask: Callable[[str], str]) -> Any:
-    """JSON values with every string masked. A role stays what it is."""
+    """Return a JSON value with every string masked."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, dict):
-        # `"password": "…"`: the name of a value says what it is
+        # `"password": "…"`: the name of a value shows that it is a secret
         return {key: _named(key, item, mask) for key, item in value.items()}
     if isinstance(value, list):
         return [_walk(item, mask) for item in value]

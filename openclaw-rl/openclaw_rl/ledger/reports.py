@@ -1,4 +1,4 @@
-"""What people, gates and the publisher ask of the ledger. Reads only."""
+"""Reads of turns, counts, replies and verdicts: for people, for the gate and for the publisher."""
 
 import sqlite3
 
@@ -16,6 +16,7 @@ from openclaw_rl.ledger.records import (
     read_verdict,
 )
 from openclaw_rl.ledger.states import DEAD
+from openclaw_rl.ledger.store import LedgerPart, read
 from openclaw_rl.types import DropReason, Ids, TurnState
 
 _NOT_A_REPLY_OF_THE_POLICY = (
@@ -28,11 +29,134 @@ _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.OPTED_OUT,
     DropReason.REDACTED,
 )
-"""Turns that say nothing about π_v, or that their owner keeps out of it."""
+"""Reasons of turns that are no plain samples of π_v, or that their owner keeps out of it."""
 _WAITING = frozenset(TurnState) - {TurnState.TRAINED, TurnState.DROPPED}
+_PROMPTS_LOOKED_AT = 200
 
 
-def turn(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
+class Reports(LedgerPart):
+    """Reads for people, for the gate and for the publisher."""
+
+    @read
+    def turn(self, db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
+        """Return the record of a turn: its content, its state and every change of it."""
+        return read_record(db, turn_id)
+
+    @read
+    def turns(
+        self,
+        db: sqlite3.Connection,
+        *,
+        limit: int = 50,
+        state: TurnState | None = None,
+        session_id: str | None = None,
+        user: str | None = None,
+    ) -> list[TurnSummary]:
+        """Return one line for each turn, newest first."""
+        filters = {"turn.state": state, "request.session_id": session_id, "request.user": user}
+        asked = {column: str(value) for column, value in filters.items() if value is not None}
+        # One index gives the rows in the order asked for (`+` keeps SQLite off the others), without a sort: a user may
+        # have a million turns. Few turns wait, so the state comes first for those; most turns of a user are over.
+        order = ("turn.state", "request.session_id", "request.user")
+        order = order if state in _WAITING else (*order[1:], order[0])
+        first = next((column for column in order if column in asked), "")
+        newest = "request.id" if first.startswith("request") else "turn.id"
+        where = " AND ".join(f"{'' if column == first else '+'}{column} = ?" for column in asked) or "1"
+        rows = db.execute(
+            "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
+            " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
+            " WHERE of.id = turn.demonstration_of) AS demonstration_of, (SELECT feedback.value FROM feedback"
+            " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1)"
+            " AS feedback FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
+            f" WHERE {where} ORDER BY {newest} DESC LIMIT ?",
+            (*asked.values(), limit),
+        )
+        return [
+            TurnSummary(
+                turn_id=row["turn_id"],
+                user=row["user"],
+                session_id=row["session_id"],
+                state=TurnState(row["state"]),
+                reason=None if row["reason"] is None else DropReason(row["reason"]),
+                finished_at=row["finished_at"],
+                prompt_tokens=row["prompt_tokens"],
+                response_tokens=row["response_tokens"],
+                oldest_version=row["oldest_version"],
+                is_tool=bool(row["is_tool"]),
+                verdict=row["value"],
+                trained_in=row["trained_in"],
+                feedback=row["feedback"],
+                demonstration_of=row["demonstration_of"],
+            )
+            for row in rows
+        ]
+
+    @read
+    def counts(self, db: sqlite3.Connection) -> dict[str, int]:
+        """Return the number of turns by state (always all states), and of requests.
+
+        Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>` and `feedback.<effect>`, each group with its sum.
+        `sampled` is the number that waits for a trainer. A demonstration counts as a turn and not as a request. The
+        call reads a few rows, whatever the size of the file.
+        """
+        counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
+        answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
+        answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
+        for group in ("dropped", "abandoned", "side", "feedback"):
+            answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
+        answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
+        return answer | dict(sorted(counted.items()))
+
+    @read
+    def recent_replies(self, db: sqlite3.Connection, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
+        """Return (prompt, response) of the newest replies that one version sampled alone (None: any), newest first.
+
+        Only replies that are plain samples of the policy, and whose owner allows their use.
+        """
+        marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
+        rows = db.execute(
+            "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
+            f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
+            " AND demonstration_of IS NULL"
+            + ("" if sampled_by is None else " AND oldest_version = ?")
+            + " ORDER BY turn.id DESC LIMIT ?",
+            (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
+        ).fetchall()
+        return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
+
+    @read
+    def user_verdicts(self, db: sqlite3.Connection, *, limit: int) -> list[tuple[int, int]]:
+        """Return (version that sampled the turn, verdict) of the newest turns that a user answered, oldest first.
+
+        Turns of dead versions are left out.
+        """
+        marks = ",".join("?" * len(DEAD))
+        rows = db.execute(  # CROSS fixes the order of the joins: any other reads and sorts every turn
+            "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
+            " CROSS JOIN version ON weight_version = oldest_version"
+            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
+            (*map(str, DEAD), limit),
+        ).fetchall()
+        return [(version, value) for version, value in reversed(rows)]
+
+    @read
+    def recent_prompts(self, db: sqlite3.Connection, limit: int) -> list[Ids]:
+        """Return the newest prompt of each of the `limit` sessions that were active last, newest first.
+
+        A caller warms the engine's cache with them. Only the last `_PROMPTS_LOOKED_AT` requests are read.
+        """
+        rows = db.execute(
+            "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
+            " AND prompt <> x'' ORDER BY id DESC LIMIT ?",
+            (_PROMPTS_LOOKED_AT,),
+        ).fetchall()
+        newest: dict[tuple[str, str | None], bytes] = {}
+        for user, session_id, prompt in rows:
+            newest.setdefault((user, session_id), prompt)
+        return [blobs.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
+
+
+def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
     found = db.execute("SELECT * FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
     if found is None:
         return None
@@ -56,99 +180,3 @@ def turn(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         trained_in=found["trained_in"],
         events=tuple(Event(at, TurnState(state), detail or "") for at, state, detail in events),
     )
-
-
-def turns(
-    db: sqlite3.Connection, *, limit: int, state: TurnState | None, session_id: str | None, user: str | None
-) -> list[TurnSummary]:
-    """Newest first."""
-    filters = {"turn.state": state, "request.session_id": session_id, "request.user": user}
-    asked = {column: str(value) for column, value in filters.items() if value is not None}
-    # Walked in the order asked for, by one index (`+`: not by this one), never sorted: a user may have had all of a
-    # million turns. What waits is few; most of what anybody had is over.
-    order = ("turn.state", "request.session_id", "request.user")
-    first = next((column for column in (order if state in _WAITING else (*order[1:], order[0])) if column in asked), "")
-    newest = "request.id" if first.startswith("request") else "turn.id"
-    where = " AND ".join(f"{'' if column == first else '+'}{column} = ?" for column in asked) or "1"
-    rows = db.execute(
-        "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
-        " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
-        " WHERE of.id = turn.demonstration_of) AS demonstration_of, (SELECT feedback.value FROM feedback"
-        " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1) AS feedback"
-        " FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
-        f" WHERE {where} ORDER BY {newest} DESC LIMIT ?",
-        (*asked.values(), limit),
-    )
-    return [
-        TurnSummary(
-            turn_id=row["turn_id"],
-            user=row["user"],
-            session_id=row["session_id"],
-            state=TurnState(row["state"]),
-            reason=None if row["reason"] is None else DropReason(row["reason"]),
-            finished_at=row["finished_at"],
-            prompt_tokens=row["prompt_tokens"],
-            response_tokens=row["response_tokens"],
-            oldest_version=row["oldest_version"],
-            is_tool=bool(row["is_tool"]),
-            verdict=row["value"],
-            trained_in=row["trained_in"],
-            feedback=row["feedback"],
-            demonstration_of=row["demonstration_of"],
-        )
-        for row in rows
-    ]
-
-
-def counts(db: sqlite3.Connection) -> dict[str, int]:
-    """Turns by state (always all states) and by drop reason, requests, side requests by kind, feedback by effect. A few
-    rows, whatever the size. A demonstration counts as a turn, not as a request."""
-    counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
-    answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
-    answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
-    for group in ("dropped", "abandoned", "side", "feedback"):
-        answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
-    answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
-    return answer | dict(sorted(counted.items()))
-
-
-def recent_replies(db: sqlite3.Connection, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
-    """(prompt, response) of the newest replies that one version sampled alone (any version when None), newest first.
-    Only replies that are plain samples of the policy, and whose owner lets them be used."""
-    marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
-    rows = db.execute(
-        "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
-        f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
-        " AND demonstration_of IS NULL"
-        + ("" if sampled_by is None else " AND oldest_version = ?")
-        + " ORDER BY turn.id DESC LIMIT ?",
-        (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
-    ).fetchall()
-    return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
-
-
-def recent_prompts(db: sqlite3.Connection, limit: int, *, look_at: int = 200) -> list[Ids]:
-    """The newest prompt of each of the `limit` most recently active sessions (among the last `look_at` requests),
-    newest first."""
-    rows = db.execute(
-        "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-        " AND prompt <> x'' ORDER BY id DESC LIMIT ?",
-        (look_at,),
-    ).fetchall()
-    newest: dict[tuple[str, str | None], bytes] = {}
-    for user, session_id, prompt in rows:
-        newest.setdefault((user, session_id), prompt)
-    return [blobs.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
-
-
-def user_verdicts(db: sqlite3.Connection, limit: int) -> list[tuple[int, int]]:
-    """(version that sampled it, verdict) of the newest turns that a user answered, oldest first; none of versions that
-    are dead."""
-    marks = ",".join("?" * len(DEAD))
-    rows = db.execute(  # CROSS: in this order, whatever the planner thinks; any other reads and sorts every turn
-        "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
-        " CROSS JOIN version ON weight_version = oldest_version"
-        f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
-        (*map(str, DEAD), limit),
-    ).fetchall()
-    return [(version, value) for version, value in reversed(rows)]

@@ -1,31 +1,24 @@
-"""The ledger's tables, and the way from an older file to today's.
+"""Tables of the ledger, the migration of older files, and access to the table of single values.
 
-A change of schema is a new entry at the end of `MIGRATIONS`; entries already released never change. `PRAGMA
-user_version` counts the entries a file has had. How the tables are cut:
+A change of schema is a new entry at the end of `MIGRATIONS`; released entries never change. `PRAGMA user_version`
+counts the entries that a file has had. The tables:
 
-* `turn` is small and hot (its state changes six times); what is large and written once lies beside it in `request`,
-  `reply`, `sample`. All five share one integer id, the request's.
-* `piece` holds contents once, by digest: messages, tools, sampling parameters, 512-token stretches of prompts. Others
-  refer by id.
-* `open_turn` holds the keys of turns that wait for a next state, and nothing else: it stays small whatever the ledger
-  grows to.
-* `event` is the story of every turn. `counter` is kept by triggers inside the same transaction, so that counts cost
-  nothing.
-* `feedback` is what users said of replies, and what came of it. A demonstration is a turn of its own
-  (`demonstration_of`), so that it is leased, trained and counted like any other.
-* `lease_sample` never forgets who trained what: the proof of "at most once in any ancestry" is read from it.
-
-The few single values of a ledger: whose it is, the tip, the newest fence, the pin, the switches.
-
-`IN (?, ?, …)` in a few wordings.
-
-Each connection keeps the 256 statements that it prepared last, by their text, and one with 500 marks takes 60 kB: with
-a wording for each number of values they would fill, over days, 18 MB a connection. So the values are filled up with
-the last of them to a power of two, which changes nothing of what is found.
+* `turn` is small and hot (its state changes six times). Large data that is written once is in `request`, `reply`,
+  `next_state` and `sample`. All five share one integer id, the request's.
+* `piece` holds contents once, by digest: messages, tools, sampling parameters, 512-token parts of prompts. Other tables
+  refer to a piece by its id.
+* `open_turn` holds only the keys of turns that wait for a next state. It stays small in a ledger of any size.
+* `event` has every change of a turn's state. Triggers keep `counter` in the same transaction, so that a count reads one
+  row.
+* `feedback` has the feedback of users and its effect. A demonstration is a turn of its own (`demonstration_of`): it is
+  leased, trained and counted like any other.
+* `lease_sample` keeps for ever which lease trained which turn. The audit reads from it that no turn was trained twice
+  in any ancestry.
+* `meta` has the single values: the owner's identity, the tip, the newest fence, the pin, the switches.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from openclaw_rl.errors import LedgerMismatch
@@ -190,11 +183,11 @@ CREATE INDEX version_folder ON version (folder, weight_version) WHERE folder IS 
 """
 
 MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
-"""Entry i takes a file from `user_version` i to i + 1."""
+"""Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 
 def migrate(db: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Bring the file to today's schema, one transaction a step. Raises LedgerMismatch for a file from the future."""
+    """Migrate the file, one transaction a step. Raises LedgerMismatch for a file that a newer program wrote."""
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found > len(migrations):
         raise LedgerMismatch(
@@ -228,6 +221,15 @@ T = TypeVar("T")
 
 
 def in_list(values: Sequence[T]) -> tuple[str, list[T]]:
-    """The marks between the brackets, and what to bind to them. There is at least one value."""
+    """Return the marks between the brackets of `IN (?, ?, …)`, and the values to bind. There is at least one value."""
+    # Each connection keeps the 256 statements that it prepared last, by their text, and one with 500 marks takes 60 kB.
+    # With a wording for each number of values they would fill, over days, 18 MB a connection. So the values are filled
+    # up with the last of them to a power of two, which changes no result.
     size = 1 << (len(values) - 1).bit_length()
     return ",".join("?" * size), [*values, *[values[-1]] * (size - len(values))]
+
+
+def cut(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
+    """Yield the values in parts that one statement takes (SQLite's own bound is 999 in old versions)."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -1,12 +1,8 @@
-"""A ledger read from outside: by a person's export or an offline replay, also while a server writes to it.
+"""Access to a ledger from outside the server: reads for export and replay, backup, compaction.
 
-One read transaction: everything is as it was at one moment, and the server never waits for it. Nothing is written, no
-lock is taken. (While it is open, SQLite keeps what the server writes in the log beside the file.)
-
-A copy of the ledger, whole and consistent, also while a server writes to it.
-
-SQLite's own backup, in one step over one read transaction: the server never waits for it. The copy is one file that
-opens by itself, readable for its owner only.
+A snapshot and a backup work while a server writes, in one read transaction: all rows are of one moment, and the server
+never waits. A snapshot writes no byte and takes no lock. (While it is open, SQLite keeps the server's writes in the log
+beside the file.) Compaction needs the ledger's lock.
 """
 
 import json
@@ -18,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import open, reports
+from openclaw_rl.ledger import open, reports, schema
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
@@ -26,7 +22,7 @@ from openclaw_rl.types import JudgedTurn, Sample, Scope
 
 
 class Snapshot:
-    """Made by `Snapshot.of`. Everything comes oldest first, read as it is asked for."""
+    """Consistent view of a ledger, made by `Snapshot.of`. Rows come oldest first, and are read lazily."""
 
     def __init__(self, db: sqlite3.Connection, identity: Identity) -> None:
         self._db = db
@@ -35,7 +31,7 @@ class Snapshot:
     @classmethod
     @contextmanager
     def of(cls, path: Path) -> Iterator[Self]:
-        """Raises LedgerError when there is no such ledger, LedgerMismatch when it is of another schema."""
+        """Open a snapshot. Raises LedgerError when there is no such ledger, LedgerMismatch for another schema."""
         if not path.is_file():
             raise LedgerError(f"no ledger at {path}")
         try:
@@ -44,10 +40,10 @@ class Snapshot:
             raise LedgerError(f"cannot read the ledger {path}: {error}") from error
         try:
             db.execute("BEGIN")
-            (schema,) = db.execute("PRAGMA user_version").fetchone()
-            if schema != len(MIGRATIONS):
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if found != len(MIGRATIONS):
                 raise LedgerMismatch(
-                    f"the ledger {path} has schema {schema}, this program reads {len(MIGRATIONS)}"
+                    f"the ledger {path} has schema {found}, this program reads {len(MIGRATIONS)}"
                     " (a start of the server migrates an older one)"
                 )
             identity = schema.get_text(db, "identity")
@@ -60,13 +56,13 @@ class Snapshot:
             db.close()
 
     def turns(self) -> Iterator[TurnRecord]:
-        """Every turn, demonstrations among them."""
+        """Yield every turn, demonstrations among them."""
         for (turn_id,) in self._db.execute("SELECT turn_id FROM turn ORDER BY id"):
-            if (record := reports.turn(self._db, turn_id)) is not None:
+            if (record := reports.read_record(self._db, turn_id)) is not None:
                 yield record
 
     def judged(self) -> Iterator[JudgedTurn]:
-        """Every turn of which something was said: a next state, or feedback."""
+        """Yield every turn that has a next state or feedback."""
         rows = self._db.execute(
             "SELECT id FROM turn WHERE demonstration_of IS NULL AND (EXISTS (SELECT 1 FROM next_state WHERE"
             " next_state.id = turn.id) OR EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id)) ORDER BY id"
@@ -75,7 +71,7 @@ class Snapshot:
             yield read_judged(self._db, row)
 
     def demonstrations(self) -> Iterator[tuple[float, Scope, Sample]]:
-        """The newest of each turn: when it came, whose it is."""
+        """Yield the newest demonstration of each turn: its time, its scope, its sample."""
         rows = self._db.execute("SELECT max(id) FROM turn WHERE demonstration_of IS NOT NULL GROUP BY demonstration_of")
         for (row,) in sorted(rows.fetchall()):
             if (sample := read_sample(self._db, row)) is not None:
@@ -84,7 +80,7 @@ class Snapshot:
 
 
 def compact(ledger: Path) -> tuple[int, int]:
-    """Write the file anew; its size before and after. Raises LedgerError, LedgerLocked while a server has it."""
+    """Rewrite the file; return its size before and after. Raises LedgerError, LedgerLocked while a server has it."""
     if not ledger.is_file():
         raise LedgerError(f"no ledger at {ledger}")
     before = ledger.stat().st_size
@@ -102,7 +98,10 @@ def compact(ledger: Path) -> tuple[int, int]:
 
 
 def backup(ledger: Path, copy: Path) -> int:
-    """The size of the copy in bytes. Raises LedgerError; then there is none."""
+    """Copy the ledger to one file that only its owner can read; return the file's size in bytes.
+
+    Raises LedgerError, and then leaves no file.
+    """
     if not ledger.is_file():
         raise LedgerError(f"no ledger at {ledger}")
     try:

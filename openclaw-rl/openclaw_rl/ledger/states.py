@@ -1,12 +1,12 @@
-"""The life of a turn, and of a version: which state may follow which.
+"""States of turns and of versions: the legal changes, and the functions that make them.
 
     served ──▶ paired ──▶ judged ──▶ sampled ⇄ leased ──▶ trained
        ╰─────────┴──────────┴──────────┴─────────┴──────────┴──▶ dropped(reason)
 
-`leased → sampled`: the lease ended without a version. `trained → sampled | dropped`: its version was rejected, rolled
-back or lost. A user's feedback judges a turn that is `served`, has a `sampled` one scored again, and brings back one
-that was `dropped` for a reason in `REVIVABLE`: each becomes `judged`. Every change goes through `move`, inside the
-caller's transaction; an illegal one is a `LedgerError` that names it.
+`leased → sampled`: the lease ended without a version. `trained → sampled | dropped`: the version was rejected, rolled
+back or lost. A user's feedback moves three kinds of turns to `judged`: a `served` one, a `sampled` one (it is scored
+again), and one that was `dropped` for a reason in `REVIVABLE`. `move` makes every change, inside the caller's
+transaction; an illegal change raises a `LedgerError` that names it.
 """
 
 import sqlite3
@@ -36,13 +36,13 @@ REVIVABLE = frozenset(
         DropReason.METHOD,
     }
 )
-"""Nothing was wrong with the tokens: nobody had said anything of them that could be learned from. Feedback does."""
+"""Drop reasons of turns with sound tokens that lacked a usable answer. Feedback on such a turn supplies it."""
 
 DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
-"""Versions that no tip has among its ancestors."""
+"""States of versions that are no ancestor of the tip."""
 
 PASSED = frozenset({_V.SERVING, _V.RETIRED, _V.SUPERSEDED})
-"""Versions that passed the gate and are done with: what a rollback may go back to."""
+"""States of versions that passed the gate and were decided on: a rollback may go to them."""
 
 VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
     _V.CANDIDATE: DEAD | {_V.GATED},
@@ -59,7 +59,7 @@ VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
 
 
 def move_version(db: sqlite3.Connection, n: int, to: VersionState, *, reason: str | None = None) -> None:
-    """Change a version's state. What becomes of its samples, of the tip and of the leases is the caller's business."""
+    """Change a version's state. The caller takes care of its samples, of the tip and of the leases."""
     row = db.execute("SELECT state FROM version WHERE weight_version = ?", (n,)).fetchone()
     if row is None:
         raise LedgerError(f"no version {n}")
@@ -72,7 +72,7 @@ def move_version(db: sqlite3.Connection, n: int, to: VersionState, *, reason: st
 
 
 def find_turn(db: sqlite3.Connection, turn_id: str) -> int:
-    """The row of a turn."""
+    """Return the row of a turn. Raises LedgerError when there is no such turn."""
     row = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
     if row is None:
         raise LedgerError(f"no turn {turn_id}")
@@ -89,7 +89,7 @@ def move(
     detail: str = "",
     trained_in: int | None = None,
 ) -> TurnState:
-    """Change a turn's state and write the event; returns the state it left."""
+    """Change a turn's state and write the event; return the state before."""
     turn_id, state, why = db.execute("SELECT turn_id, state, reason FROM turn WHERE id = ?", (turn,)).fetchone()
     before = TurnState(state)
     if to not in TURN_MOVES[before] or (before is TurnState.DROPPED and why not in REVIVABLE):
@@ -105,7 +105,7 @@ def move(
 
 
 def append_event(db: sqlite3.Connection, turn: int, state: TurnState, *, at: float, detail: str = "") -> None:
-    """One more line of a turn's story."""
+    """Append an event to a turn."""
     db.execute(
         "INSERT INTO event SELECT ?1, coalesce(max(n), -1) + 1, ?2, ?3, ?4 FROM event WHERE turn = ?1",
         (turn, at, str(state), detail or None),

@@ -1,17 +1,22 @@
-"""Reads off the event loop: two threads, each with a connection of its own, so that a long read never stands before a
-short one alone.
+"""Base of the ledger's parts: the reader threads, the clock, and the decorators `write`, `chat_write` and `read`.
 
-WAL: a read sees the last commit and never waits for the writer.
+An operation of the ledger is declared once, as a method whose body is its SQL:
 
-What the parts of the ledger's async face have in common: the threads that they put their work on, and the time.
+    @write
+    def renew(self, db: sqlite3.Connection, lease_id: str, fence: int) -> float: ...
+
+The decorator makes an async method without `db` of it: `await ledger.renew(lease_id, fence)`. The body runs on the
+writer's thread in one transaction, or on a reader's thread in one snapshot (`read`). A body that another transaction
+needs too is a function of the module.
 """
 
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger.redaction import NounRedactor
@@ -19,9 +24,24 @@ from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Part = TypeVar("Part", bound="LedgerPart")
+Body = Callable[Concatenate[Part, sqlite3.Connection, P], T]
+Method = Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]
+
+Clock = Callable[[], float]
+
+CHAT_TIMEOUT_S = 10.0
+"""Longest wait of a chat for a disk that hangs; after it the reply goes out unrecorded, and a log line reports it."""
 
 
 class Reader:
+    """Runs reads off the event loop: two threads, each with its own connection.
+
+    A long read delays a short one only when both threads have one. A read sees the last commit and never waits for the
+    writer (SQLite's WAL).
+    """
+
     def __init__(self, connect: Callable[[], sqlite3.Connection], *, threads: int = 2) -> None:
         self._connect = connect
         self._own = threading.local()
@@ -29,6 +49,7 @@ class Reader:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ledger-reader")
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on a reader's thread. Raises LedgerUnavailable when the file cannot be read."""
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._threads, self._read, work)
         except RuntimeError as error:
@@ -50,7 +71,7 @@ class Reader:
         except sqlite3.Error as error:
             raise LedgerUnavailable(f"the ledger cannot be read: {error}") from error
         except OverflowError as error:  # a number that no column holds
-            raise LedgerError(f"there is nothing like it: {error}") from error
+            raise LedgerError(f"no row has such a number: {error}") from error
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
@@ -59,17 +80,47 @@ class Reader:
         self._open.clear()
 
 
-Clock = Callable[[], float]
-
-CHAT_TIMEOUT_S = 10.0
-"""A chat waits no longer than this for a disk that hangs; the reply then goes out unrecorded, and says so."""
-
-
 class LedgerPart:
+    """Base class of the ledger's parts: the writer, the readers, the settings, the redactor and the clock."""
+
     def __init__(
         self, writer: Writer, reader: Reader, training: TrainingSettings, masks: NounRedactor, clock: Clock
     ) -> None:
         self._writer, self._reader, self._training, self._masks, self._clock = writer, reader, training, masks, clock
 
-    async def _chat(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._writer.write(work, timeout_s=CHAT_TIMEOUT_S)
+
+def write(body: Body[Part, P, T]) -> Method[Part, P, T]:
+    """Make an async method of `body` that runs it in a transaction and returns once the transaction is on disk."""
+    return _on_writer(body, timeout_s=None, is_synced=True)
+
+
+def chat_write(*, is_synced: bool) -> Callable[[Body[Part, P, T]], Method[Part, P, T]]:
+    """Return the decorator `write` for a chat, which waits at most `CHAT_TIMEOUT_S`.
+
+    is_synced: False commits without an fsync. `kill -9` loses no such commit, a power cut may.
+    """
+
+    def decorate(body: Body[Part, P, T]) -> Method[Part, P, T]:
+        return _on_writer(body, timeout_s=CHAT_TIMEOUT_S, is_synced=is_synced)
+
+    return decorate
+
+
+def read(body: Body[Part, P, T]) -> Method[Part, P, T]:
+    """Make an async method of `body` that runs it in one snapshot on a reader's thread."""
+
+    @wraps(body)
+    async def method(self: Part, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._reader.read(lambda db: body(self, db, *args, **kwargs))
+
+    return method
+
+
+def _on_writer(body: Body[Part, P, T], *, timeout_s: float | None, is_synced: bool) -> Method[Part, P, T]:
+    @wraps(body)
+    async def method(self: Part, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._writer.write(
+            lambda db: body(self, db, *args, **kwargs), timeout_s=timeout_s, is_synced=is_synced
+        )
+
+    return method

@@ -1,9 +1,9 @@
-"""Makes commits durable beside the writer, so that a write nobody needs an fsync for never waits for one.
+"""Syncer: the thread that makes commits durable, so that a write without a need for an fsync never waits for one.
 
 The writer commits with `synchronous = NORMAL`: the log holds the transaction, the disk may not. This thread then does
-what `FULL` would have done inside the commit, one `fdatasync` of the log for all that wait, and answers. A slow disk
-holds up those who asked for it, and nobody else. It also moves the log into the file while nobody writes, over a
-connection of its own.
+the part of `FULL` that is missing: one `fdatasync` of the log for all jobs that wait, then their answers. A slow disk
+delays only the jobs that asked for an fsync. The thread also moves the log into the file in idle time, over its own
+connection.
 """
 
 import os
@@ -18,7 +18,7 @@ import structlog
 
 _IDLE_S = 0.2
 _CHECKPOINT_GROUPS = 400
-"""The log is moved into the file after `_IDLE_S` of silence, or after so many commits without one."""
+"""Commits after which the log is moved into the file without a pause; else it is moved after `_IDLE_S` of silence."""
 
 log = structlog.get_logger(__name__)
 _sync = getattr(os, "fdatasync", os.fsync)
@@ -28,11 +28,11 @@ Told = Callable[[OSError | None], None]
 @dataclass(frozen=True, slots=True)
 class _Commit:
     told: Told | None
-    """Called once it is on disk, or cannot be; None: nobody asked."""
+    """Callback once the commit is on disk, or cannot be; None: no job of the group waits."""
 
 
 class Syncer:
-    """Started by `start` once the file has a log, ended by `close`; both are the writer thread's, as is `committed`."""
+    """Thread that syncs commits. The writer's thread calls `start` (once there is a log), `committed` and `close`."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
@@ -41,15 +41,15 @@ class Syncer:
         self._log_fd: int | None = None
         self._log_path = Path()
         self.failure: str | None = None
-        """Why the last fsync did not work."""
+        """Reason that the last fsync failed; None: it did not."""
         self.is_log_long = False
-        """Somebody writes all the time: only between two commits can the log end and begin anew. The writer does it."""
+        """True if writes never pause: then the writer moves the log into the file, between two commits."""
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """What was committed is still synced and told."""
+        """Sync and answer the commits that wait, then end the thread."""
         self._commits.put(None)
         self._thread.join()
 
@@ -57,11 +57,11 @@ class Syncer:
         self._commits.put(_Commit(told))
 
     def sync(self, db: sqlite3.Connection) -> None:
-        """The log's content to the disk. Raises OSError."""
+        """Write the log to the disk. Raises OSError."""
         if self._log_fd is None:
             (file,) = (row["file"] for row in db.execute("PRAGMA database_list") if row["name"] == "main")
             self._log_path = Path(f"{file}-wal")
-            # Not the file itself: closing that would let go of SQLite's own locks on it. The log carries none.
+            # Not the file itself: closing it would release SQLite's own locks on it. The log carries no locks.
             self._log_fd = os.open(self._log_path, os.O_RDONLY)
             folder = os.open(self._log_path.parent, os.O_RDONLY)
             try:
@@ -93,12 +93,12 @@ class Syncer:
             self._tell(db, [commit.told for commit in commits if commit.told is not None])
             groups += len(commits)
             if groups >= _CHECKPOINT_GROUPS and not self.is_log_long:
-                checkpoint(db)  # most of it; what was written meanwhile is left to the writer
+                checkpoint(db)  # most of the log; the writer moves the newest commits
                 self.is_log_long = True
                 groups = 0
 
     def _take(self, first: _Commit | None) -> tuple[list[_Commit], bool]:
-        """All that wait, and whether the end was asked for behind them."""
+        """Return all commits that wait, and True if `close` was called after them."""
         commits = []
         while first is not None:
             commits.append(first)
@@ -124,7 +124,7 @@ class Syncer:
 
 
 def checkpoint(db: sqlite3.Connection) -> bool:
-    """Move the log into the file. Whether all of it is there, so that a write that begins now begins the log anew."""
+    """Move the log into the file. True: all of it is there, and the next write begins a new log."""
     try:
         busy, size, done = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:

@@ -1,168 +1,160 @@
-"""Versions as rows: the tip, what serves, what is pinned.
+"""Versions of the weights as rows: the tip, the serving version, the pin, the folders.
 
-The versions that are not dead (rejected, rolled back, lost) are one chain from the base to the tip: being an ancestor
-of the tip, or the tip, is the same as not being dead. `chain` keeps it so, the audit proves it, and no call walks it.
+The versions that are not dead (rejected, rolled back, lost) are one chain from the base to the tip. So "the tip or an
+ancestor of it" is the same as "not dead"; no call walks the chain. `lineage` keeps this true, and the audit proves it.
 
-Numbers only grow and are never used again; rows are never deleted. At most one version is `serving`. It is what new
-requests *should* get: after a rollback the ledger says so first, and the publisher makes the engine follow (also after
-a crash in between).
+Numbers only grow and are never reused; rows are never deleted. At most one version is `serving`: the one that new
+requests *should* get. A rollback changes the ledger first; the publisher then makes the engine follow, also after a
+crash in between.
 """
 
 import sqlite3
-from collections.abc import Collection
+from dataclasses import dataclass
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import schema
 from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move_version
+from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.trainer_protocol import Tip
 from openclaw_rl.types import Version, VersionState, WeightKind
 
 
-def tip(db: sqlite3.Connection) -> Tip:
-    found = row(db, schema.get_int(db, "tip"))
-    return Tip(
-        weight_version=found["weight_version"],
-        kind=found["kind"],
-        base_hash=found["base_hash"],
-        folder=found["folder"],
-        needs_fresh_moments=not found["has_optimizer"],
-        needed=_folders(db, needed(db, newest=0)),
-    )
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """A version to insert. Its kind of weights and its base are its parent's."""
+
+    number: int
+    depth: int
+    """Commits between the base and this version."""
+    folder: str | None
+    sha256: str | None
+    weights_file: str | None
+    state: VersionState
+    is_durable: bool
+    metrics: str
+    """The step's metrics as JSON."""
+    probes: bytes | None
+    """The step's probes as packed JSON."""
+    committed_at: float
+    lease_id: str | None = None
+    same_weights_as: int | None = None
+    has_optimizer: bool = True
 
 
-def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
-    """Versions whose files must stay: what serves, is pinned or is trained from; what a rejection falls back to, or a
-    trainer that lost what it had not checkpointed; and for a rollback the `newest` that passed the gate.
-    """
-    query = "SELECT weight_version, state, durable, folder, weights_file FROM version ORDER BY weight_version DESC"
-    chain: list[int] = []
-    passed: list[int] = []
-    is_durable = False
-    for row in db.execute(query):  # newest first, and no further than asked: the base alone is at the end of it
-        if is_durable and len(passed) >= max(newest, 1):
-            break
-        if row["state"] in DEAD:
-            continue
-        if not (is_durable and passed):
-            chain.append(row["weight_version"])
-        if row["state"] in PASSED and has_weights(row):
-            passed.append(row["weight_version"])
-        is_durable = is_durable or bool(row["durable"])
-    pin = pinned(db)
-    always = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
-    return frozenset({*always, *chain, *passed[:newest]})
+class Versions(LedgerPart):
+    """Reads of versions, and the publisher's changes of their states, pins and weights."""
+
+    @read
+    def tip(self, db: sqlite3.Connection) -> Tip:
+        """Return the version to train from."""
+        found = row(db, schema.get_int(db, "tip"))
+        still_needed = needed(db, newest=0)
+        return Tip(
+            weight_version=found["weight_version"],
+            kind=found["kind"],
+            base_hash=found["base_hash"],
+            folder=found["folder"],
+            needs_fresh_moments=not found["has_optimizer"],
+            needed=[folder for number, folder in _folders(db).items() if number in still_needed],
+        )
+
+    @read
+    def versions(self, db: sqlite3.Connection, *, since: int = 0, newest: int | None = None) -> list[Version]:
+        """Return versions by number, without the probes of their reports, which are large.
+
+        All from number `since` on, or the `newest` of them: an old ledger has very many.
+        """
+        rows = db.execute(
+            "SELECT * FROM version WHERE weight_version >= ? ORDER BY weight_version DESC LIMIT ?",
+            (since, -1 if newest is None else newest),
+        ).fetchall()
+        return [_version(found, with_probes=False) for found in reversed(rows)]
+
+    @read
+    def unfinished_versions(self, db: sqlite3.Connection) -> list[Version]:
+        """Return the CANDIDATE, GATED and LOADING versions by number: the publisher still has to decide on them."""
+        rows = db.execute(
+            "SELECT * FROM version WHERE state IN ('candidate', 'gated', 'loading') ORDER BY weight_version"
+        ).fetchall()
+        return [_version(found, with_probes=False) for found in rows]
+
+    @read
+    def version_folders(self, db: sqlite3.Connection) -> dict[int, str]:
+        """Return the folders of the versions that still have weights, by number."""
+        return _folders(db)
+
+    @read
+    def version(self, db: sqlite3.Connection, n: int) -> Version:
+        """Return one version with its whole report."""
+        return read_version(db, n)
+
+    @write
+    def set_version_state(self, db: sqlite3.Connection, n: int, state: VersionState, reason: str | None = None) -> None:
+        """Change the state of a version, if the change is legal; its present state again is no change.
+
+        SERVING retires the version that served. Changes that cut the chain have their own calls (`lineage`).
+        """
+        if state in DEAD:
+            raise LedgerError(f"a version becomes {state} by reject, rollback or lose_undurable alone")
+        if row(db, n)["state"] == state:
+            return
+        if state is VersionState.SERVING:
+            db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+        if state is VersionState.GATED:
+            schema.put(db, "rejections_in_a_row", 0)
+        move_version(db, n, state, reason=reason)
+
+    @read
+    def pinned(self, db: sqlite3.Connection) -> int | None:
+        """Return the version that the publisher serves instead of the tip."""
+        return read_pin(db)
+
+    @read
+    def check_pinnable(self, db: sqlite3.Connection, n: int) -> None:
+        """Raise the LedgerError that `set_pin` would, before the publisher loads weights for it."""
+        _check_pinnable(db, n)
+
+    @write
+    def set_pin(self, db: sqlite3.Connection, n: int | None) -> None:
+        """Pin a version for the publisher, or remove the pin; training continues from the tip."""
+        if n is not None:
+            _check_pinnable(db, n)
+        schema.put(db, "pinned", n)
+
+    @read
+    def serving_version(self, db: sqlite3.Connection) -> int:
+        """Return the version that new requests should get."""
+        return serving(db)
+
+    @write
+    def optimizer_pruned(self, db: sqlite3.Connection, weight_version: int) -> None:
+        """Record that the optimizer state was deleted: a trainer that continues from here starts with fresh moments."""
+        row(db, weight_version)
+        db.execute("UPDATE version SET has_optimizer = 0 WHERE weight_version = ?", (weight_version,))
+
+    @read
+    def needed_versions(self, db: sqlite3.Connection, newest: int) -> frozenset[int]:
+        """Return the versions whose files must stay, among them the `newest` that passed the gate."""
+        return needed(db, newest)
+
+    @write
+    def prune_weights(self, db: sqlite3.Connection, n: int, newest: int) -> str | None:
+        """Remove the folder of `n`, which never serves again; return the folder if no other version has it.
+
+        Raises LedgerError when `n` is one of `needed_versions(newest)`.
+        """
+        folder = row(db, n)["folder"]
+        if folder is None:
+            return None
+        if n in needed(db, newest):
+            raise LedgerError(f"version {n} is needed")
+        db.execute("UPDATE version SET folder = NULL, has_optimizer = 0 WHERE weight_version = ?", (n,))
+        still = db.execute("SELECT 1 FROM version WHERE folder = ?", (folder,)).fetchone()
+        return None if still else str(folder)
 
 
-def has_weights(row: sqlite3.Row) -> bool:
-    """Not once they were pruned; the base needs none."""
-    return row["folder"] is not None or row["weights_file"] is None
-
-
-def check_has_weights(row: sqlite3.Row) -> None:
-    if not has_weights(row):
-        raise LedgerError(f"the weights of version {row['weight_version']} were deleted (publisher.keep_versions)")
-
-
-def prune_weights(db: sqlite3.Connection, n: int, newest: int) -> str | None:
-    folder = row(db, n)["folder"]
-    if folder is None:
-        return None
-    if n in needed(db, newest):
-        raise LedgerError(f"version {n} is needed")
-    db.execute("UPDATE version SET folder = NULL, has_optimizer = 0 WHERE weight_version = ?", (n,))
-    still = db.execute("SELECT 1 FROM version WHERE folder = ?", (folder,)).fetchone()
-    return None if still else str(folder)
-
-
-def depth(db: sqlite3.Connection, n: int) -> int | None:
-    """Commits between the base and a version on the chain; None for any other. (To serve old weights again is no
-    commit.)"""
-    marks = ",".join("?" * len(DEAD))
-    query = f"SELECT depth FROM version WHERE weight_version = ? AND state NOT IN ({marks})"
-    found = db.execute(query, (n, *map(str, DEAD))).fetchone()
-    return None if found is None else int(found[0])
-
-
-def after(db: sqlite3.Connection, n: int) -> list[int]:
-    """The versions on the chain behind `n`, newest first."""
-    marks = ",".join("?" * len(DEAD))
-    query = f"SELECT weight_version FROM version WHERE weight_version > ? AND state NOT IN ({marks}) ORDER BY 1 DESC"
-    return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
-
-
-def serving(db: sqlite3.Connection) -> int:
-    (number,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
-    return int(number)
-
-
-def pinned(db: sqlite3.Connection) -> int | None:
-    found = schema.get_text(db, "pinned")
-    return None if found is None else int(found)
-
-
-def check_pinnable(db: sqlite3.Connection, n: int) -> None:
-    found = row(db, n)
-    if found["state"] in DEAD:
-        raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
-    check_has_weights(found)
-
-
-def set_pin(db: sqlite3.Connection, n: int | None) -> None:
-    if n is not None:
-        check_pinnable(db, n)
-    schema.put(db, "pinned", n)
-
-
-def set_state(db: sqlite3.Connection, n: int, state: VersionState, reason: str | None) -> None:
-    """The publisher's moves. What cuts the chain has calls of its own, which look after the samples."""
-    if state in DEAD:
-        raise LedgerError(f"a version becomes {state} by reject, rollback or lose_undurable alone")
-    if row(db, n)["state"] == state:
-        return
-    if state is VersionState.SERVING:
-        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
-    if state is VersionState.GATED:
-        schema.put(db, "rejections_in_a_row", 0)
-    move_version(db, n, state, reason=reason)
-
-
-def optimizer_pruned(db: sqlite3.Connection, n: int) -> None:
-    """Its optimizer state was deleted: who goes on from it starts with fresh moments."""
-    row(db, n)
-    db.execute("UPDATE version SET has_optimizer = 0 WHERE weight_version = ?", (n,))
-
-
-def read(db: sqlite3.Connection, n: int) -> Version:
-    """With its whole report."""
-    return _version(row(db, n), with_probes=True)
-
-
-def read_all(db: sqlite3.Connection, *, since: int = 0, newest: int | None = None) -> list[Version]:
-    """Without the probes of the reports, which are large. `since` a number, and at most the `newest`."""
-    rows = db.execute(
-        "SELECT * FROM version WHERE weight_version >= ? ORDER BY weight_version DESC LIMIT ?",
-        (since, -1 if newest is None else newest),
-    ).fetchall()
-    return [_version(found, with_probes=False) for found in reversed(rows)]
-
-
-def unfinished(db: sqlite3.Connection) -> list[Version]:
-    """Committed, and neither served nor passed over nor dead yet; by number."""
-    rows = db.execute(
-        "SELECT * FROM version WHERE state IN ('candidate', 'gated', 'loading') ORDER BY weight_version"
-    ).fetchall()
-    return [_version(found, with_probes=False) for found in rows]
-
-
-def folders(db: sqlite3.Connection) -> dict[int, str]:
-    """Where the weights of the versions lie that have some, by number."""
-    rows = db.execute("SELECT weight_version, folder FROM version WHERE folder IS NOT NULL").fetchall()
-    return {number: str(folder) for number, folder in sorted(tuple(row) for row in rows)}
-
-
-def _folders(db: sqlite3.Connection, numbers: Collection[int]) -> list[str]:
-    return [folder for number, folder in folders(db).items() if number in numbers]
+# For other transactions
 
 
 def row(db: sqlite3.Connection, n: int) -> sqlite3.Row:
@@ -172,53 +164,114 @@ def row(db: sqlite3.Connection, n: int) -> sqlite3.Row:
     return found
 
 
-def insert(
-    db: sqlite3.Connection,
-    number: int,
-    parent: sqlite3.Row,
-    *,
-    depth: int,
-    folder: str | None,
-    sha256: str | None,
-    weights_file: str | None,
-    state: VersionState,
-    durable: bool,
-    metrics: str,
-    probes: bytes | None,
-    at: float,
-    lease_id: str | None = None,
-    same_weights_as: int | None = None,
-    has_optimizer: bool = True,
-) -> None:
+def read_version(db: sqlite3.Connection, n: int) -> Version:
+    return _version(row(db, n), with_probes=True)
+
+
+def next_number(db: sqlite3.Connection) -> int:
+    (number,) = db.execute("SELECT max(weight_version) + 1 FROM version").fetchone()  # no row is ever deleted
+    return int(number)
+
+
+def insert(db: sqlite3.Connection, new: NewVersion, *, parent: sqlite3.Row) -> None:
     db.execute(
         "INSERT INTO version (weight_version, parent, depth, same_weights_as, kind, base_hash, folder, sha256,"
         " weights_file, state, lease_id, durable, has_optimizer, committed_at, metrics, probes)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            number,
+            new.number,
             parent["weight_version"],
-            depth,
-            same_weights_as,
+            new.depth,
+            new.same_weights_as,
             parent["kind"],
             parent["base_hash"],
-            folder,
-            sha256,
-            weights_file,
-            str(state),
-            lease_id,
-            durable,
-            has_optimizer,
-            at,
-            metrics,
-            probes,
+            new.folder,
+            new.sha256,
+            new.weights_file,
+            str(new.state),
+            new.lease_id,
+            new.is_durable,
+            new.has_optimizer,
+            new.committed_at,
+            new.metrics,
+            new.probes,
         ),
     )
 
 
-def next_number(db: sqlite3.Connection) -> int:
-    """Rows are never deleted, so no number comes twice."""
-    (number,) = db.execute("SELECT max(weight_version) + 1 FROM version").fetchone()
+def serving(db: sqlite3.Connection) -> int:
+    (number,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
     return int(number)
+
+
+def read_pin(db: sqlite3.Connection) -> int | None:
+    found = schema.get_text(db, "pinned")
+    return None if found is None else int(found)
+
+
+def depth(db: sqlite3.Connection, n: int) -> int | None:
+    """Return the commits between the base and a version on the chain; None for a dead version.
+
+    A version that serves old weights under a new number is no commit.
+    """
+    marks = ",".join("?" * len(DEAD))
+    query = f"SELECT depth FROM version WHERE weight_version = ? AND state NOT IN ({marks})"
+    found = db.execute(query, (n, *map(str, DEAD))).fetchone()
+    return None if found is None else int(found[0])
+
+
+def after(db: sqlite3.Connection, n: int) -> list[int]:
+    """Return the versions on the chain after `n`, newest first."""
+    marks = ",".join("?" * len(DEAD))
+    query = f"SELECT weight_version FROM version WHERE weight_version > ? AND state NOT IN ({marks}) ORDER BY 1 DESC"
+    return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
+
+
+def has_weights(row: sqlite3.Row) -> bool:
+    """Return False once the weights were pruned. The base has no file and needs none."""
+    return row["folder"] is not None or row["weights_file"] is None
+
+
+def check_has_weights(row: sqlite3.Row) -> None:
+    if not has_weights(row):
+        raise LedgerError(f"the weights of version {row['weight_version']} were deleted (publisher.keep_versions)")
+
+
+def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
+    """Return the versions whose files must stay.
+
+    They are the serving, the pinned and the tip version; those that a rejection, or a trainer that lost its
+    uncheckpointed versions, falls back to; and for a rollback the `newest` that passed the gate.
+    """
+    query = "SELECT weight_version, state, durable, folder, weights_file FROM version ORDER BY weight_version DESC"
+    chain: list[int] = []
+    passed: list[int] = []
+    is_durable = False
+    for row in db.execute(query):  # newest first, and no further than needed
+        if is_durable and len(passed) >= max(newest, 1):
+            break
+        if row["state"] in DEAD:
+            continue
+        if not (is_durable and passed):
+            chain.append(row["weight_version"])
+        if row["state"] in PASSED and has_weights(row):
+            passed.append(row["weight_version"])
+        is_durable = is_durable or bool(row["durable"])
+    pin = read_pin(db)
+    always = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
+    return frozenset({*always, *chain, *passed[:newest]})
+
+
+def _check_pinnable(db: sqlite3.Connection, n: int) -> None:
+    found = row(db, n)
+    if found["state"] in DEAD:
+        raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
+    check_has_weights(found)
+
+
+def _folders(db: sqlite3.Connection) -> dict[int, str]:
+    rows = db.execute("SELECT weight_version, folder FROM version WHERE folder IS NOT NULL").fetchall()
+    return {number: str(folder) for number, folder in sorted(tuple(row) for row in rows)}
 
 
 def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:

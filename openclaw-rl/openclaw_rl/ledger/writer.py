@@ -1,16 +1,16 @@
-"""The one writer: a thread that owns the only writing connection and commits in groups.
+"""Writer: the thread that owns the only writing connection and commits in groups.
 
-Every write is a job, a function of the connection. The thread takes all jobs that wait, runs each in its own savepoint
-inside one transaction, commits once and only then answers them; the one fsync for all who need it is `syncer`'s, on a
-thread of its own. Promises:
+Every write is a job, a function of the connection. The thread takes all jobs that wait and runs each in its own
+savepoint inside one transaction. It commits once and then answers them. The syncer's thread makes one fsync for all
+jobs that need it. Promises:
 
-* A job that raises leaves no trace, and does not disturb its neighbours; its caller gets the exception.
-* A job that returns is on disk; one that asked for less (`is_synced=False`) is with the operating system: it survives
-  `kill -9`, and may be lost, whole, when the power fails.
-* When the file cannot be written (disk full, locked by another program, an I/O error) the jobs at hand fail with
-  `LedgerUnavailable`, `failure` says why, and the thread tries a write of its own, as large as a turn, every second
-  until one succeeds. Nothing waits for that. A smaller job that finds room meanwhile is done, and ends no failure: it
-  would come and go with each. A file that is torn stays a failure: no write makes it whole.
+* A job that raises leaves no trace and does not affect the other jobs; its caller gets the exception.
+* A job that returns is on disk. A job with `is_synced=False` is with the operating system: it survives `kill -9`; a
+  power failure may lose it, whole.
+* When the file cannot be written (disk full, locked by another program, an I/O error), the jobs of the group fail with
+  `LedgerUnavailable`, and `failure` has the reason. Every second the thread then tries a write of its own, as large as
+  a turn, until one succeeds; no job waits for it. A smaller job that finds room meanwhile is done and does not end the
+  failure, or the state would flicker. A torn file stays a failure: no write repairs it.
 * The queue is bounded: beyond `max_waiting` jobs a call fails at once, so that a slow disk never becomes a slow chat.
 """
 
@@ -60,7 +60,7 @@ def _ended(group: list[_Job]) -> list[_Outcome]:
 
 
 class Writer:
-    """Started by `start`, ended by `close`; calls come from one event loop."""
+    """The writer's thread and its queue. `start` starts it, `close` ends it; calls come from one event loop."""
 
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], *, max_waiting: int = 10_000, probe_s: float = 1.0
@@ -73,36 +73,38 @@ class Writer:
         self._syncer = Syncer(connect)
         self._failure: str | None = None
         self._lost = 0
-        """Writes that failed since `_failure`."""
+        """Number of writes that failed since `_failure`."""
         self._is_torn = False
         self._probe_at = 0.0
 
     @property
     def failure(self) -> str | None:
-        """Why the file cannot be written now; None when all is well."""
+        """The reason that the file cannot be written now; None: it can."""
         return self._failure or self._syncer.failure
 
     def start(self) -> None:
         self._thread.start()
 
     async def close(self) -> None:
-        """What was handed in is still written."""
+        """Write the jobs that wait, then end the thread."""
         if not self.is_closed:
             self.is_closed = True
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def alone(self, work: Work[T]) -> T:
-        """Run `work` outside a transaction, between two groups: for what SQLite does not do inside one (VACUUM)."""
+        """Run `work` outside a transaction, between two groups (SQLite refuses VACUUM inside one)."""
         return await self.write(work, is_alone=True)
 
     async def write(
         self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True, is_alone: bool = False
     ) -> T:
-        """Run `work` in a transaction; returns once it is on disk (committed, without the fsync, when not `is_synced`:
-        a few milliseconds less, for what a chat waits for and a power cut may take). With `timeout_s`, a job the
-        thread has not come to by then is not run at all. One it has come to may yet be written, and so is one whose
-        fsync fails: the caller must be able to live with both."""
+        """Run `work` in a transaction and return once it is on disk.
+
+        is_synced: False returns after the commit, without the fsync, a few milliseconds earlier.
+        timeout_s: a job that the thread has not reached by then is not run. A job that it has reached may still be
+        written, and so may a job whose fsync fails: the caller must accept both.
+        """
         if self.is_closed or not self._thread.is_alive():
             raise LedgerUnavailable("the ledger is closed")
         if self._waiting >= self._max_waiting:
@@ -131,7 +133,7 @@ class Writer:
                     self._syncer.close()
             finally:
                 db.close()
-        finally:  # closed, or broken by a bug: whoever still waits is told
+        finally:  # closed, or broken by a bug: the jobs that still wait get an error
             group, _ = self._take()
             if group:
                 self._answer(group, _ended(group))
@@ -160,7 +162,7 @@ class Writer:
                 self._probe(db)
 
     def _take(self, *first: _Job) -> tuple[list[_Job], bool]:
-        """The next group, and whether the end was asked for behind it."""
+        """Return the next group, and True if `close` was called after it."""
         group = list(first)
         while len(group) < _GROUP:
             try:
@@ -192,7 +194,7 @@ class Writer:
                 log.warning("ledger_rollback", error=str(error))
 
     def _hand_out(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
-        """Answer who needs no fsync or cannot have one; the rest when the log is on disk."""
+        """Answer the jobs that need no fsync or failed; answer the others when the log is on disk."""
         pairs = list(zip(group, outcomes, strict=True))
         waiting = [(job, outcome) for job, outcome in pairs if job.is_synced and outcome.error is None]
         if len(waiting) < len(pairs):
@@ -210,7 +212,7 @@ class Writer:
     def _answer(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
         try:
             group[0].loop.call_soon_threadsafe(self._settle, group, outcomes)
-        except RuntimeError:  # the loop is gone, and with it everyone who could be told
+        except RuntimeError:  # the loop is closed, and with it every caller
             log.warning("ledger_unanswered", jobs=len(group))
 
     def _settle(self, group: list[_Job], outcomes: list[_Outcome]) -> None:
@@ -225,11 +227,11 @@ class Writer:
 
     @property
     def _probe_in_s(self) -> float | None:
-        """None: there is nothing to try."""
+        """Seconds until the next probe; None: no probe is due."""
         return max(self._probe_at - time.monotonic(), 0.0) if self.failure and not self._is_torn else None
 
     def _probe(self, db: sqlite3.Connection) -> None:
-        """As large as a turn, written and taken away again, so that success means that turns can be written."""
+        """Write and delete a row as large as a turn: its success shows that turns can be written."""
         self._probe_at = time.monotonic() + self._probe_s
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -266,7 +268,7 @@ def _alone(db: sqlite3.Connection, job: _Job) -> _Outcome:
 
 
 def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:
-    """One job in its savepoint. A fault of the file climbs (the group fails), any other is the job's own."""
+    """Run one job in its savepoint. A fault of the file is raised (the group fails); any other is the job's own."""
     if job.is_given_up:
         return _Outcome(error=LedgerUnavailable("given up by its caller"))
     db.execute("SAVEPOINT job")
@@ -282,7 +284,7 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> _Outcome:
         outcome = _Outcome(error=LedgerError(f"the ledger refused a row: {error}"))
     except sqlite3.Error:
         raise
-    except Exception as error:  # whatever it is belongs to the caller, who gets it
+    except Exception as error:  # an error of the work itself: its caller gets it
         outcome = _Outcome(error=error)
     else:
         db.execute("RELEASE job")

@@ -1,7 +1,7 @@
-"""Writes a GGUF, or a folder with older weight files, as a plain fp32 safetensors folder with config and tokenizer.
+"""Conversion of a GGUF, or of a folder with older weight files, to a plain fp32 safetensors folder.
 
-Written beside its place and renamed: a reader finds all of it or nothing, and of two processes that race the later one
-keeps the first one's folder, whose bytes are the same.
+The folder is written beside its place and renamed, so a reader never finds a part of it. If two processes race, the
+later one keeps the folder of the first, whose bytes are the same.
 """
 
 import json
@@ -19,7 +19,7 @@ _ABANDONED_S = 3600
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write `source` as fp32 safetensors with config and tokenizer, beside `folder`, then rename."""
+    """Write `source` as fp32 safetensors with config and tokenizer to `folder`. Raises SettingsError."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -33,7 +33,7 @@ def convert(source: Path, folder: Path) -> None:
         problem = str(error).strip().splitlines()[0]
         raise SettingsError(f"model.path {source}: transformers cannot load it: {problem}") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}-*"):  # by a process that was killed
+    for left in folder.parent.glob(f".{folder.name}-*"):  # of a killed process
         if time.time() - left.stat().st_mtime > _ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

@@ -1,6 +1,4 @@
-"""The identity of a model's weights: sha256 over names, types, shapes and bytes of the safetensors in a folder, without
-torch.
-"""
+"""Identity of a model's weights: sha256 over names, types, shapes and bytes of its safetensors, without torch."""
 
 import hashlib
 import json
@@ -12,9 +10,7 @@ _BLOCK = 1 << 22
 
 
 def hash_tensors(folder: Path) -> str:
-    """Hash every tensor of the folder's *.safetensors in the order of their names; how they are cut into files changes
-    nothing.
-    """
+    """Hash the folder's tensors in the order of their names, independent of their division into files."""
     where: dict[str, tuple[Path, str, list[int], int, int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:

@@ -1,9 +1,8 @@
-"""How much of a GPU serving and training a model take, from its shape alone: pure arithmetic, no torch, no card.
+"""Estimate of the GPU memory for serving and training a model: arithmetic on its shape, without torch or a card.
 
-The figures are bytes. Weights, adapters, moments, KV cache and logits are exact sums; activations follow what the
-layers of a Llama-like model keep for their backward pass, and `RESERVE` stands for what no formula knows (two CUDA
-contexts, captured graphs, the allocator's rounding). `benchmarks/trainer_speed.py` prints them beside what was
-measured.
+The figures are bytes. Weights, adapters, moments, KV cache and logits are exact sums. Activations follow the tensors
+that the layers of a Llama-like model keep for their backward pass. `RESERVE` covers the rest (two CUDA contexts,
+captured graphs, the allocator's rounding). `benchmarks/trainer_speed.py` prints the estimates beside measurements.
 """
 
 import json
@@ -17,13 +16,13 @@ from openclaw_rl.errors import SettingsError
 GB = 10**9
 GIB = 2**30
 RESERVE = 2 * GIB
-"""Of a shared card: contexts, captured graphs, rounding."""
+"""Reserve of a shared card: contexts, captured graphs, rounding."""
 SERVED_TOKENS = 16384
-"""KV cache without which serving an agent's prompts makes no sense."""
+"""Tokens of KV cache that an agent's prompts need."""
 LEAST_CONTEXT = 1024
 LOGITS_AT_ONCE = 2**26
 _BITS = {"none": 16.0, "8bit": 8.1, "4bit": 4.5}
-"""A weight of a linear layer, its share of the scales included; embeddings and norms keep 16 bits."""
+"""Bits of a linear layer's weight, with its share of the scales. Embeddings and norms keep 16 bits."""
 
 Quantise = Literal["none", "8bit", "4bit"]
 QUANTISATIONS: tuple[Quantise, ...] = ("none", "8bit", "4bit")
@@ -32,6 +31,8 @@ _NAMES = {"none": "16", "8bit": "8", "4bit": "4"}
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
+    """The numbers of a model that its memory depends on."""
+
     layers: int
     hidden: int
     query: int
@@ -45,7 +46,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int | None = None) -> "ModelShape":
-        """From a `config.json` (of a multi-modal model, its text part). Raises SettingsError."""
+        """Read a `config.json` (of a multi-modal model, its text part). Raises SettingsError."""
         config = config.get("text_config") or config
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -62,7 +63,7 @@ class ModelShape:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelShape":
-        """Of a Hugging Face folder; the parameters are counted in its safetensors. Raises SettingsError."""
+        """Read a Hugging Face folder; count the parameters in its safetensors. Raises SettingsError."""
         try:
             config = json.loads((folder / "config.json").read_text())
         except (OSError, ValueError) as error:
@@ -84,7 +85,7 @@ class ModelShape:
         return round(linear * _BITS[quantise] / 8) + 2 * self.embeddings
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of a LoRA on the seven projections."""
+        """Return the parameters of a LoRA on the seven projections."""
         width = (self.hidden + self.query) * 2 + (self.hidden + self.key) * 2 + (self.hidden + self.inner) * 3
         return self.layers * rank * width
 
@@ -118,7 +119,8 @@ def training(
     quantise: Quantise = "none",
     recompute: bool = True,
 ) -> TrainingMemory:
-    """A pass of `tokens` positions. fp32 masters, gradients and two moments are 16 bytes a trained parameter."""
+    """Return the memory of a pass of `tokens` positions."""
+    # fp32 masters, gradients and two moments are 16 bytes a trained parameter.
     trained = 16 * (shape.adapter_parameters(rank) if weights == "lora" else shape.parameters)
     return TrainingMemory(
         weights=shape.weights(quantise),
@@ -129,7 +131,7 @@ def training(
 
 
 def activation_bytes(shape: ModelShape, *, recompute: bool) -> int:
-    """A token's share. Recomputing keeps each layer's input, and one layer's activations."""
+    """Return the bytes of one token. Recomputing keeps each layer's input, and one layer's activations."""
     ends = 12 * shape.hidden  # embeddings, the last norm, the hidden states that the head reads
     if not recompute:
         return shape.layers * shape.activation_token + ends
@@ -137,13 +139,13 @@ def activation_bytes(shape: ModelShape, *, recompute: bool) -> int:
 
 
 def _logits(shape: ModelShape) -> int:
-    """Logits exist a chunk at a time: 16 bits, fp32, scaled, and the gradients of these."""
+    """Return the bytes of one chunk of logits: 16 bits, fp32, scaled, and the gradients of these."""
     return 16 * max(LOGITS_AT_ONCE, 64 * shape.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One way to share a card."""
+    """One way to share a card between SGLang and a trainer."""
 
     served: Quantise
     """SGLang's weights."""
@@ -152,16 +154,18 @@ class Budget:
     serving: int
     """Weights and KV cache of SGLang."""
     training: int
-    """The trainer's base, adapter and logits: all but what grows with the tokens."""
+    """The trainer's base, adapter and logits, without the part that grows with the tokens."""
     context: int
-    """Tokens of the longest sample that trains beside it, recomputing; 0: it does not fit."""
+    """Tokens of the longest sample that trains beside it with recomputation; 0: it does not fit."""
     memory_fraction: float
-    """For `engine.memory_fraction`."""
+    """The value for `engine.memory_fraction`."""
 
 
 def share(shape: ModelShape, gpu_bytes: float, *, rank: int = 16, served_tokens: int = SERVED_TOKENS) -> list[Budget]:
-    """SGLang with a cache of `served_tokens` and a LoRA trainer on one card: 16 bits served beside each precision of
-    the trainer's base, then 8 bits beside 4."""
+    """Return the budgets of SGLang, with a cache of `served_tokens`, and a LoRA trainer on one card.
+
+    16 bits served beside each precision of the trainer's base, then 8 bits beside 4.
+    """
     found = []
     ways: list[tuple[Quantise, Quantise]] = [*(("none", quantise) for quantise in QUANTISATIONS), ("8bit", "4bit")]
     for served, quantise in ways:
@@ -177,13 +181,13 @@ def share(shape: ModelShape, gpu_bytes: float, *, rank: int = 16, served_tokens:
 def largest_context(
     shape: ModelShape, gpu_bytes: float, *, weights: Literal["lora", "full"] = "lora", quantise: Quantise = "none"
 ) -> int:
-    """Tokens of the longest sample that trains on a card of its own; 0: it does not fit."""
+    """Return the tokens of the longest sample that trains on a card of its own; 0: it does not fit."""
     fixed = training(shape, 0, weights=weights, quantise=quantise).total
     return max(0, int((gpu_bytes - RESERVE / 2 - fixed) // activation_bytes(shape, recompute=True)))
 
 
 def report(shape: ModelShape, gpu_memory_gb: float, *, rank: int = 16) -> list[str]:
-    """Lines for people."""
+    """Return the estimates as lines for `openclaw-rl doctor`."""
     card = gpu_memory_gb * GIB
     lines = [
         f"{shape.parameters / 1e9:.2f} B parameters on {gpu_memory_gb:g} GB (SGLang caches {SERVED_TOKENS} tokens):"
@@ -205,7 +209,7 @@ def report(shape: ModelShape, gpu_memory_gb: float, *, rank: int = 16) -> list[s
 
 
 def _parameters_in(file: Path) -> int:
-    """From the header of a safetensors file; quantised or odd files count as what they hold."""
+    """Count the elements in the header of a safetensors file; quantised weights count as they are stored."""
     try:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))

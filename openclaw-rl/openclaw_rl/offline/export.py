@@ -1,8 +1,8 @@
-"""The ledger's turns and samples as a file for people's own tools: JSON lines, or Parquet.
+"""Export of the ledger's turns or samples to a file for the owner's own tools: JSON lines, or Parquet.
 
-One row a turn, or a sample, oldest first; both formats have the same columns. A row holds what was said, so the file is
-as private as the ledger: it is made readable for its owner only. Rows are read and written one after the other, from
-one snapshot; whatever the size, little is in memory.
+One row is one turn, or one sample, oldest first; both formats have the same columns. The file holds the text of chats,
+so it is readable for its owner only. Rows are read and written one after the other, from one snapshot, so an export of
+any size needs little memory.
 """
 
 import importlib
@@ -30,7 +30,7 @@ GROUP = 1000
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One turn. `*_json` is JSON text; token columns have one entry a token."""
+    """Columns of one turn. `*_json` is JSON text; token columns have one entry per token."""
 
     turn_id: str
     user: str
@@ -65,7 +65,7 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One sample, as a trainer gets it, and what became of it."""
+    """Columns of one sample, as a trainer gets it, with its state."""
 
     sample_id: str
     state: str
@@ -92,9 +92,9 @@ Row = TurnRow | SampleRow
 def export(
     ledger: Path, out: Path, *, what: What, format: Format, on_rows: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Write the file; the number of rows. Raises LedgerError, SettingsError (no pyarrow; the file exists)."""
+    """Write the file and return its number of rows. Raises LedgerError, SettingsError (no pyarrow; the file exists)."""
     if format == "parquet":
-        _pyarrow()  # before anything is written
+        _pyarrow()  # before the file is made
     with Snapshot.of(ledger) as snapshot:
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -207,7 +207,7 @@ def _parquet(file: BinaryIO, kind: type[Row], rows: Iterator[Row], on_rows: Call
 
 
 def _arrow_type(arrow: Any, hint: Any) -> Any:
-    """The column of a field's type; None is allowed in all."""
+    """Return the column type of a field's type; every column may hold None."""
     if isinstance(hint, UnionType):
         (hint,) = [kind for kind in get_args(hint) if kind is not NoneType]
     scalar = {str: "string", int: "int64", float: "float64", bool: "bool_"}

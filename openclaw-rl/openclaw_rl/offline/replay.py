@@ -1,21 +1,22 @@
-"""Training from the ledger, offline: what would another method, model or setting have learned from the same chats?
+"""Training from the ledger, offline: another method, model or setting learns from the same chats.
 
     snapshot → method.score → batches → the local learner → a PEFT adapter and its metrics in a new folder
 
-Every turn of which something was said is scored again by the method, whatever became of it then; demonstrations are
-taken as they are. Turns that can never be trained on (greedy sampling, opted out, …) are left out and counted. Any
-model will do whose tokenizer and chat template are the ledger's: the tokens are kept, no text is tokenised again. For
-another model, or after many steps, the replies are off-policy; the truncated importance weights of the objective are
-what there is against it.
+The method scores every turn again that has a next state or feedback, even a turn that the server dropped or trained on.
+Demonstrations are taken as they are. Turns that can never be trained on (greedy sampling, opted out, …) are left out
+and counted.
+
+Any model fits whose tokenizer and chat template are the ledger's: the tokens are kept, and no text is tokenised again.
+For another model, or after many steps, the replies are off-policy; the objective's truncated importance weights are the
+only correction.
 
 Promises: the ledger is only read, also while a server writes to it. Equal snapshots, settings and seeds give equal
-adapters, bit for bit, on one machine with the methods whose scores are themselves reproducible (`binary_rl`; hints are
-sampled). Whatever was read to be trained on is kept in memory.
+adapters, bit for bit, on one machine, for methods with reproducible scores (`binary_rl`; hints are sampled). All turns
+that are trained on are in memory.
 
-The engine that a replay scores with: one that runs already, or the embedded one as a child of this process.
-
-It holds the model that the replay trains, without an adapter: its weights are version 0, the policy the first step
-starts from. It ends with the `async with`.
+The method scores with an engine that runs already, or with the embedded one, as a child of this process that ends with
+it. That engine holds the model that the replay trains, without an adapter. Its weights are version 0, the policy that
+the first step starts from.
 """
 
 import asyncio
@@ -28,7 +29,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 
@@ -36,6 +36,7 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, TeacherError, TrainerError
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools, load_method
@@ -43,19 +44,71 @@ from openclaw_rl.models import resolve
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.scoring.workers import judge_model, renderer
-from openclaw_rl.server.child_commands import engine_child, free_port
+from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.settings import Settings
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, Scope, WeightKind
 
-if TYPE_CHECKING:
-    from openclaw_rl.proxy.frontend import FrontEnd
+Tell = Callable[[str], None]
 
+METRICS_FILE, REPORT_FILE = "metrics.jsonl", "replay.json"
+_TELL_EVERY = 100
 _POLL_S = 0.2
+
+_ENDED_FOR_ITS_TIME = frozenset(
+    {
+        DropReason.NO_NEXT_STATE,
+        DropReason.SUPERSEDED,
+        DropReason.BRANCH,
+        DropReason.NEUTRAL,
+        DropReason.UNJUDGED,
+        DropReason.METHOD,
+        DropReason.STALE,
+        DropReason.ROLLED_BACK,
+        DropReason.GATE_REJECTED,
+        DropReason.TOO_LONG,
+    }
+)
+"""Reasons that do not forbid a replay: such a turn was only late, unjudged or abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    out: Path
+    """New folder for the adapter and its metrics."""
+    epochs: int = 1
+    max_steps: int | None = None
+    is_shuffled: bool = False
+    """False: in the order of time, as a server would train."""
+    user: str | None = None
+    session_id: str | None = None
+
+    def wants(self, scope: Scope) -> bool:
+        return self.user in (None, scope.user) and self.session_id in (None, scope.session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    turns: int
+    samples: int
+    demonstrations: int
+    left_out: dict[str, int]
+    """Number of turns by reason."""
+    steps: int
+    skipped_steps: int
+    """Batches that gave no step."""
+
+
+@dataclass(slots=True)
+class _Material:
+    """Turns and demonstrations of the snapshot that the plan asks for."""
+
+    turns: list[JudgedTurn] = field(default_factory=list)
+    demonstrations: list[tuple[float, Sample]] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> AsyncIterator[ScoringTools]:
-    """What `method.score` needs. Raises EngineError when the engine does not come up."""
+    """Yield the tools of `method.score`. Raises EngineError when the engine does not come up."""
     hints, scores = (asyncio.Semaphore(settings.method.score_workers) for _ in range(2))
     async with (
         _url(settings, cache) as (url, child),
@@ -86,19 +139,19 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
 
 @asynccontextmanager
 async def _url(settings: Settings, cache: Path) -> AsyncIterator[tuple[str, Child | None]]:
-    """Where the engine is, and the child that has yet to be run when it is ours. Its files lie in a folder of its own:
-    a server of this data directory has an engine too."""
+    """Yield the engine's URL, and the child process that the caller has to run; None: the engine runs already."""
     if settings.engine.url is not None:
         yield settings.engine.url, None
         return
 
     async def on_exit() -> None:
-        """`_up` and the scoring calls notice."""
+        """Ignore the end: `_up` and the scoring calls notice an engine that ended."""
 
+    # A folder of its own: a server of this data directory may run an engine too.
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-replay-") as folder:
         (Path(folder) / "cache").symlink_to(cache)  # a model is converted once
-        port = free_port()
-        yield f"http://127.0.0.1:{port}", engine_child(settings, DataDir.prepare(Path(folder)), port, on_exit)
+        kind, data = load_kind(settings.engine.kind), DataDir.prepare(Path(folder))
+        yield await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
 
 
 async def _up(engine: HttpEngine, child: Child | None, timeout_s: float) -> ModelInfo:
@@ -112,65 +165,11 @@ async def _up(engine: HttpEngine, child: Child | None, timeout_s: float) -> Mode
     return await engine.model_info()
 
 
-Tell = Callable[[str], None]
-
-METRICS_FILE, REPORT_FILE = "metrics.jsonl", "replay.json"
-_TELL_EVERY = 100
-
-_ENDED_FOR_ITS_TIME = frozenset(
-    {
-        DropReason.NO_NEXT_STATE,
-        DropReason.SUPERSEDED,
-        DropReason.BRANCH,
-        DropReason.NEUTRAL,
-        DropReason.UNJUDGED,
-        DropReason.METHOD,
-        DropReason.STALE,
-        DropReason.ROLLED_BACK,
-        DropReason.GATE_REJECTED,
-        DropReason.TOO_LONG,
-    }
-)
-"""Nothing is wrong with such turns themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    out: Path
-    """A folder that is not there yet."""
-    epochs: int = 1
-    max_steps: int | None = None
-    is_shuffled: bool = False
-    """Else in the order of time, as a server would have."""
-    user: str | None = None
-    session_id: str | None = None
-
-    def wants(self, scope: Scope) -> bool:
-        return self.user in (None, scope.user) and self.session_id in (None, scope.session_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    turns: int
-    samples: int
-    demonstrations: int
-    left_out: dict[str, int]
-    """By reason."""
-    steps: int
-    skipped_steps: int
-    """Batches that no step could be made of."""
-
-
-@dataclass(slots=True)
-class _Material:
-    """What the snapshot holds for us."""
-
-    turns: list[JudgedTurn] = field(default_factory=list)
-    demonstrations: list[tuple[float, Sample]] = field(default_factory=list)
-
-
 def replay(settings: Settings, plan: Plan, tell: Tell) -> Report:
-    """Raises SettingsError, LedgerError, EngineError or TrainerError. `settings.trainer.seed` is the seed."""
+    """Train from the ledger as `plan` says, and report it. `settings.trainer.seed` is the seed.
+
+    Raises SettingsError, LedgerError, EngineError or TrainerError.
+    """
     method = load_method(settings.method.name)
     if plan.out.exists():
         raise SettingsError(f"{plan.out} exists already")
@@ -198,9 +197,7 @@ def replay(settings: Settings, plan: Plan, tell: Tell) -> Report:
     return report
 
 
-def _frontend(settings: Settings, cache: Path, snapshot: Snapshot) -> "FrontEnd":
-    from openclaw_rl.proxy.frontend import FrontEnd
-
+def _frontend(settings: Settings, cache: Path, snapshot: Snapshot) -> FrontEnd:
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     frontend = FrontEnd(settings.model, resolve.tokenizer_folder(settings.model, cache))
     if frontend.tokenizer_hash != snapshot.identity.tokenizer_hash:
@@ -223,13 +220,11 @@ def _read(snapshot: Snapshot, plan: Plan) -> _Material:
 
 
 async def _score(
-    settings: Settings, method: Method, material: _Material, frontend: "FrontEnd", cache: Path, tell: Tell
+    settings: Settings, method: Method, material: _Material, frontend: FrontEnd, cache: Path, tell: Tell
 ) -> tuple[list[tuple[float, Sample]], Counter[str]]:
-    """Samples with their times, in the turns' order, and how many turns gave none, by reason."""
+    """Return samples with their times, in the turns' order, and the number of turns without a sample, by reason."""
     if not method.needs_engine:
         return await _score_with(ScoringTools(settings=settings.method), method, material.turns, 1, tell)
-    pass
-
     tell("the engine starts" if settings.engine.url is None else f"scoring with {settings.engine.url}")
     async with scoring_tools(settings, frontend, cache) as tools:
         return await _score_with(tools, method, material.turns, settings.method.score_workers, tell)
@@ -263,7 +258,7 @@ async def _score_with(
 
 
 def batches(samples: Sequence[Sample], size: int, plan: Plan, seed: int) -> Iterator[list[Sample]]:
-    """`plan.epochs` times all samples, `size` at a time; the last batch of an epoch may be smaller."""
+    """Yield all samples `plan.epochs` times, `size` at a time; the last batch of an epoch may be smaller."""
     dice, left = random.Random(seed), plan.max_steps
     for _ in range(plan.epochs):
         order = list(samples)
@@ -279,7 +274,7 @@ def batches(samples: Sequence[Sample], size: int, plan: Plan, seed: int) -> Iter
 def _train(
     settings: Settings, plan: Plan, method: Method, samples: Sequence[Sample], cache: Path, tell: Tell
 ) -> tuple[int, int]:
-    """Step through the batches, and leave adapter and metrics in `plan.out`. Returns steps made and skipped."""
+    """Step through the batches, and write adapter and metrics to `plan.out`. Return the steps made and skipped."""
     import torch
 
     from openclaw_rl.trainers import base_model
@@ -300,7 +295,7 @@ def _train(
     with (plan.out / METRICS_FILE).open("w") as metrics:
         for number, batch in enumerate(batches(samples, size, plan, seed), start=1):
             stepped = learner.step(batch, lambda: None)
-            if not isinstance(stepped, Step):  # the learner is to be loaded again
+            if not isinstance(stepped, Step):  # the learner has to load its weights again
                 tell(f"step {number} of {planned} is left out: {stepped.reason}")
                 learner.load(kept if steps else None, fresh_moments=False)
                 skipped += 1
@@ -329,7 +324,7 @@ def _counts(left_out: Counter[str]) -> str:
 
 
 def _write_report(settings: Settings, plan: Plan, report: Report) -> None:
-    """What was done, so that it can be done again."""
+    """Write the settings and figures of this replay, with which it can be repeated."""
     content = {
         "method": settings.method.model_dump(mode="json"),
         "model": settings.model.model_dump(mode="json"),

@@ -1,12 +1,11 @@
-"""Runs a module as a supervised child.
+"""Entry point of a supervised child process: runs a module on a lifeline.
 
     python -m openclaw_rl.processes.child_main [--env NAME=VALUE …] MODULE [ARGS …]
 
-The child lives on a lifeline, its standard input. When the parent dies, however it dies, the pipe closes: the child
-gets SIGTERM, and
-leaves for good after `GRACE_S`. So a killed server leaves no orphan engine behind.
+The lifeline is the child's standard input, a pipe from the parent. The pipe closes when the parent dies, by any cause:
+the child then gets SIGTERM, and exits after `GRACE_S` at the latest. So a killed server leaves no orphan engine behind.
 
-Standard library only: the interpreter of another environment, where our packages are not installed, runs this file by
+Standard library only: an interpreter of another environment, where our packages are not installed, runs this file by
 its path.
 """
 

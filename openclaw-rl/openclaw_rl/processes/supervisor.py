@@ -1,25 +1,28 @@
-"""Child processes: started, watched, restarted with growing pauses, stopped. Only what we started is ever ended, by
-its own handle.
+"""Supervisor of child processes: starts them, watches them, restarts them with growing pauses, stops them.
+
+It ends only the processes that it started, each by its own handle.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from openclaw_rl.backoff import Backoff
+from openclaw_rl.processes.command import ChildCommand, end_group, last_line, lifeline
+
 log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 0.5, 30.0, 60.0
 SAID_QUICK_EXITS = 3
-"""A child that cannot live is told of so many times, and once more when it lives; `/healthz` goes on saying it."""
-_SUPERVISED = Path(__file__).with_name("child_main.py")
+"""Warnings in a row about a child that keeps ending; one more line says that it works again. `/healthz` lists the
+child all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +32,28 @@ class ChildStatus:
     restarts: int
     last_exit: int | None
     quick_exits: int = 0
-    """Ends in a row that came soon after a start; 0 again once it has run for `HEALTHY_AFTER_S`, or `worked`."""
+    """Ends in a row soon after a start. It is 0 again after `HEALTHY_AFTER_S` of running, or after `worked`."""
 
 
 class Child:
-    """One supervised process of ours. `run` belongs in the app's TaskGroup; cancelling it stops the process."""
+    """One supervised process. `run` belongs in the server's TaskGroup; cancelling `run` stops the process."""
 
     def __init__(
         self,
         name: str,
-        module: str,
-        args: Sequence[str],
+        command: ChildCommand,
         *,
-        python: str | None,
         log_file: Path,
         stop_grace_s: float = 20.0,
         on_exit: Callable[[], Awaitable[None]] | None = None,
-        is_foreign: bool = False,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """python: None: this interpreter.
-        is_foreign: `python` is of an environment without our packages.
-        environ: variables on top of ours.
-        """
+        """on_exit: awaited whenever the process ended without a request to stop."""
         self.name = name
-        # -I: neither our folder nor our PYTHONPATH may shadow modules of the other environment.
-        start = ["-I", str(_SUPERVISED)] if is_foreign else ["-m", "openclaw_rl.processes.child_main"]
-        variables = [word for variable, value in (environ or {}).items() for word in ("--env", f"{variable}={value}")]
-        self._argv = [python or sys.executable, *start, *variables, module, *args]
+        self._command = command
         self._log_file = log_file
         self._stop_grace_s = stop_grace_s
         self._on_exit = on_exit
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
         self._quick_exits = 0
@@ -73,43 +67,32 @@ class Child:
 
     @property
     def up_s(self) -> float:
-        """How long the process has been running; 0 when there is none."""
+        """Seconds since the process started; 0 while no process runs."""
         return 0.0 if self.status().pid is None else time.monotonic() - self._started_at
 
     def worked(self) -> None:
-        """It did what it is for: whatever ended it before is over."""
+        """Take the process for healthy: its quick exits in a row start again at zero."""
         if self._quick_exits >= SAID_QUICK_EXITS:
             log.info("child_works_again", child=self.name, quick_exits=self._quick_exits)
         self._quick_exits = 0
 
     def last_line(self) -> str:
-        """What the process said last, for a person who asks why it is gone."""
-        lines = self._log_file.read_text(errors="replace").split("\n") if self._log_file.exists() else []
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        """Return the last line of the process's log, for a user who asks why the process ended."""
+        return last_line(self._log_file)
 
     async def run(self) -> None:
         """Keep the process running until cancelled or stopped."""
-        pause_s = FIRST_PAUSE_S
         try:
             while not self._stopping:
                 self._started_at = time.monotonic()
-                await self._spawn()
-                assert self._process is not None
-                self._last_exit = await self._end_of(self._process)
-                self._end_group()
+                process = await self._spawn()
+                self._last_exit = await self._end_of(process)
+                end_group(process.pid)
                 if self._stopping:
                     return
                 if self._on_exit:
                     await self._on_exit()
-                is_quick = time.monotonic() - self._started_at <= HEALTHY_AFTER_S
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_quick else FIRST_PAUSE_S
-                self._quick_exits += 1
-                say = log.warning if self._quick_exits <= SAID_QUICK_EXITS else log.debug
-                say(
-                    "child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file)
-                )
-                self._restarts += 1
-                await asyncio.sleep(pause_s)
+                await self._pause()
         finally:
             await self.stop()
 
@@ -121,14 +104,26 @@ class Child:
             self.worked()
         return await process.wait()
 
+    async def _pause(self) -> None:
+        """Log the end of the process and wait before the next start."""
+        if time.monotonic() - self._started_at > HEALTHY_AFTER_S:
+            self._pauses.reset()
+        pause_s = self._pauses.next_s()
+        self._quick_exits += 1
+        write = log.warning if self._quick_exits <= SAID_QUICK_EXITS else log.debug
+        write("child_exited", child=self.name, exit=self._last_exit, restart_in_s=pause_s, log=str(self._log_file))
+        self._restarts += 1
+        await asyncio.sleep(pause_s)
+
     def kill_hung(self) -> None:
-        """It does not answer and would not hear a SIGTERM: end it, and `run` starts it again."""
+        """Kill a process that hangs; `run` starts it again."""
+        # SIGKILL at once: a stopped process does not handle SIGTERM.
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after the grace."""
+        """Send SIGTERM, and SIGKILL after the grace."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -143,19 +138,13 @@ class Child:
                 process.kill()
             await process.wait()
 
-    def _end_group(self) -> None:
-        """What the process left behind (it led a group of its own): a restart must find its GPU memory free."""
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def _spawn(self) -> None:
+    async def _spawn(self) -> asyncio.subprocess.Process:
         descriptor = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # stdin is the lifeline: it closes with us, and the child leaves (child_main.py).
             self._process = await asyncio.create_subprocess_exec(
-                *self._argv, stdin=asyncio.subprocess.PIPE, stdout=descriptor, stderr=descriptor, start_new_session=True
+                *self._command.argv(), stdout=descriptor, stderr=descriptor, **lifeline()
             )
         finally:
             os.close(descriptor)
         log.info("child_started", child=self.name, pid=self._process.pid)
+        return self._process

@@ -1,3 +1,4 @@
-"""The proxy: an OpenAI-compatible API over an engine that speaks ids. Text is derived from ids and never feeds the
-trainer.
+"""The proxy: an OpenAI-compatible API over an engine that takes and returns ids.
+
+Text is derived from ids; the trainer never reads it.
 """

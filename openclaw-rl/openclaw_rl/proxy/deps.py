@@ -1,4 +1,4 @@
-"""What the proxy needs of the rest, as protocols: `sessions.store.Sessions` and `ledger.Ledger` are the real ones."""
+"""Dependencies of the proxy, as protocols. `sessions.store.Sessions` and `ledger.Ledger` implement them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
 
 
 class SessionsPort(Protocol):
-    """Never fails a chat."""
+    """Sessions, as the proxy calls them. No method fails a chat."""
 
     async def observe(self, request: Request) -> str | None: ...
 
@@ -29,7 +29,7 @@ class SessionsPort(Protocol):
 
 
 class LedgerPort(Protocol):
-    """Raises LedgerError when it cannot write."""
+    """The ledger, as the proxy calls it. Raises LedgerError if it cannot write."""
 
     async def begin(self, request: Request) -> None: ...
 
@@ -38,7 +38,7 @@ class LedgerPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProxyDeps:
-    """Everything the proxy is built from."""
+    """Components and settings that the proxy is built from."""
 
     frontend: FrontEnd
     engine: Engine
@@ -49,8 +49,8 @@ class ProxyDeps:
     sampling: SamplingSettings
     session: SessionSettings
     model_name: str
-    """What `/v1/models` lists."""
+    """The name in `/v1/models`."""
     health: Health = field(default_factory=Health)
-    """Told whether the engine answers, and whether its numbers can be used."""
+    """Gets each success and failure of the engine, and of its log-probs."""
     clock: Callable[[], float] = time.time
-    """The ledger's."""
+    """The ledger's clock."""

@@ -1,7 +1,7 @@
-"""Ids to text, one at a time, never with half a character: O(1) per token.
+"""Convert ids to text, one at a time, never with half a character: O(1) per token.
 
-Byte-level vocabularies (Qwen, Llama 3, SmolLM2, GPT-2 …) are a table of bytes and an incremental UTF-8 decoder.
-Others are decoded over a small window of the last tokens, which waits while a character is incomplete.
+Byte-level vocabularies (Qwen, Llama 3, SmolLM2, GPT-2 …) use a table of bytes and an incremental UTF-8 decoder. Other
+vocabularies are decoded over a small window of the last tokens; the window waits while a character is incomplete.
 """
 
 import codecs
@@ -12,16 +12,18 @@ import orjson
 from tokenizers import Tokenizer
 
 _WINDOW = 8
-"""Tokens a character may be spread over before it is given up as invalid."""
+"""Most tokens of one character; beyond that the character counts as invalid."""
 
 
 class Detokenizer(Protocol):
+    """Text of one reply."""
+
     def feed(self, token: int) -> str:
-        """The text that is complete now."""
+        """Take one token; return the text that is complete now."""
         ...
 
     def finish(self) -> str:
-        """What was held back; a broken character comes out as U+FFFD."""
+        """Return the text held back; a broken character becomes U+FFFD."""
         ...
 
 
@@ -29,14 +31,13 @@ class TokenTable:
     """The text behind the ids of one tokenizer; shared by all replies."""
 
     def __init__(self, backend: Tokenizer, backend_json: str, *, hidden_ids: Collection[int]) -> None:
-        """backend_json: `backend.to_str()`, which takes a while.
-
-        hidden_ids: tokens that never show as text (end tokens, special tokens)."""
+        """backend_json: `backend.to_str()`, which is slow. hidden_ids: tokens without text (end and special tokens)."""
         self._backend, self._hidden = backend, frozenset(hidden_ids)
         config = orjson.loads(backend_json)
         self._bytes = _byte_table(config, self._hidden) if _is_byte_level(config.get("decoder")) else None
 
     def detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer for one reply."""
         if self._bytes is not None:
             return _ByteDetokenizer(self._bytes)
         return _WindowDetokenizer(self._backend, self._hidden)
@@ -62,7 +63,8 @@ class _WindowDetokenizer:
     def __init__(self, backend: Tokenizer, hidden: frozenset[int]) -> None:
         self._backend, self._hidden = backend, hidden
         self._ids: list[int] = []
-        """Tokens whose text is out (kept: they decide about the space before the next one), then those still held."""
+        """The last tokens that were released, then the tokens still held."""
+        # Released tokens stay in the window because they decide about the space before the next token.
         self._read = 0
         self._seen = ""
         """The text of the first `_read` tokens of the window."""
@@ -97,7 +99,7 @@ def _is_byte_level(decoder: object) -> bool:
 
 
 def _byte_table(config: dict[str, object], hidden: frozenset[int]) -> list[bytes]:
-    """id → bytes. GPT-2's alphabet writes each byte as one printable character."""
+    """Return the bytes of each id. GPT-2's alphabet writes each byte as one printable character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     alphabet |= {chr(0x100 + i): byte for i, byte in enumerate(b for b in range(256) if b not in set(printable))}

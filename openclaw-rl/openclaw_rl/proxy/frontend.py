@@ -1,9 +1,9 @@
-"""Messages to ids, and ids back to replies: SGLang's own rendering and parsers around our incremental tokeniser.
+"""Convert messages to ids, and ids back to replies: SGLang's rendering and parsers around our incremental tokenizer.
 
-Promises: the ids are those that SGLang's chat endpoint would have given the engine for the same messages (template,
-tool and thinking handling are its code), except that control strings inside what the client sent stay plain text.
-`developer` is `system`, text parts are joined by one newline. A request that cannot be rendered is a `RequestError`;
-nothing is ever left out in silence.
+The ids are those that SGLang's chat endpoint would give the engine for the same messages: template, tool and thinking
+handling are SGLang's code. One difference: control strings inside a client's text stay plain text. `developer` is
+`system`; text parts are joined by one newline. A request that cannot be rendered is a `RequestError`: no part of it is
+dropped without an error.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from openclaw_rl.types import Ids
 log = structlog.get_logger()
 
 _INLINE_CHARS = 4096
-"""Text tokenised on the event loop (about 2 ms); more goes to a thread."""
+"""Characters that the event loop tokenises (about 2 ms); longer texts go to a thread."""
 _INLINE_RENDER_CHARS = 200_000
-"""Conversations rendered on the event loop (a few ms)."""
+"""Characters of a conversation that the event loop renders (a few ms)."""
 _NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
-"""What the tokenizer is called with (another template, what to return): not the client's to say."""
+"""Arguments of the tokenizer itself (another template, the type of its result), which a client may not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt, and what the reply's parser must know about it."""
+    """A prompt, and the facts about it that the reply's parser needs."""
 
     ids: Ids
     reasoning_open: bool
@@ -58,7 +58,7 @@ class FrontEnd:
         chats = load_chat_format(model, folder)
         self._tokenizer, self._format, self._serving = chats.tokenizer, chats.reply, chats.serving
         self.renders_tools = chats.renders_tools
-        """Whether the template shows tools to the model and a parser finds its calls."""
+        """True if the template shows tools to the model and a parser finds its calls."""
         backend = self._tokenizer.backend_tokenizer
         backend_json = backend.to_str()
         self._pieces = CachedTokenizer(
@@ -72,7 +72,7 @@ class FrontEnd:
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)
         self.vocab_size = max(len(self._tokenizer), chats.vocab_size or 0)
-        """Rows of the model's embedding, as far as is known: an id beyond them was never sampled."""
+        """Rows of the model's embedding, as far as known: an id beyond them was never sampled."""
         self.context_length = model.context_length or chats.context_length or 8192
         self.tokenizer_hash = hashlib.sha256(f"{backend_json}\0{chats.template}".encode()).hexdigest()
         if not self._pieces.is_exact:
@@ -81,14 +81,14 @@ class FrontEnd:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
     ) -> Rendered:
-        """Blocks: a few ms for a long conversation, plus half a millisecond per 1000 new characters."""
+        """Render the prompt. Blocks: a few ms for a long conversation, plus 0.5 ms per 1,000 new characters."""
         text, parsed = self._text(messages, tools, template_kwargs)
         return self._rendered(text, self._pieces.encode(text), parsed)
 
     async def render_async(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
     ) -> Rendered:
-        """The same; what is long runs in a thread."""
+        """Render the prompt; long conversations and long texts run in a thread."""
         if sum(len(message.text()) for message in messages) > _INLINE_RENDER_CHARS:
             return await asyncio.to_thread(self.render, messages, tools, template_kwargs)
         text, parsed = self._text(messages, tools, template_kwargs)
@@ -98,7 +98,7 @@ class FrontEnd:
         return self._rendered(text, ids, parsed)
 
     def parser(self, rendered: Rendered, *, stop: Sequence[str] = ()) -> StreamParser:
-        """A parser for the reply to this prompt."""
+        """Return a parser for the reply to this prompt."""
         return StreamParser(
             self._table.detokenizer(),
             self._format,
@@ -108,11 +108,9 @@ class FrontEnd:
         )
 
     def reply_ids(self, text: str) -> Ids:
-        """The tokens of a reply that says `text`, its end token included: what the model would have had to sample.
-
-        Read off a conversation in which such a reply stands; where the template writes past replies otherwise than it
-        lets new ones begin (an open think block), the text alone is tokenised.
-        """
+        """Return the tokens that the model would have sampled for the reply `text`, its end token included."""
+        # The tokens are cut out of a rendered conversation with that reply. Some templates write past replies
+        # differently from new ones (an open think block): then the text alone is tokenised.
         user, reply = Message(role="user", content="a"), Message(role="assistant", content=text)
         prompt, whole = self.render([user]), self.render([user, reply, user]).ids
         begin = len(prompt.ids)
@@ -124,12 +122,12 @@ class FrontEnd:
         return (*body, self._tokenizer.eos_token_id)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Plain text of ids, control tokens left out."""
+        """Return the plain text of ids, without control tokens."""
         detokenizer = self._table.detokenizer()
         return "".join(map(detokenizer.feed, ids)) + detokenizer.finish()
 
     def token_text(self, token: int) -> str:
-        """One token alone, control tokens too."""
+        """Return the text of one token, also of a control token."""
         return str(self._tokenizer.decode([token]))
 
     def _rendered(self, text: str, ids: Ids, tools: tuple[Tool, ...]) -> Rendered:
@@ -163,7 +161,7 @@ class FrontEnd:
 
 
 def _plain(message: Message, index: int) -> dict[str, Any]:
-    """The message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
+    """Return the message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
     fields = message.model_dump(exclude_none=True)
     if message.role == "developer":
         fields["role"] = "system"
@@ -180,7 +178,7 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> RequestError:
-    """By the field of the request that SGLang's code stumbled over."""
+    """Return the RequestError of a rendering error; it names the field that SGLang's code refused."""
     param, why = "messages", str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]

@@ -1,19 +1,20 @@
-"""One reply's tokens from the engine, over however many engine calls it takes.
+"""Sample the tokens of one reply, in as many engine calls as it takes.
 
-Promises: a reply that the engine breaks off (it crashed, or a weight swap aborted it) goes on as prompt + tokens so
-far, under the same version while the engine still has it, else under the current one; each token keeps the version
-that sampled it. A reply that had ended, or had no tokens left, is not asked for again. Gives up with `RequestError`
-503 after `hold_s` without progress. Closing the iterator aborts the engine's request.
+If the engine breaks a reply off (it crashed, or a weight swap aborted it), `Generation` asks again with the prompt and
+the tokens so far. It keeps the version while the engine has it, else it takes the current one. Each token keeps the
+version that sampled it. A reply that had ended, or had no tokens left, is not asked for again. After `hold_s` seconds
+without progress `Generation` raises `RequestError` 503. Closing the iterator aborts the engine's request.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import structlog
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse, is_unknown_adapter
 from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
 from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
@@ -25,12 +26,12 @@ log = structlog.get_logger()
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _LARGEST_ID = 2**31 - 1
-"""No vocabulary is larger. What is beyond this one's own size is the recorder's to find: it ends no chat."""
+"""No vocabulary is larger. `Reply` checks ids against the model's own vocabulary; such an id does not end the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineExtras:
-    """What a client may ask of the engine beyond sampling parameters."""
+    """Requests of a client to the engine beyond the sampling parameters."""
 
     json_schema: str | None = None
     logit_bias: dict[int, float] | None = None
@@ -38,13 +39,59 @@ class EngineExtras:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Sampling parameters, end tokens and extras of one reply: how the engine decodes it, and when it is complete."""
+
+    sampling: SamplingParams
+    end_ids: Collection[int]
+    """Tokens after which the reply is complete."""
+    extras: EngineExtras = EngineExtras()
+
+    @property
+    def is_not_resumable(self) -> bool:
+        """True if the engine keeps state for the reply that a resumed call would not have."""
+        s = self.sampling
+        penalties = (s.frequency_penalty, s.presence_penalty, s.repetition_penalty - 1)
+        return s.seed is not None or any(penalties) or self.extras.json_schema is not None
+
+    def for_engine(self, tokens_done: int) -> EngineSampling:
+        """Return the sampling parameters of an engine call after `tokens_done` tokens."""
+        s, extras = self.sampling, self.extras
+        sampling = EngineSampling(
+            max_new_tokens=s.max_new_tokens - tokens_done,
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            frequency_penalty=s.frequency_penalty,
+            presence_penalty=s.presence_penalty,
+            repetition_penalty=s.repetition_penalty,
+            stop_token_ids=sorted(self.end_ids) or None,
+            ignore_eos=extras.ignore_eos,
+            sampling_seed=s.seed,
+            skip_special_tokens=False,
+            json_schema=None if tokens_done else extras.json_schema,  # a grammar cannot start in the middle
+        )
+        if extras.logit_bias:
+            bias = {str(token): value for token, value in extras.logit_bias.items()}
+            sampling = sampling.model_copy(update={"logit_bias": bias})
+        return sampling
+
+    def finish_of(self, ids: Sequence[int]) -> str | None:
+        """Return `stop` or `length` if these tokens are a complete reply, else None."""
+        if ids and ids[-1] in self.end_ids and not self.extras.ignore_eos:
+            return "stop"
+        return "length" if len(ids) >= self.sampling.max_new_tokens else None
+
+
 @dataclass(slots=True)
 class Sampled:
-    """What came so far, exactly as sampled."""
+    """Tokens of the reply so far, exactly as sampled."""
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """NaN where the engine gave none."""
+    """NaN where the engine gave no log-prob."""
     top: list[list[TokenLogProb] | None] = field(default_factory=list)
     runs: list[list[int]] = field(default_factory=list)
     """[weight_version, length] pairs."""
@@ -56,7 +103,7 @@ class Sampled:
     resumed: int = 0
     """Engine calls after the first."""
     is_joined: bool = False
-    """It was cut after its first token, and went on."""
+    """The reply was cut after its first token, and resumed."""
 
     @property
     def versions(self) -> tuple[VersionRun, ...]:
@@ -64,7 +111,7 @@ class Sampled:
 
 
 class Generation:
-    """`async with` holds the version; iterate `events()` once."""
+    """The engine calls of one reply. `async with` releases the version at its end; iterate `events()` once."""
 
     def __init__(
         self,
@@ -73,17 +120,15 @@ class Generation:
         *,
         rid: str,
         prompt_ids: Ids,
-        sampling: SamplingParams,
-        end_ids: Collection[int],
-        extras: EngineExtras = EngineExtras(),
+        decoding: Decoding,
         only_version: int | None = None,
         health: Health | None = None,
     ) -> None:
-        """only_version: the one that must answer, since the client named it. A reply that was cut goes on as any.
-        meters: learn whether the engine answers."""
+        """only_version: the version that must start the reply, because the client named it; a cut reply may resume
+        under another one. health: gets each success and failure of the engine."""
         self._engine, self._serving = engine, serving
-        self._rid, self._prompt_ids, self._sampling = rid, prompt_ids, sampling
-        self._end_ids, self._extras = frozenset(end_ids), extras
+        self._rid, self._prompt_ids, self._decoding = rid, prompt_ids, decoding
+        self._top_logprobs = decoding.extras.top_logprobs
         self._only_version = only_version
         self._health = health or Health()
         self._stack = AsyncExitStack()
@@ -93,7 +138,7 @@ class Generation:
 
     @property
     def weight_version(self) -> int | None:
-        """Of the tokens sampled now; None while the gate holds the request."""
+        """The version that samples now; None while the admission holds the request."""
         return None if self._use is None else self._use.weight_version
 
     async def __aenter__(self) -> "Generation":
@@ -103,11 +148,11 @@ class Generation:
         await self._stack.aclose()
 
     async def events(self) -> AsyncGenerator[int, None]:
-        """The number of new tokens in `sampled`, per engine event. Raises EngineRefused, RequestError."""
+        """Yield the number of new tokens in `sampled`, per engine event. Raises EngineRefused, RequestError."""
         sampled = self.sampled
-        pause_s, attempt, progress = _FIRST_PAUSE_S, 0, 0
+        pauses, attempt, progress = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0, 0
         loop = asyncio.get_running_loop()
-        # All waiting without a new token counts together: at the gate, before it shuts, and when it shuts again.
+        # `give_up_at` bounds all waiting without a new token together: pauses, and each wait at the admission.
         give_up_at = math.inf if self._serving.is_open else loop.time() + self._serving.hold_s
         await self._take_version()
         if self._only_version not in (None, self.weight_version):  # switched while it waited
@@ -130,59 +175,42 @@ class Generation:
                     continue
                 if not self._has_lost_adapter(error):
                     raise
-                # It came back empty, faster than anyone looked: wait until its adapters are there again.
+                # The engine restarted between two health checks: hold all chats until its adapters are loaded again.
                 self._serving.hold()
             except EngineGone as error:
-                # One line for all requests that meet it, by whoever watches the engine and by the meters.
+                # At debug: the engine's watchdog and `Health` log one line for all requests.
                 log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
                 self._health.count("engine_cut")
-                if self._serving.is_open:  # else it is known to be down
+                if self._serving.is_open:  # else the engine is known to be down
                     self._health.failed("engine", str(error))
-            if self._has_ended():
+            sampled.finish = self._decoding.finish_of(sampled.ids)
+            if sampled.finish is not None:  # the cut came after the last token
                 return
             if len(sampled.ids) > progress or give_up_at == math.inf:
-                progress, pause_s = len(sampled.ids), _FIRST_PAUSE_S
+                progress = len(sampled.ids)
+                pauses.reset()
                 give_up_at = loop.time() + self._serving.hold_s
             elif loop.time() >= give_up_at:
                 raise RequestError("the engine is not available; try again", status=503, code="engine_unavailable")
             sampled.resumed += 1
             sampled.is_joined |= bool(sampled.ids)
             with self._serving.parked():
-                await asyncio.sleep(min(pause_s, give_up_at - loop.time()))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await asyncio.sleep(min(pauses.next_s(), give_up_at - loop.time()))
                 await self._serving.wait_open(give_up_at - loop.time())
             if self._use is not None and not self._serving.still_serves(self._use):
                 await self._take_version(give_up_at - loop.time())
 
     def _request(self, attempt: int) -> GenerateRequest:
         assert self._use is not None
-        s, done = self._sampling, self.sampled.ids
-        sampling = EngineSampling(
-            max_new_tokens=s.max_new_tokens - len(done),
-            temperature=s.temperature,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
-            frequency_penalty=s.frequency_penalty,
-            presence_penalty=s.presence_penalty,
-            repetition_penalty=s.repetition_penalty,
-            stop_token_ids=sorted(self._end_ids) or None,
-            ignore_eos=self._extras.ignore_eos,
-            sampling_seed=s.seed,
-            skip_special_tokens=False,
-            json_schema=None if done else self._extras.json_schema,  # a grammar cannot start in the middle
-        )
-        if self._extras.logit_bias:
-            bias = {str(token): value for token, value in self._extras.logit_bias.items()}
-            sampling = sampling.model_copy(update={"logit_bias": bias})
+        done = self.sampled.ids
         return GenerateRequest(
             input_ids=[*self._prompt_ids, *done],
-            sampling_params=sampling,
-            # In front: SGLang aborts every request whose id begins with the one it is given.
+            sampling_params=self._decoding.for_engine(len(done)),
+            # A prefix, no suffix: SGLang aborts every request whose id begins with the given one.
             rid=self._rid if attempt == 1 else f"{attempt}-{self._rid}",
             stream=True,
             return_logprob=True,
-            top_logprobs_num=self._extras.top_logprobs,
+            top_logprobs_num=self._top_logprobs,
             lora_path=self._use.lora_path,
             extra_key=self._use.extra_key,
             priority=PRIORITY_CHAT,
@@ -191,7 +219,7 @@ class Generation:
     def _record(self, reply: GenerateReply) -> int:
         sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
         if min(ids) < 0 or max(ids) > _LARGEST_ID:
-            raise EngineGone("engine sent ids that are none")
+            raise EngineGone("the engine sent ids that are no token ids")
         entries = meta.output_token_logprobs or []
         if len(entries) == len(ids) == 1 and entries[0][1] == ids[0]:  # the usual case, once per token
             log_prob = entries[0][0]
@@ -201,7 +229,7 @@ class Generation:
         else:
             sampled.is_aligned = False
             sampled.log_probs += [math.nan] * len(ids)
-        if self._extras.top_logprobs:
+        if self._top_logprobs:
             tables = (meta.output_top_logprobs or [])[: len(ids)]
             sampled.top += [*tables, *[None] * (len(ids) - len(tables))]
         sampled.ids += ids
@@ -222,42 +250,28 @@ class Generation:
         status = (finish.model_extra or {}).get("status_code")
         if isinstance(status, int) and 400 <= status < 500:
             raise EngineRefused(finish.message or "the engine refused the request", status=status)
-        return False  # not by us: we close the stream, and read no more
-
-    def _has_ended(self) -> bool:
-        """The cut came after the last token."""
-        sampled = self.sampled
-        if sampled.ids and sampled.ids[-1] in self._end_ids and not self._extras.ignore_eos:
-            sampled.finish = "stop"
-        elif len(sampled.ids) >= self._sampling.max_new_tokens:
-            sampled.finish = "length"
-        return sampled.finish is not None
+        return False  # a weight swap aborted the reply; our own aborts close the stream and never come here
 
     async def _take_version(self, within_s: float | None = None) -> None:
-        """Hold the current version, then let go of the one held before."""
+        """Hold the current version, then release the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
-        use = self._serving.use(is_not_resumable=self._is_not_resumable, within_s=within_s)
+        use = self._serving.use(is_not_resumable=self._decoding.is_not_resumable, within_s=within_s)
         try:
             self._use = await self._stack.enter_async_context(use)
         finally:
             await former.aclose()
 
-    @property
-    def _is_not_resumable(self) -> bool:
-        """Whether the engine keeps state for it that a resumed call would not have."""
-        s = self._sampling
-        penalties = (s.frequency_penalty, s.presence_penalty, s.repetition_penalty - 1)
-        return s.seed is not None or any(penalties) or self._extras.json_schema is not None
-
     def _has_lost_adapter(self, error: EngineRefused) -> bool:
-        """The engine does not know the adapter that it was given; told once a reply, so that nobody waits for ever."""
+        """Return True if the engine does not know the adapter that it got."""
+        # At most once a reply: a second hold for the same adapter could let the client wait for ever.
         assert self._use is not None
         is_lost = is_unknown_adapter(error, self._use.lora_path) and not self._lost_adapter
         self._lost_adapter |= is_lost
         return is_lost
 
     async def _leave_lost_version(self) -> bool:
-        """A resumed call was refused: the restarted engine may not have the old adapter. False: that was not it."""
+        """Take the current version after a resumed call was refused. False if the reply holds that one already."""
+        # The restarted engine may not have the old adapter.
         assert self._use is not None
         if self._use.weight_version == self._serving.current:
             return False

@@ -1,14 +1,11 @@
-"""Sampled ids to what the client sees: reasoning, content and tool calls, as they come. O(1) per token.
+"""Parse sampled ids into reasoning, content and tool calls as they come. O(1) per token.
 
-Promises: what a stream shows in pieces is what the same ids give at once, because both run this parser; no half
-character, no stop string, no control token and no half tool call is ever shown; a call's arguments are valid JSON. A
-call that was cut by the token limit, that names no known tool or is not JSON stays what it is: text.
+A stream in pieces shows the same as the same ids at once, because both run this parser. It never shows half a
+character, a stop string, a control token or half a tool call; the arguments of a call are valid JSON. A call that was
+cut by the token limit, that names no known tool or that is not JSON stays text.
 
-Reasoning is split by SGLang's streaming detectors. Tool calls are collected from their opening marker to their
-closing one and then given to SGLang's detector whole: its streaming half re-parses all of the arguments with every
-token.
-
-Finds stop strings in a stream of text, and says which tokens they cut off.
+SGLang's streaming detectors split off the reasoning. Tool calls are collected from their opening marker to their
+closing one, and then parsed by SGLang's detector as a whole.
 """
 
 import uuid
@@ -22,75 +19,9 @@ from openclaw_rl.proxy.detokenizer import Detokenizer
 from openclaw_rl.proxy.sglang import FunctionCallParser, ReasoningParser, Tool
 
 
-class TextStops:
-    """Promises: no text of a stop string, or behind it, is ever released; text that may still become one is held
-    back. O(1) per token.
-    """
-
-    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self._out = 0
-        """Characters released."""
-        self._ends: list[int] = []
-        """Characters decoded after each token."""
-        self.is_stopped = False
-        self.kept = 0
-        """Tokens before the first one that the match cut into; valid once `is_stopped`."""
-
-    def feed(self, text: str) -> str:
-        """Take one token's text; give what may be shown."""
-        if not self._stops:
-            return text
-        if self.is_stopped:
-            return ""
-        buffer = self._held + text
-        self._ends.append(self._out + len(buffer))
-        found = [at for stop in self._stops if (at := buffer.find(stop)) >= 0]
-        if found:
-            cut = min(found)
-            self.is_stopped = True
-            self.kept = self._tokens_before(self._out + cut)
-            self._held = ""
-            return buffer[:cut]
-        hold = max(_overlap(buffer, stop) for stop in self._stops)
-        self._held = buffer[len(buffer) - hold :]
-        self._out += len(buffer) - hold
-        return buffer[: len(buffer) - hold]
-
-    def finish(self) -> str:
-        """No more text comes: what was held is text."""
-        held, self._held = self._held, ""
-        return held
-
-    def _tokens_before(self, position: int) -> int:
-        """Tokens whose text lies wholly before `position`."""
-        count = next(i for i, end in enumerate(self._ends) if end > position)
-        # A token that showed nothing holds the first bytes of the next token's character: it is cut with it.
-        while (
-            count > 0 and self._ends[count - 1] == position and self._ends[count - 1] == _before(self._ends, count - 1)
-        ):
-            count -= 1
-        return count
-
-
-def _before(ends: list[int], index: int) -> int:
-    return ends[index - 1] if index else 0
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model writes reasoning and calls; None where it does not."""
+    """Markers and parsers of a model's reasoning and calls; None where the model has no such part."""
 
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
@@ -101,18 +32,18 @@ class ReplyFormat:
 
     @property
     def markers(self) -> frozenset[str]:
-        """The control strings with a meaning in replies."""
+        """Control strings with a meaning in replies."""
         found = (self.think_start, self.think_end, self.call_start, self.call_end)
         return frozenset(marker.strip() for marker in found if marker and marker.strip())
 
     def shows(self, token: str) -> bool:
-        """Whether a special token must reach the parsers as text."""
+        """Return True if a special token must reach the parsers as text."""
         return bool(token.strip()) and any(token.strip() in marker for marker in self.markers)
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What became visible."""
+    """Newly visible parts of a reply."""
 
     reasoning: str = ""
     content: str = ""
@@ -120,7 +51,7 @@ class Delta:
 
 
 class StreamParser:
-    """One reply."""
+    """Parser of one reply."""
 
     def __init__(
         self,
@@ -145,12 +76,12 @@ class StreamParser:
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string matched: the reply is over."""
+        """True if a stop string matched: the reply is over."""
         return self._stops.is_stopped
 
     @property
     def kept(self) -> int:
-        """With `is_stopped`: the tokens in front of the stop string."""
+        """Tokens before the stop string; valid once `is_stopped`."""
         return self._stops.kept
 
     @property
@@ -158,13 +89,14 @@ class StreamParser:
         return bool(self._tool_calls)
 
     def feed(self, token: int) -> Delta | None:
-        """Take one token. None when nothing became visible."""
+        """Take one token; return the newly visible parts, or None."""
         text = self._stops.feed(self._detokenizer.feed(token))
         return self._show(text) if text else None
 
     def finish(self, *, is_complete: bool) -> Delta | None:
-        """The end. is_complete: the model ended its reply itself (a call without its closing marker still counts
-        then).
+        """End the reply; return the parts held back, or None.
+
+        is_complete: the model ended its reply itself, so a call without its closing marker still counts.
         """
         reasoning = content = ""
         calls: list[ToolCall] = []
@@ -186,7 +118,7 @@ class StreamParser:
         return Delta(reasoning, content, tuple(calls))
 
     def reply(self) -> Message:
-        """The message as the client got it."""
+        """Return the message as the client got it."""
         content = "".join(self._content)
         return Message(
             role="assistant",
@@ -230,18 +162,75 @@ class StreamParser:
         return text
 
 
+class TextStops:
+    """Stop strings in a stream of text, and the tokens that they cut off. O(1) per token.
+
+    No text of a stop string or behind it is ever released. Text that may still become a stop string is held back.
+    """
+
+    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._out = 0
+        """Characters released."""
+        self._ends: list[int] = []
+        """Count of characters decoded, after each token."""
+        self.is_stopped = False
+        self.kept = 0
+        """Tokens before the first token that the match cut; valid once `is_stopped`."""
+
+    def feed(self, text: str) -> str:
+        """Take one token's text; return the text that may be shown."""
+        if not self._stops:
+            return text
+        if self.is_stopped:
+            return ""
+        buffer = self._held + text
+        self._ends.append(self._out + len(buffer))
+        found = [at for stop in self._stops if (at := buffer.find(stop)) >= 0]
+        if found:
+            cut = min(found)
+            self.is_stopped = True
+            self.kept = self._tokens_before(self._out + cut)
+            self._held = ""
+            return buffer[:cut]
+        hold = max(_overlap(buffer, stop) for stop in self._stops)
+        self._held = buffer[len(buffer) - hold :]
+        self._out += len(buffer) - hold
+        return buffer[: len(buffer) - hold]
+
+    def finish(self) -> str:
+        """End the text; return the part held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _tokens_before(self, position: int) -> int:
+        """Return the number of tokens whose text ends before `position`."""
+        count = next(i for i, end in enumerate(self._ends) if end > position)
+        # A token without text holds the first bytes of the next token's character, and is cut with it.
+        while (
+            count > 0 and self._ends[count - 1] == position and self._ends[count - 1] == _before(self._ends, count - 1)
+        ):
+            count -= 1
+        return count
+
+
 class _CallSplitter:
-    """Splits content text into text and finished calls."""
+    """Splitter of content into text and finished calls."""
+
+    # SGLang's streaming detector of calls would parse all of the arguments again with every token.
 
     def __init__(self, form: ReplyFormat, tools: Sequence[Tool]) -> None:
         self._parser, self._tools = str(form.tool_call_parser), list(tools)
         self._open, self._close = form.call_start or "", form.call_end or ""
         self._start, self._end = self._open.strip(), self._close.strip()
         if len(self._end) < 3:
-            self._end = ""  # not a marker of its own (a mere bracket): a call lasts to the end of the reply
+            self._end = ""  # a bracket is no marker of its own: the call lasts to the end of the reply
         self._held = ""
         self._block: list[str] | None = [] if not self._start else None
-        """Inside a call: its text behind the opening marker. A format without one is held to the end."""
+        """Text of the current call behind its opening marker; a format without that marker is held to the end."""
         self._tail = ""
         self._after_call = False
 
@@ -258,7 +247,7 @@ class _CallSplitter:
                 self._held, self._block, self._tail = "", [], ""
                 text = buffer[at + len(self._start) :]
             else:
-                # Only the end of what came before can take part in the closing marker.
+                # Of the text before, only its end can be part of the closing marker.
                 at = (self._tail + text).find(self._end) if self._end else -1
                 if at < 0:
                     self._block.append(text)
@@ -286,7 +275,7 @@ class _CallSplitter:
         return self._start + inside, []
 
     def _hold(self, buffer: str) -> str:
-        """Release what can be no part of a marker; blanks wait too, in case a call follows them."""
+        """Return the text that can be no part of a marker; blanks wait too, in case a call follows them."""
         size = 0
         for length in range(min(len(buffer), len(self._start) - 1), 0, -1):
             if buffer.endswith(self._start[:length]):
@@ -303,7 +292,7 @@ class _CallSplitter:
         return text
 
     def _parse(self, inside: str, raw: str) -> tuple[list[ToolCall], str]:
-        """The calls in one block, or its text as it was."""
+        """Return the calls of one block, or its text unchanged."""
         block = f"{self._open}{inside.strip()}{self._close}" if self._end else f"{self._open}{inside}"
         text, items = FunctionCallParser(self._tools, self._parser).parse_non_stream(block)
         calls = [
@@ -316,6 +305,18 @@ class _CallSplitter:
         if not calls or len(calls) < len(items):
             return [], self._start + raw
         return calls, text if not self._start else ""
+
+
+def _before(ends: list[int], index: int) -> int:
+    return ends[index - 1] if index else 0
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
 
 
 def _is_object(arguments: str) -> bool:

@@ -1,20 +1,16 @@
-"""One chat, from the prepared request to the recorded turn; HTTP and SSE are the routes' business.
+"""One reply: from the prepared request to the recorded turn. HTTP and SSE belong to `routes`.
 
-The order is the promise: rendered and classified → the engine is asked, and beside it the request row is committed and
-the former turn paired → only then the first token goes out → the turn is committed → only then the finish. A ledger
-that cannot write makes the turn untrained, with a log line, and nothing else. Background requests are served and
-counted, never recorded.
+The order of the steps is the promise:
 
-The engine does not wait for the row, since nobody can tell: until it is committed, no word of the reply leaves this
-class, and a reply is abandoned or kept only after it. So whatever a client read a word of is in the ledger, as are all
-requests whose process lives. (Where the ledger takes longer than `server.keepalive_s`, a stream's head and its
-keep-alives go out before: they say that we are there, and nothing of the reply.) A process that dies in between, a
-millisecond, leaves a request that never was to both sides: no client read a word of it, and what the engine sampled is
-nobody's.
+1. The engine is asked. At the same time the ledger commits the request row and pairs the former turn.
+2. After that commit the first token goes to the client.
+3. The ledger commits the turn, with its tokens and log-probs exactly as sampled.
+4. After that commit the client gets the finish.
 
-Tokens to a `Turn`: what was sampled, exactly, and whether it may ever be trained on.
-
-The reply's text is carried along for people and for pairing; nothing that is trained on is made from it.
+Every reply of which a client read a token is therefore in the ledger. If the ledger is slow, a stream's head and its
+keep-alives go out before the commit. If the ledger cannot write, the reply is still served; the turn is not trained on,
+and the log says so. Background requests are served and counted, never recorded. The text of a reply is stored for
+people and for pairing; the trainer reads only the ids.
 """
 
 import asyncio
@@ -30,116 +26,45 @@ import structlog
 from openclaw_rl.errors import EngineRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import ProxyDeps
-from openclaw_rl.proxy.generation import Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, Generation
 from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.proxy.request import Prepared
 from openclaw_rl.proxy.responses import TokenLogProb, Usage
-from openclaw_rl.settings import SamplingSettings
-from openclaw_rl.types import DropReason, Request, SideCount, Turn, TurnType
+from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
 from openclaw_rl.web.asgi import run_to_completion
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a reply ended, beside its tokens."""
-
-    finish_reason: str
-    """`stop`, `length`, `tool_calls` or `cancelled`."""
-    reply: Message
-    kept: int | None = None
-    """Tokens in front of a stop string; None when none matched."""
-    opted_out: bool = False
-
-
-def record(
-    request: Request,
-    turn_id: str,
-    sampled: Sampled,
-    ending: Ending,
-    settings: SamplingSettings,
-    *,
-    vocab_size: int,
-    at: float,
-) -> Turn:
-    """The turn of this reply; never raises for what the engine did. at: when it was finished."""
-    t = len(sampled.ids)
-    kept = t if ending.kept is None else ending.kept
-    drop = _drop(request, sampled, ending, kept, settings)
-    if drop is None and max(sampled.ids) >= vocab_size:
-        drop = DropReason.MISALIGNED
-    return Turn(
-        turn_id=turn_id,
-        request_id=request.request_id,
-        finished_at=at,
-        response_ids=tuple(sampled.ids),
-        rollout_log_probs=tuple(sampled.log_probs),
-        loss_mask=(True,) * kept + (False,) * (t - kept),
-        versions=sampled.versions,
-        finish_reason=ending.finish_reason,
-        reply=ending.reply,
-        drop=drop,
-        cached_tokens=sampled.cached_tokens,
-    )
-
-
-def _drop(
-    request: Request, sampled: Sampled, ending: Ending, kept: int, settings: SamplingSettings
-) -> DropReason | None:
-    sampling = request.sampling
-    if ending.opted_out:
-        return DropReason.OPTED_OUT
-    if ending.finish_reason == "cancelled":
-        return DropReason.CANCELLED
-    if kept == 0:
-        return DropReason.EMPTY
-    if not sampled.is_aligned:
-        return DropReason.MISALIGNED
-    if not all(map(math.isfinite, sampled.log_probs)):
-        return DropReason.NON_FINITE
-    if not sampling.is_trainable:
-        return DropReason.NOT_TRAINABLE_SAMPLING
-    if sampling.seed is not None and sampled.is_joined:
-        return DropReason.NOT_TRAINABLE_SAMPLING  # a seed does not go on where it was cut
-    if sampling.is_truncated and settings.truncated_sampling == "drop":
-        return DropReason.TRUNCATED_SAMPLING
-    return None
-
 
 log = structlog.get_logger()
 
-NUMBERS = "engine's numbers"
-"""A part of its own to the meters: the chats go on, and what cannot be trained on grows."""
+_NUMBERS = "engine's numbers"
+"""Part of the server in `Health`: the engine serves, but its turns cannot be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one engine event made visible, and the tokens it took."""
+    """The text that one engine event made visible, and its tokens."""
 
     delta: Delta | None
     log_probs: tuple[TokenLogProb, ...] | None = None
 
 
 class Reply:
-    """A reply on its way. `async with`, iterate `steps()` once, then `commit()` before telling the client that it is
-    complete. Before the first step, which waits for the ledger (`has_arrived`), no word of it is told.
+    """A reply in progress. Use it with `async with`; iterate `steps()` once, then `commit()`, then tell the client.
 
-    Leaving the block without a commit records what there is as cancelled, or abandons the request.
+    Leaving the block without a commit records the tokens so far as cancelled, or abandons the request.
     """
 
     def __init__(self, deps: ProxyDeps, prepared: Prepared, only_version: int | None = None) -> None:
-        """only_version: the client named it; another one must not answer."""
+        """only_version: the version that the client named; another version must not answer."""
         self._deps, self._prepared = deps, prepared
         self.reply_id = f"chatcmpl-{uuid.uuid4().hex}"
-        """The turn's id."""
+        """The id of the turn, too."""
         request = prepared.request
         self._generation = Generation(
             deps.engine,
             deps.serving,
             rid=self.reply_id,
             prompt_ids=request.prompt_ids,
-            sampling=request.sampling,
-            end_ids=deps.frontend.end_ids,
-            extras=prepared.extras,
+            decoding=Decoding(request.sampling, deps.frontend.end_ids, prepared.extras),
             only_version=only_version,
             health=deps.health,
         )
@@ -164,7 +89,8 @@ class Reply:
         return "tool_calls" if finish == "stop" and self._parser.has_calls else finish
 
     async def __aenter__(self) -> Self:
-        # It runs once `steps` has asked the engine, and waits for the answer.
+        # The task first runs when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
+        # latency. If the process dies before the commit, the ledger has no such request and the client has no token.
         self._arrival = asyncio.create_task(self._arrive())
         return self
 
@@ -178,7 +104,7 @@ class Reply:
             await self._generation.__aexit__(kind, error, trace)
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """Raises EngineRefused, RequestError."""
+        """Yield the visible steps; the first one waits for the ledger. Raises EngineRefused, RequestError."""
         sampled, feed = self._generation.sampled, self._parser.feed
         shown, is_first = 0, True
         events = self._generation.events()
@@ -187,6 +113,7 @@ class Reply:
                 if is_first:
                     await self._arrived()
                     is_first = False
+                    self._deps.health.first_token.observe(self._deps.clock() - self._prepared.request.received_at)
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])
@@ -201,40 +128,40 @@ class Reply:
                 if self._parser.is_stopped:
                     break
         finally:
-            await events.aclose()  # after a stop string: aborts the engine's request
-        await self._arrived()  # of a reply without a token, too
+            await events.aclose()  # after a stop string this aborts the engine's request
+        await self._arrived()  # needed for a reply without a token
         last = self._parser.finish(is_complete=self.finish_reason != "length")
         rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < len(sampled.ids) else None
         if last is not None or rest is not None:
             yield Step(last, rest)
 
     async def commit(self) -> None:
-        """Record the turn. When it returns, the reply is in the ledger, or the log says why not."""
+        """Record the turn. On return the reply is in the ledger, or the log has the reason."""
         self._is_committed = True
         await run_to_completion(self._keep(self.finish_reason))
 
     def message(self) -> Message:
-        """The whole reply as the client gets it."""
+        """Return the whole reply as the client gets it."""
         return self._parser.reply()
 
     def log_probs(self) -> tuple[TokenLogProb, ...] | None:
-        """Of all tokens, when the client asked for them."""
+        """Return the log-probs of all tokens if the client asked for them."""
         return self._log_probs(0) if self._prepared.wants_log_probs else None
 
     @property
     def is_recorded(self) -> bool:
-        """False: the ledger could not take the request, or not its end, so the turn will never be trained on. (The head
-        of a stream is out before the end is known.)"""
+        """False if the ledger could not write the request or its end: the turn will never be trained on."""
+        # The head of a stream is sent before the end is known, so a late failure is not in its header.
         return not self._is_main or (self._is_begun and not self._is_lost)
 
     @property
     def has_arrived(self) -> bool:
-        """The ledger has the request and the pairing of the turn before, or the log says why not."""
+        """True once the ledger has the request and the pairing of the former turn, or the log has the reason."""
         arrival = self._arrival
         return arrival is not None and arrival.done() and not arrival.cancelled() and arrival.exception() is None
 
     async def _arrived(self) -> None:
-        """It goes on to its end even when the caller is cancelled meanwhile."""
+        """Wait for the arrival. It runs to its end even if the caller is cancelled."""
         assert self._arrival is not None
         await asyncio.shield(self._arrival)
 
@@ -250,7 +177,7 @@ class Reply:
         try:
             await self._deps.ledger.begin(self._prepared.request)
             self._is_begun = True
-        except LedgerUnavailable:  # the ledger's writer has one line for all of them
+        except LedgerUnavailable:  # the ledger's writer logs one line for all requests
             self._deps.health.count("not_recorded")
         except LedgerError as error:
             log.error("request_not_recorded", request_id=self._prepared.request.request_id, error=str(error))
@@ -267,33 +194,57 @@ class Reply:
             await self._deps.sessions.done(prepared.request.scope)
 
     def _turn(self, finish_reason: str) -> Turn:
-        prepared = self._prepared
-        ending = Ending(
+        """Return the turn of this reply, and report unusable numbers of the engine to `Health`."""
+        prepared, sampled = self._prepared, self._generation.sampled
+        t = len(sampled.ids)
+        kept = self._parser.kept if self._parser.is_stopped else t  # the tokens before a stop string
+        turn = Turn(
+            turn_id=self.reply_id,
+            request_id=prepared.request.request_id,
+            finished_at=self._deps.clock(),
+            response_ids=tuple(sampled.ids),
+            rollout_log_probs=tuple(sampled.log_probs),
+            loss_mask=(True,) * kept + (False,) * (t - kept),
+            versions=sampled.versions,
             finish_reason=finish_reason,
             reply=self._parser.reply(),
-            kept=self._parser.kept if self._parser.is_stopped else None,
-            opted_out=prepared.opted_out,
-        )
-        turn = record(
-            prepared.request,
-            self.reply_id,
-            self._generation.sampled,
-            ending,
-            self._deps.sampling,
-            vocab_size=self._deps.frontend.vocab_size,
-            at=self._deps.clock(),
+            drop=self._drop_reason(finish_reason, kept),
+            cached_tokens=sampled.cached_tokens,
         )
         if turn.drop in (DropReason.MISALIGNED, DropReason.NON_FINITE):
-            self._deps.health.failed(NUMBERS, f"{turn.drop} in {turn.turn_id}")
+            self._deps.health.failed(_NUMBERS, f"{turn.drop} in {turn.turn_id}")
         elif turn.drop is None:
-            self._deps.health.ok(NUMBERS)
+            self._deps.health.ok(_NUMBERS)
         return turn
 
+    def _drop_reason(self, finish_reason: str, kept: int) -> DropReason | None:
+        """Return the reason why the turn may never be trained on, or None."""
+        sampled, sampling = self._generation.sampled, self._prepared.request.sampling
+        if self._prepared.opted_out:
+            return DropReason.OPTED_OUT
+        if finish_reason == "cancelled":
+            return DropReason.CANCELLED
+        if kept == 0:
+            return DropReason.EMPTY
+        if not sampled.is_aligned:
+            return DropReason.MISALIGNED
+        if not all(map(math.isfinite, sampled.log_probs)):
+            return DropReason.NON_FINITE
+        if not sampling.is_trainable:
+            return DropReason.NOT_TRAINABLE_SAMPLING
+        if sampling.seed is not None and sampled.is_joined:
+            return DropReason.NOT_TRAINABLE_SAMPLING  # the engine restarts the seed in the resumed call
+        if sampling.is_truncated and self._deps.sampling.truncated_sampling == "drop":
+            return DropReason.TRUNCATED_SAMPLING
+        if max(sampled.ids) >= self._deps.frontend.vocab_size:
+            return DropReason.MISALIGNED
+        return None
+
     async def _give_up(self, error: BaseException | None) -> None:
-        """The reply will not be completed: the client left, or the engine failed."""
+        """Record or abandon a reply that will not be completed: the client left, or the engine failed."""
         self._is_committed = True
         try:
-            await self._arrived()  # what it began has to end
+            await self._arrived()  # the request row must exist before it can end
         finally:
             await self._leave(error)
 

@@ -1,9 +1,7 @@
-"""The chat request on the wire: checked once, here; what it asks for in our own words.
+"""Parse, check and prepare a chat request: ids to sample from, session, kind of turn, sampling parameters.
 
-Unknown fields pass. Every fault is a `RequestError` that names the field, in OpenAI's terms.
-
-A checked request made ready to be served: rendered to ids, classified, named after its session. Nothing is recorded
-yet, and the engine was not asked.
+`parse_body` checks the body; unknown fields pass. `prepare` renders the prompt and classifies the request. Each fault
+is a `RequestError` that names the field in OpenAI's terms. Nothing is recorded here, and no engine is called.
 """
 
 import re
@@ -32,12 +30,14 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class StreamOptions(BaseModel):
+    """OpenAI's `stream_options`."""
+
     model_config = ConfigDict(extra="allow")
     include_usage: bool | None = None
 
 
 class ChatBody(BaseModel):
-    """Fields we act on; null is the same as absent."""
+    """Fields of the body that the proxy acts on; null is the same as absent."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     messages: list[Message] = Field(min_length=1)
@@ -63,7 +63,7 @@ class ChatBody(BaseModel):
     logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     """By token id."""
     ignore_eos: bool | None = None
-    """SGLang's: go on behind the end token."""
+    """SGLang's field: sample past the end token."""
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
@@ -72,11 +72,12 @@ class ChatBody(BaseModel):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools the model may call; none when the list is empty or `tool_choice` is `none`."""
+        """Tools that the model may call; empty if `tool_choice` is `none`."""
         return [] if self.tool_choice == "none" else list(self.tools or ())
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
+        """Arguments of the chat template, from all three fields that may hold them."""
         kwargs = dict(self.chat_template_kwargs or {})
         if self.enable_thinking is not None:
             kwargs.setdefault("enable_thinking", self.enable_thinking)
@@ -90,7 +91,7 @@ class ChatBody(BaseModel):
 
     @property
     def json_schema(self) -> str | None:
-        """A grammar the client asks for; the engine may refuse it."""
+        """The grammar that the client asks for, as a JSON schema; the engine may refuse it."""
         form = self.response_format or {}
         match form.get("type"):
             case "json_object":
@@ -103,13 +104,15 @@ class ChatBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
+    """A checked body, and the same body as the client sent it."""
+
     chat: ChatBody
     raw: Mapping[str, Any]
-    """As it came, for those who look for fields of their own."""
+    """The JSON object as sent; `sessions.classify` reads more fields of it."""
 
 
 def parse_body(data: bytes) -> ParsedBody:
-    """Raises RequestError."""
+    """Parse and check the body. Raises RequestError."""
     try:
         raw = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -142,25 +145,12 @@ def parse_body(data: bytes) -> ParsedBody:
     return ParsedBody(chat, raw)
 
 
-def _check_format(form: Mapping[str, Any] | None) -> None:
-    """A form that we do not know would be left out in silence."""
-    if form is None:
-        return
-    if form.get("type") not in ("text", "json_object", "json_schema"):
-        raise RequestError("response_format.type: text, json_object or json_schema", param="response_format.type")
-    wrapper = form.get("json_schema")
-    if form["type"] == "json_schema" and not (isinstance(wrapper, dict) and isinstance(wrapper.get("schema"), dict)):
-        raise RequestError(
-            "response_format.json_schema.schema: an object is needed", param="response_format.json_schema.schema"
-        )
-
-
 def sampling_of(
     chat: ChatBody, defaults: SamplingSettings, *, prompt_tokens: int, context_length: int
 ) -> SamplingParams:
-    """The client's values, else ours; the limit is clamped to the room that is left.
+    """Return the client's sampling parameters, else our defaults; `max_new_tokens` fits the rest of the context.
 
-    Raises RequestError (`context_length_exceeded`) when the prompt leaves none.
+    Raises RequestError (`context_length_exceeded`) if the prompt leaves no room.
     """
     room = context_length - prompt_tokens - 1
     if room < 1:
@@ -186,36 +176,9 @@ def sampling_of(
     )
 
 
-def _explained(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
-    """The first fault. Where a field may be one of several things, that is one fault for each of them: what came is
-    taken for the one it comes closest to."""
-    found = [(_place(detail, raw), detail["msg"]) for detail in error.errors()]
-    first = found[0][0]
-    place = max((place for place, _ in found if place[: len(first)] == first), key=len)
-    said = dict.fromkeys(msg for at, msg in found if at == place)
-    what = " or ".join(msg.removeprefix("Input should be ") if n else msg for n, msg in enumerate(said))
-    where = ""
-    for part in place:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
-    return RequestError(f"{where}: {_MODEL.sub('an object', what)}", param=where or None)
-
-
-def _place(detail: ErrorDetails, raw: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """Where in the body a fault is: pydantic's path, less the names of the types it tried."""
-    node: Any = raw
-    place: list[str | int] = []
-    for part in detail["loc"]:
-        if isinstance(part, int) if isinstance(node, list) else isinstance(node, dict) and part in node:
-            node = node[part]
-        elif detail["type"] != "missing" or part != detail["loc"][-1]:
-            continue
-        place.append(part)
-    return tuple(place)
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be served."""
+    """A request that can be served: rendered to ids, classified, with its session id."""
 
     request: Request
     rendered: Rendered
@@ -227,7 +190,7 @@ class Prepared:
 
 
 async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
-    """Render and classify. Raises RequestError."""
+    """Render and classify the request. Raises RequestError."""
     chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
     tools, kwargs = chat.offered_tools, chat.template_kwargs
     rendered = await deps.frontend.render_async(messages, tools, kwargs)
@@ -262,6 +225,50 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
         wants_log_probs=bool(chat.logprobs),
     )
+
+
+def _check_format(form: Mapping[str, Any] | None) -> None:
+    """Raise RequestError for an unknown response format."""
+    # Without this check an unknown format would be ignored without an error.
+    if form is None:
+        return
+    if form.get("type") not in ("text", "json_object", "json_schema"):
+        raise RequestError("response_format.type: text, json_object or json_schema", param="response_format.type")
+    wrapper = form.get("json_schema")
+    if form["type"] == "json_schema" and not (isinstance(wrapper, dict) and isinstance(wrapper.get("schema"), dict)):
+        raise RequestError(
+            "response_format.json_schema.schema: an object is needed", param="response_format.json_schema.schema"
+        )
+
+
+def _explained(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
+    """Return the first fault as a RequestError.
+
+    Pydantic reports a field of several possible types once for each type. The reports of the longest path are kept:
+    they belong to the type that the value is closest to.
+    """
+    found = [(_place(detail, raw), detail["msg"]) for detail in error.errors()]
+    first = found[0][0]
+    place = max((place for place, _ in found if place[: len(first)] == first), key=len)
+    said = dict.fromkeys(msg for at, msg in found if at == place)
+    what = " or ".join(msg.removeprefix("Input should be ") if n else msg for n, msg in enumerate(said))
+    where = ""
+    for part in place:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    return RequestError(f"{where}: {_MODEL.sub('an object', what)}", param=where or None)
+
+
+def _place(detail: ErrorDetails, raw: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Return the path of a fault in the body: pydantic's path without the names of the types that it tried."""
+    node: Any = raw
+    place: list[str | int] = []
+    for part in detail["loc"]:
+        if isinstance(part, int) if isinstance(node, list) else isinstance(node, dict) and part in node:
+            node = node[part]
+        elif detail["type"] != "missing" or part != detail["loc"][-1]:
+            continue
+        place.append(part)
+    return tuple(place)
 
 
 def _step(value: object) -> int | None:

@@ -1,4 +1,4 @@
-"""What goes to the client: OpenAI's JSON, with every byte that does not change made once per reply."""
+"""Response bodies in OpenAI's JSON. The bytes that all events of a reply share are made once per reply."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Token counts of one reply."""
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
@@ -29,7 +31,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProb:
-    """One sampled token, for a client that asked for log-probs. Non-finite values become null in JSON."""
+    """One sampled token with its log-prob, for a client that asked. Non-finite values become null in JSON."""
 
     token: str
     log_prob: float
@@ -43,7 +45,7 @@ class TokenLogProb:
 
 
 class Chunks:
-    """The server-sent events of one reply."""
+    """Server-sent events of one reply."""
 
     __slots__ = ("_calls", "_head", "_plain_end", "_text")
 
@@ -58,7 +60,7 @@ class Chunks:
         return self._text + b'"","role":"assistant"' + self._plain_end
 
     def delta(self, delta: Delta | None, log_probs: Sequence[TokenLogProb] | None = None) -> bytes:
-        """One event; nothing when there is nothing to say."""
+        """Return one event, or no bytes for an empty delta."""
         if delta is not None and log_probs is None and not delta.reasoning and not delta.calls:
             return self._text + orjson.dumps(delta.content) + self._plain_end
         fields: dict[str, Any] = {}
@@ -95,7 +97,7 @@ def completion(
     usage: Usage,
     log_probs: Sequence[TokenLogProb] | None,
 ) -> bytes:
-    """The whole reply, not streamed."""
+    """Return the body of a whole reply (not streamed)."""
     fields: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning_content:
         fields["reasoning_content"] = message.reasoning_content
@@ -115,12 +117,12 @@ def completion(
 
 
 def models(name: str, context_length: int, created: int) -> bytes:
-    """`/v1/models`."""
+    """Return the body of `/v1/models`."""
     return orjson.dumps({"object": "list", "data": [_card(name, name, context_length, created)]})
 
 
 def model(asked: str, name: str, context_length: int, created: int) -> bytes:
-    """`/v1/models/{asked}`: the same model, by the name it was asked for."""
+    """Return the body of `/v1/models/{asked}`: the served model under the name that the client asked for."""
     return orjson.dumps(_card(asked, name, context_length, created))
 
 

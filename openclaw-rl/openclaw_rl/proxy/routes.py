@@ -1,14 +1,8 @@
-"""`/v1/chat/completions`, `/v1/models` and `/v1/models/NAME`, and the same without `/v1`.
+"""Routes of the chat API: `/v1/chat/completions`, `/v1/models`, `/v1/models/NAME`, and the same without `/v1`.
 
-Every fault of a request is a 4xx in OpenAI's error form; an engine's own 4xx keeps its status and message. While the
-engine is away a request waits (keep-alives flow), then gets 503 with Retry-After. A client that leaves takes its
-engine request with it.
-
-Which model a client names, and whether we serve it.
-
-Ours are the served name and `policy`, each alone (whatever version is current) or with one version behind it
-(`policy@v7`, `policy-v7`): that version, or a 404. Any other name is an alias: a client that cannot be told our name
-still gets the policy, with one warning in the log, unless `server.unknown_model` says to refuse it.
+Each fault of a request is a 4xx in OpenAI's error form; a 4xx of the engine keeps its status and message. While the
+engine is away, a request waits (keep-alives flow), then gets 503 with Retry-After. When a client leaves, its engine
+request is aborted.
 """
 
 import asyncio
@@ -32,53 +26,19 @@ from openclaw_rl.web import errors
 from openclaw_rl.web.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
 from openclaw_rl.web.auth import Keys
 
+log = structlog.get_logger()
+
+_OPEN_AFTER_S = 0.1
+"""A stream's head waits this long for a refusal of the engine, which comes within milliseconds; then it is sent."""
+_RETRY_AFTER_S = 2
+_INLINE_BYTES = 256 * 1024
+"""Largest body that the event loop parses (about 1 ms); larger ones go to a thread."""
 _VERSION = re.compile(r"(?:@(?P<at>.*)|-v(?P<dash>\d+))\Z", re.DOTALL)
 _NUMBER = re.compile(r"v?(\d{1,9})\Z")
 
 
-class ModelNames:
-    def __init__(
-        self, served: str, unknown: Literal["serve", "refuse"], current: Callable[[], int], warn: Callable[[str], None]
-    ) -> None:
-        """warn: told each foreign name that is served; it says so once."""
-        self._own, self._unknown, self._current, self._warn = (served, "policy"), unknown, current, warn
-
-    def wanted_version(self, name: str | None) -> int | None:
-        """The version that must answer; None: whichever is current. Raises RequestError (404, `model_not_found`)."""
-        if not name or name in self._own:
-            return None
-        for own in self._own:
-            if name.startswith(own) and (found := _VERSION.match(name, len(own))):
-                number = _NUMBER.match(found["dash"] or found["at"])
-                if number is None or int(number[1]) != self._current():
-                    raise self.not_found(name)
-                return int(number[1])
-        if self._unknown == "refuse":
-            raise self.not_found(name)
-        self._warn(name)
-        return None
-
-    def not_found(self, name: str) -> RequestError:
-        served = ", ".join(dict.fromkeys((*self._own, f"policy@v{self._current()}")))
-        return RequestError(
-            f"The model {name[:100]!r} does not exist. Served here: {served}.",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
-
-
-log = structlog.get_logger()
-
-_OPEN_AFTER_S = 0.1
-"""Engines refuse within milliseconds; a stream whose engine is silent for longer begins without waiting for it."""
-_RETRY_AFTER_S = 2
-_INLINE_BYTES = 256 * 1024
-"""Bodies parsed on the event loop (about 1 ms)."""
-
-
 def build_router(deps: ProxyDeps) -> APIRouter:
-    """The chat routes over `deps`."""
+    """Return the chat routes over `deps`."""
     chat, models = _ChatRoute(deps), _ModelsRoute(deps)
     router = APIRouter()
     for prefix in ("/v1", ""):
@@ -89,8 +49,8 @@ def build_router(deps: ProxyDeps) -> APIRouter:
 
 
 def chats_first(app: ASGIApp, router: APIRouter) -> ASGIApp:
-    """`app`, with the chats of `router` (`build_router`'s, also in `app`) served past its middleware, which costs every
-    streamed token a few microseconds and does nothing for them."""
+    """Return `app` with the chats of `router` served past its middleware. `router` is from `build_router`."""
+    # The middleware does no work for a chat, and costs every streamed token a few microseconds.
     direct = {route.path: route.app for route in router.routes if isinstance(route, Route) and _is_chat(route)}
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,13 +65,15 @@ def _is_chat(route: Route) -> bool:
 
 
 class _ModelsRoute:
+    """The model list, and one model by name."""
+
     def __init__(self, deps: ProxyDeps) -> None:
         self._about = (deps.model_name, deps.frontend.context_length, int(time.time()))
         self._all = responses.models(*self._about)
         self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # No key: OpenClaw asks without one. It tells a name and a length.
+        # Without a key, because OpenClaw sends none here. The answer holds only a name and a length.
         name = scope.get("path_params", {}).get("name")
         if not name:
             await answer(send, 200, self._all)
@@ -125,6 +87,8 @@ class _ModelsRoute:
 
 
 class _ChatRoute:
+    """The chat endpoint: reads a body, serves one `Reply`, writes JSON or server-sent events."""
+
     def __init__(self, deps: ProxyDeps) -> None:
         self._deps = deps
         self._keys = Keys(deps.server.api_keys)
@@ -228,7 +192,7 @@ class _ChatRoute:
         return body.chat.model or self._deps.model_name
 
     def _warn(self, body: ParsedBody) -> None:
-        """Once for each kind: what the client asks for and does not get."""
+        """Log a request for a feature that is not served; one line for each feature."""
         chat = body.chat
         if chat.offered_tools and not self._deps.frontend.renders_tools:
             self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
@@ -242,6 +206,48 @@ class _ChatRoute:
         if key not in self._warned and len(self._warned) < 1000:
             self._warned.add(key)
             log.warning(event, **fields)
+
+
+class ModelNames:
+    """Names by which a client may ask for the policy.
+
+    Our own names are the served name and `policy`. Alone, each means the current version; with a version behind it
+    (`policy@v7`, `policy-v7`), that version or a 404. Any other name is an alias: a client with a fixed model name
+    still gets the policy, with one warning in the log. `server.unknown_model = "refuse"` makes an alias a 404.
+    """
+
+    def __init__(
+        self, served: str, unknown: Literal["serve", "refuse"], current: Callable[[], int], warn: Callable[[str], None]
+    ) -> None:
+        """warn: called with each alias that is served."""
+        self._own, self._unknown, self._current, self._warn = (served, "policy"), unknown, current, warn
+
+    def wanted_version(self, name: str | None) -> int | None:
+        """Return the version that must answer; None means the current one.
+
+        Raises RequestError (404, `model_not_found`).
+        """
+        if not name or name in self._own:
+            return None
+        for own in self._own:
+            if name.startswith(own) and (found := _VERSION.match(name, len(own))):
+                number = _NUMBER.match(found["dash"] or found["at"])
+                if number is None or int(number[1]) != self._current():
+                    raise self.not_found(name)
+                return int(number[1])
+        if self._unknown == "refuse":
+            raise self.not_found(name)
+        self._warn(name)
+        return None
+
+    def not_found(self, name: str) -> RequestError:
+        served = ", ".join(dict.fromkeys((*self._own, f"policy@v{self._current()}")))
+        return RequestError(
+            f"The model {name[:100]!r} does not exist. Served here: {served}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
 
 async def _refuse(receive: Receive, send: Send, error: RequestError | EngineError, *, is_read: bool) -> None:

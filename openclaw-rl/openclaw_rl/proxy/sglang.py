@@ -1,8 +1,7 @@
-"""The one place that imports SGLang's front end (the package llm-router-utils: its template and parser code without
-the engine).
+"""The only module that imports SGLang's front end: the package llm-router-utils, its template and parser code.
 
-xgrammar is kept out while it loads: nothing here compiles a grammar, and importing it drags in torch (4 s and 300 MB)
-wherever torch is installed. The server process stays without torch.
+The import of xgrammar is blocked meanwhile. The proxy compiles no grammar, and xgrammar imports torch where torch is
+installed (4 s and 300 MB); the server process stays without torch.
 """
 
 import logging
@@ -10,7 +9,7 @@ import sys
 
 _is_absent = "xgrammar" not in sys.modules
 if _is_absent:
-    sys.modules["xgrammar"] = None  # type: ignore[assignment]  # an import of it raises ImportError, which SGLang expects
+    sys.modules["xgrammar"] = None  # type: ignore[assignment]  # its import raises ImportError, which SGLang handles
 try:
     from llm_router_utils.sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Tool
     from llm_router_utils.sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
@@ -22,7 +21,7 @@ finally:
     if _is_absent:
         del sys.modules["xgrammar"]
 
-# Its parsers log what the model wrote; no reply text is logged above debug here.
+# SGLang's parsers log the model's text; this server logs no reply text above debug.
 logging.getLogger("llm_router_utils").setLevel(logging.CRITICAL)
 
 __all__ = [

@@ -1,8 +1,7 @@
-"""How a model's folder wants its chats written and read: SGLang's own template and parser code, set up over it.
+"""Load the chat template and the reply parsers of a model folder, with SGLang's own code.
 
-Promises: the template and the parsers are those that SGLang would take for this folder, or the ones that the settings
-name; what cannot work is a SettingsError that names the setting. No torch, no weights: only the tokenizer's files and
-the configs are read.
+They are those that SGLang would choose for this folder, or the ones that the settings name. A choice that cannot work
+is a SettingsError that names the setting. Only the tokenizer's files and the configs are read: no torch, no weights.
 """
 
 import json
@@ -22,21 +21,23 @@ from openclaw_rl.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
+    """Template, parsers and limits of one model folder."""
+
     tokenizer: PreTrainedTokenizerFast
     serving: OpenAIServingChat
-    """Renders. Its "ids" are the rendered text."""
+    """Renders messages; its "ids" are the rendered text."""
     template: str
     reply: ReplyFormat
     renders_tools: bool
     """The template shows tools to the model, and a parser finds its calls."""
     end_ids: frozenset[int]
     vocab_size: int | None
-    """As the model's config has it, and so the context's length."""
+    """From the model's config, like `context_length`; None if it has no such value."""
     context_length: int | None
 
 
 def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
-    """folder: tokenizer files and config.json."""
+    """Load the chat format. folder: tokenizer files and config.json. Raises SettingsError."""
     tokenizer = _load_tokenizer(folder)
     config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
     server = ServerArgs(
@@ -84,9 +85,7 @@ def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
 
 
 class _TextTokenizer:
-    """What SGLang's code sees as the tokenizer: it renders, and its "ids" are the rendered text, which we then
-    tokenise ourselves.
-    """
+    """The tokenizer that SGLang's code gets: its "ids" are the rendered text, which `CachedTokenizer` tokenises."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -116,7 +115,7 @@ class _TextTokenizer:
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    from transformers import AutoTokenizer  # here, because it imports torch
+    from transformers import AutoTokenizer  # imported here because it imports torch
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 

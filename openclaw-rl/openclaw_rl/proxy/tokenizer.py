@@ -1,21 +1,13 @@
-"""Text to ids, piece by piece: a conversation does not re-tokenise what it tokenised before, and a client cannot type
-a control token.
+"""Tokenise prompts piece by piece, with a cache: a conversation is not tokenised again, and a client cannot type a
+control token.
 
-A prompt is cut at the control tokens that the *template* wrote, and nowhere else; each piece between them is encoded
-alone and kept in a least-recently-used cache by its text. A tokenizer cuts there first, whatever comes before and
-after, so the joined ids equal those of the whole text (`is_exact` probes it; a tokenizer for which that is not so
-gets its prompts encoded whole).
+A prompt is cut at the control tokens that the *template* wrote, and nowhere else. Each piece between them is encoded
+alone, and kept in a least-recently-used cache by its text. A tokenizer itself cuts there first, so the joined ids equal
+those of the whole text. `is_exact` probes that; a tokenizer that fails the probe gets its prompts encoded whole.
 
-Control strings inside what the client sent are written as private-use characters while the template runs (`protect`),
-and come back as plain text in the pieces, which are encoded by a copy of the tokenizer that knows no added tokens. So
-every control id stems from the template. Thread-safe.
-
-Where the tokenizer library works.
-
-It keeps a cache of words for each thread that ever tokenised, until that thread ends (4 MB of English by its default,
-80 at worst), and long texts are tokenised wherever a pool has a thread free: memory would go up in steps, for hours,
-with every thread of the pool that gets its first long text. So the main thread and event loops work where they are, and
-all others wait for one of two threads.
+While the template runs, control strings in the client's text are private-use characters (`protect`). In the pieces they
+are plain text again, and are encoded by a copy of the tokenizer that knows no added tokens. So every control id comes
+from the template.
 """
 
 import asyncio
@@ -33,43 +25,22 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.types import Ids
 
-_THREADS = 2
-
 T = TypeVar("T")
 
-
-class TokenizerThreads:
-    """They start with the first work, and end with this object."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
-
-    def run(self, work: Callable[[], T]) -> T:
-        """What `work`, which never calls this itself, returns."""
-        return work() if _may_stay() else self._pool.submit(work).result()
-
-
-def _may_stay() -> bool:
-    if threading.current_thread() is threading.main_thread():
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
+_THREADS = 2
 _ESCAPE = "\U0010f000"
-"""Stands before a private-use character that the client really sent."""
+"""Escape before a private-use character that the client really sent."""
 _FIRST = 0x10F001
-"""Private-use character of control string 0; the next of the next, and so on."""
+"""Private-use character of the first control string; the next control string has the next character."""
 _LAST = 0x10FFFD
 _ENTRY_BYTES = 150
-"""Of the cache's own, for each text: a slot, and a link."""
+"""Memory of the cache itself for each text: a slot, and a link."""
 _PROBE = ("Hello  world", " leading", "trailing ", "\n\nlines\n", "", "ünï 漢字 🙂", "a<b", "1234567", "    code\n\tx")
 
 
 class CachedTokenizer:
+    """Tokenizer of rendered prompts. Thread-safe."""
+
     def __init__(
         self,
         backend: Tokenizer,
@@ -79,13 +50,13 @@ class CachedTokenizer:
         cache_bytes: int = 2**25,
         words: int = 4000,
     ) -> None:
-        """backend_json: `backend.to_str()`, which takes a while.
+        """backend_json: `backend.to_str()`, which is slow.
 
         assistant_may_write: control strings that keep their meaning inside replayed assistant messages (`<think>`).
 
-        cache_bytes: of memory that the cache may take; where text is English, for some ten million characters.
+        cache_bytes: memory of the cache; the default holds some ten million characters of English.
 
-        words: that the library keeps of its own, each with its tokens, for each of `few_threads`.
+        words: size of the library's own cache of words and their tokens, for each thread of `TokenizerThreads`.
         """
         config = orjson.loads(backend_json)
         tokens = {token["content"]: token for token in config["added_tokens"] if token["content"]}
@@ -97,7 +68,7 @@ class CachedTokenizer:
         controls = sorted(tokens, key=len, reverse=True)
         self._cut = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
         if len(controls) > _LAST - _FIRST:
-            raise ValueError(f"{len(controls)} added tokens are more than there are characters to stand for them")
+            raise ValueError(f"{len(controls)} added tokens: more than the private-use characters that replace them")
         self._stand_in = {text: chr(_FIRST + i) for i, text in enumerate(controls)}
         self._stood_for = {mark: text for text, mark in self._stand_in.items()}
         private = f"[{_ESCAPE}-{chr(_LAST)}]"
@@ -105,7 +76,7 @@ class CachedTokenizer:
         allowed = set(assistant_may_write)
         rest = [text for text in controls if text not in allowed]
         self._hide_in_reply = re.compile("|".join([*map(re.escape, rest), private]))
-        # A cheap look first: almost no text holds even the first characters of a control string (`<|`, `<t` …).
+        # A cheap test first: almost no text holds even the first characters of a control string (`<|`, `<t` …).
         self._firsts = tuple(sorted({text[0] for text in controls}))
         self._start = re.compile("|".join(sorted({re.escape(text[:2]) for text in controls})) or r"(?!)")
         self._show = re.compile(f"{_ESCAPE}(.)|{private}", re.DOTALL)
@@ -119,14 +90,14 @@ class CachedTokenizer:
         self._cache: OrderedDict[str, Ids] = OrderedDict()
         self._cached_bytes, self._cache_bytes = 0, cache_bytes
         self._shared_ints = tuple(range(backend.get_vocab_size()))
-        """One object for each id: with one of its own, a cached token would take 40 bytes instead of 8."""
+        """One shared object for each id: a cached token takes 8 bytes instead of 40."""
         self._lock = threading.Lock()
         self.is_exact = True
         self.is_exact = self._probe(backend, controls)
         self._backend = backend
 
     def protect(self, value: Any, *, is_reply: bool = False) -> Any:
-        """`value` (a string, or lists and dicts of them) with every control string in it replaced by a stand-in."""
+        """Replace every control string in `value` (a string, or lists and dicts of strings) by a stand-in."""
         pattern = self._hide_in_reply if is_reply else self._hide
 
         def hide(text: str) -> str:
@@ -137,9 +108,9 @@ class CachedTokenizer:
         return _map_text(value, hide)
 
     def encode(self, rendered: str) -> Ids:
-        """The ids of a rendered template over protected strings."""
+        """Return the ids of a rendered template over protected strings."""
         if not self.is_exact:
-            # A zero-width space keeps a typed control string from being one again.
+            # A zero-width space inside a typed control string keeps it plain text.
             text = self._show.sub(
                 lambda match: _broken(match.group(1) or self._stood_for.get(match.group(), "")), rendered
             )
@@ -147,7 +118,7 @@ class CachedTokenizer:
         return self._joined(self._split(rendered))
 
     def encode_if_short(self, rendered: str, new_chars: int) -> Ids | None:
-        """The same, or None when more than `new_chars` of it are not in the cache: `encode` would take a while."""
+        """Return the ids, or None if more than `new_chars` characters are not in the cache (`encode` is slow then)."""
         if not self.is_exact:
             return self.encode(rendered) if len(rendered) <= new_chars else None
         pairs = self._split(rendered)
@@ -163,7 +134,7 @@ class CachedTokenizer:
         return tuple(itertools.chain.from_iterable(parts))
 
     def new_chars(self, rendered: str) -> int:
-        """How much of the text is not in the cache: what `encode` would cost."""
+        """Return the number of characters that are not in the cache: the cost of `encode`."""
         return self._new_chars(self._split(rendered))
 
     def _new_chars(self, pairs: list[tuple[str, int | None]]) -> int:
@@ -171,7 +142,7 @@ class CachedTokenizer:
             return sum(len(text) for text, _ in pairs if text not in self._cache)
 
     def _split(self, rendered: str) -> list[tuple[str, int | None]]:
-        """(piece, the control id behind it) pairs; the last has none."""
+        """Return pairs of a piece and the control id behind it; None behind the last piece."""
         pairs: list[tuple[str, int | None]] = []
         position, strip_left = 0, False
         for match in self._cut.finditer(rendered):
@@ -204,11 +175,11 @@ class CachedTokenizer:
         return ids
 
     def _encode_plain(self, text: str) -> Ids:
-        # The `fast` one keeps no offsets, and is a quarter quicker.
+        # `encode_batch_fast` keeps no offsets, and needs a quarter less time.
         ids = tuple(self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         if self._control_ids.isdisjoint(ids):
             return ids
-        # The model's own vocabulary holds a control string and took it whole: encode it in two halves.
+        # The model's own vocabulary holds a control string and encoded it whole: encode it in two halves.
         out: list[int] = []
         position = 0
         for match in self._cut.finditer(text):
@@ -224,7 +195,7 @@ class CachedTokenizer:
 
     def _shown(self, text: str) -> str:
         if text.isascii():
-            return text  # no stand-in is
+            return text  # stand-ins are not ASCII
         return self._show.sub(lambda match: match.group(1) or self._stood_for.get(match.group(), ""), text)
 
     def _probe(self, backend: Tokenizer, controls: list[str]) -> bool:
@@ -233,15 +204,44 @@ class CachedTokenizer:
         return self.encode(text) == tuple(backend.encode(text, add_special_tokens=False).ids)
 
 
+class TokenizerThreads:
+    """Two threads that tokenise for all others; they start with the first call and end with this object.
+
+    The main thread and the threads of event loops tokenise themselves.
+    """
+
+    # The tokenizer library keeps a cache of words for each thread that ever tokenised, until that thread ends (4 MB of
+    # English by its default, 80 MB at most). In a large thread pool the memory would grow for hours, by one cache for
+    # each thread that gets its first long text.
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work`, which must not call this method, and return its result."""
+        return work() if _may_stay() else self._pool.submit(work).result()
+
+
+def _may_stay() -> bool:
+    if threading.current_thread() is threading.main_thread():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _keep_words(tokenizer: Tokenizer, most: int) -> None:
-    """Its own bound counts words, not bytes: 10,000 of up to 256 characters each came to 80 MB."""
+    """Bound the library's own cache of words."""
+    # The library's default bound counts words, not bytes: 10,000 words of up to 256 characters took 80 MB.
     resize = getattr(tokenizer.model, "_resize_cache", None)
-    if resize is not None:  # some kinds of models keep none
+    if resize is not None:  # some kinds of models have no cache
         resize(most)
 
 
 def _bytes(text: str, ids: Ids) -> int:
-    """What an entry of the cache takes."""
+    """Return the memory of one entry of the cache."""
     return sys.getsizeof(text) + sys.getsizeof(ids) + _ENTRY_BYTES
 
 

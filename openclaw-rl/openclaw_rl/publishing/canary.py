@@ -1,12 +1,11 @@
-"""Replies that the owner knows to be good, as a measure no judge has a say in.
+"""Canaries: replies that the owner knows to be good, as a measure without a judge.
 
-A canary file is JSON lines of {"messages": [...], "reply": "..."}: conversations and what a good reply to each is. The
-canary score of a version is the mean log-prob per token of those replies; the gate refuses a version under which it
-fell by more than `publisher.max_canary_drop` nats against the base. Measured against the base and not against the
-parent: many small steps down count as the large one that they are.
+A canary file is JSON lines of {"messages": [...], "reply": "..."}: conversations, each with a good reply. The canary
+score of a version is the mean log-prob per token of those replies. The gate refuses a version whose score fell by more
+than `publisher.max_canary_drop` nats against the base.
 
-It catches a judge that lies, or a reward with the wrong sign, when what is being unlearned is in the file. Nothing here
-catches a policy that grows worse at what the file does not show.
+Canaries catch a judge that lies, or a reward with the wrong sign, if the policy unlearns what the file shows. They do
+not catch a policy that grows worse elsewhere.
 """
 
 import math
@@ -24,7 +23,7 @@ Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
 """(version, prompt ids, response ids [T]) → the engine's log-probs [T] at temperature 1."""
 
 MOST = 64
-"""Canaries of a file: each costs two prompts a version, between chats."""
+"""Most canaries of a file."""  # each costs two prompts a version, between chats
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def read_canaries(
     reply_ids: Callable[[str], Ids],
     context_length: int,
 ) -> tuple[Canary, ...]:
-    """Raises SettingsError, which names the line."""
+    """Read the canary file. Raises SettingsError, which names the line."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -70,14 +69,15 @@ def read_canaries(
 
 
 class CanaryScore:
-    """Scores versions on the canaries; the base's score is measured once."""
+    """Scores versions on the canaries. The base's score is measured once."""
 
     def __init__(self, canaries: Sequence[Canary], score: Score) -> None:
         self._canaries, self._score = tuple(canaries), score
         self._base: float | None = None
 
     async def drop(self, version: int) -> float | None:
-        """How many nats per token the replies lost against the base; None without canaries."""
+        """Return the nats per token that the replies lost against the base; None without canaries."""
+        # Against the base, not the parent: many small steps down add up to a large one.
         if not self._canaries:
             return None
         if self._base is None:

@@ -1,16 +1,20 @@
-"""Replacing the engine's own weights under running chats. *gate → pause → abort → flush → push → continue → gate.*
+"""Swap of the engine's own weights under running chats: *hold → pause → abort → flush → push → resume → release*.
 
-Promises: nobody is refused; a cut reply waits at the gate and goes on from its tokens so far, under the new version;
-no token is sampled from a prefix that other weights computed; a push that is refused leaves the old weights serving,
-one that nobody knows the end of leaves the gate shut until the keeper has pushed what should serve. The order is the
-one that was measured to be exact on SGLang: a request that is only retracted keeps stale prompt KV, and a flush with
-one alive kills the server.
+Promises:
 
-A request that passed the gate just before it closed may reach the engine after the pause. SGLang then holds it where
-no abort reaches it, and would start it on the new weights under the old version's name: so as long as a use of the old
-version may have something there, the engine is let go on for a moment, on the old weights, and paused again.
+- No request is refused. A cut reply waits at the hold and goes on from its tokens so far, under the new version.
+- No token is sampled from a prefix that other weights computed.
+- A refused push leaves the old weights serving. A push without an answer leaves chats held until the watchdog has
+  pushed the version that should serve.
 
-Leaves to others: which version (`publisher`), its tests (`publication`, `pushed_weights`), resuming
+The order is the one that was measured to be exact on SGLang. A request that is only retracted keeps stale prompt KV,
+and a flush with a live request kills the server.
+
+A request that passed the hold just before it closed may reach the engine after the pause. SGLang then keeps it where an
+abort does not reach it, and would start it on the new weights under the old version's name. So while a use of the old
+version may have a request there, the engine resumes for a moment on the old weights and is paused again.
+
+Leaves to others: the choice of the version (`publisher`), its tests (`publication`, `weight_push`), resuming replies
 (`proxy.generation`).
 """
 
@@ -27,7 +31,7 @@ from openclaw_rl.errors import EngineGone, EngineRefused
 
 LOOK_S = 0.05
 PAUSED_S = 0.25
-"""How long one pause waits for what it cut to come back; an abort is answered in milliseconds."""
+"""Longest wait of one pause for the requests that it cut."""  # an abort is answered in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +39,35 @@ class SwapTimes:
     """Seconds of a swap's phases."""
 
     finish_s: float
-    """Waiting for replies that should not be cut."""
+    """Waiting for replies that are not resumable."""
     cut_s: float
     push_s: float
     held_s: float
-    """From the gate's closing to its opening: the longest gap a stream may have seen."""
+    """From hold to release: the longest gap that a stream may have seen."""
 
 
 class FullWeightSwap:
+    """Replaces the engine's weights, by a push from disk or by a transfer of the trainer."""
+
     def __init__(
         self, engine: Engine, serving: VersionAdmission, *, drain_s: float, call_timeout_s: float, push_timeout_s: float
     ) -> None:
         self._engine, self._serving = engine, serving
         self._drain_s, self._call_timeout_s, self._push_timeout_s = drain_s, call_timeout_s, push_timeout_s
         self.is_unsure = False
-        """Nobody knows which weights the engine holds: a push got no answer. The next one that does ends it."""
+        """True while the engine's weights are unknown, because a push got no answer."""
 
     async def swap(self, weight_version: int, folder: Path) -> SwapTimes:
         """Push the weights of `folder` and switch to their version.
 
-        Raises EngineError when it failed: the old version serves, or nothing does and the keeper restores it.
+        Raises EngineError. The old version then serves, or chats are held until the watchdog restores it.
         """
         return await self._replace(lambda: self._push(weight_version, folder))
 
     async def receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> SwapTimes:
-        """Let the trainer send the weights to the engine, while `transfer` runs, and switch to their version. Raises as
-        `swap` does.
+        """Let the trainer send the weights to the engine while `transfer` runs, and switch to their version.
+
+        Raises as `swap` does.
         """
         return await self._replace(lambda: self._receive(weight_version, transfer))
 
@@ -111,7 +118,7 @@ class FullWeightSwap:
             await self._serving.changed(left_s)
 
     async def _cut(self) -> None:
-        """Leaves the engine paused, holding nothing."""
+        """Pause the engine and empty it of requests."""
         end = time.monotonic() + self._call_timeout_s
         while True:
             await self._call(self._engine.pause("retract"))
@@ -133,7 +140,7 @@ class FullWeightSwap:
                 try:
                     await self._call(self._engine.flush_cache())
                     return True
-                except EngineRefused:  # something is still queued: someone else's, or one on its way
+                except EngineRefused:  # a request is still queued: another client's, or one on its way
                     await asyncio.sleep(LOOK_S)
             if time.monotonic() > end:
                 return False
@@ -148,6 +155,6 @@ class FullWeightSwap:
 
 
 def is_held(weight_version: int, info: ModelInfo) -> bool:
-    """An engine that nothing was pushed to yet holds the base."""
+    """Return True if the engine says that it holds the version; before the first push it holds the base."""
     holds = info.weight_version or "default"
     return holds == str(weight_version) or (weight_version == 0 and holds == "default")

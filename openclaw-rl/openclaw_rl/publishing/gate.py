@@ -1,25 +1,23 @@
-"""What a version must pass before, or as soon as, it serves: finite, not too far from its parent and the base, the
-owner's canaries no worse, and the engine's numbers are the trainer's.
+"""The gate: tests that a version must pass before, or as soon as, it serves.
 
-An engine that gives no numbers (NaN, or none) for a version, twice, and gives them for the one that serves, is not at
-fault: the version is refused. One that gives none for what serves either is: AlignmentError, and the gate is asked
-again later. Full weights take the place of what serves: there the engine is asked before they do (`needs_numbers`).
+Four tests: its weights are finite, its KL to the parent and to the base is bounded, the owner's canaries lost little,
+and the engine's log-probs are the trainer's.
 
-Leaves to others: its files (`finite_weights`); what becomes of a version that fails (`publication`, `pushed_weights`).
+The engine may give no log-probs (NaN, or no values) for a version, twice. If it gives them for the serving version, the
+new version is refused. If it does not, the engine is at fault: AlignmentError, and the gate is asked again later. Full
+weights replace the serving ones, so `needs_numbers` asks the engine before the swap.
 
-Whether every weight of a version is a number, read from its files without torch.
+`not_finite` reads the files without torch: the *.safetensors of a folder, with an adapter's EMA teacher below it. It
+finds NaN and infinity by the exponent bits, because numpy knows neither bfloat16 nor fp8. It needs the memory of one
+block, and raises no exception for a broken file: the engine refuses such a file when it loads it. The FNUZ forms of
+fp8, which no trainer of ours writes, are not read.
 
-Looks at the *.safetensors of a folder, an adapter's EMA teacher below it included, and tells NaN and infinity by the
-exponent bits, so that bfloat16 and fp8, which numpy does not know, need no conversion. Integers are always numbers.
-Memory: one block, whatever the file.
-
-Raises nothing, whatever a file holds. Leaves to others: a file that cannot be read, is no safetensors, or is cut short
-(the engine refuses it when it loads), dtypes that no trainer of ours writes (the FNUZ forms of fp8), and numbers that
-are finite and useless (the gate).
+Leaves to others: what follows for a version that fails (`publication`, `weight_push`).
 """
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import Probe, Report
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
 
@@ -45,7 +44,7 @@ BASE_KL_ALERT = 0.8
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What the gate measured; KL in nats per token, None where there was nothing to measure on."""
+    """The gate's measurements; KL in nats per token, None without replies to measure on."""
 
     step_kl: float | None
     base_kl: float | None
@@ -55,10 +54,12 @@ class GateResult:
 
 
 class _NoNumbers(Exception):
-    """Under the version that is tested, and it is the version."""
+    """The engine has no log-probs for the tested version, and has them for the serving one."""
 
 
 class Gate:
+    """Tests one version at a time on the engine."""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -68,13 +69,17 @@ class Gate:
         *,
         canaries: Sequence[Canary] = (),
         alert: Alert = log.error,
+        health: Health | None = None,
     ) -> None:
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
+        self._health = health or Health()
         self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
         self.last: GateResult | None = None
 
     async def check(self, version: Version, report: Report) -> GateResult:
+        started = time.perf_counter()
         self.last = await self._measure(version, report)
+        self._health.gate.observe(time.perf_counter() - started)
         return self.last
 
     async def _measure(self, version: Version, report: Report) -> GateResult:
@@ -110,8 +115,9 @@ class Gate:
         return GateResult(step_kl, base_kl, refusal, canary_drop)
 
     async def _kl(self, a: int, b: int) -> float | None:
-        """Mean over tokens of log π_a − log π_b on stored replies that a sampled (an unbiased estimate of KL(a ‖
-        b)).
+        """Return the mean over tokens of log π_a − log π_b on stored replies that a sampled.
+
+        That is an unbiased estimate of KL(a ‖ b).
         """
         replies = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
         total, count, budget = 0.0, 0, self._settings.gate_prompt_tokens
@@ -126,17 +132,19 @@ class Gate:
         return total / count if count else None
 
     async def self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
-        """Whether the engine's numbers are the trainer's, or numbers at all where the trainer sent none. A reason when
-        they are not."""
+        """Return a reason if the engine's log-probs are not the trainer's; None if they are.
+
+        Without probes of the trainer, finite log-probs pass.
+        """
         try:
             return await self._probe(number, probes)
         except _NoNumbers as error:
             return f"self-test: {error}"
 
     async def needs_numbers(self, probes: Sequence[Probe]) -> None:
-        """Raises EngineError when the engine has no numbers for the weights it holds: whatever came in their place
-        would be condemned for that. Nothing is asked behind a shut gate: what a push that broke off has left is mended
-        by the next."""
+        """Raise EngineError if the engine has no log-probs for the weights that it holds."""
+        # The next version would be refused for the engine's fault. A held engine is not asked: a push that failed may
+        # have left half a version there, and the next push replaces it.
         if not self._serving.is_open:
             return
         try:
@@ -166,7 +174,7 @@ class Gate:
         return None
 
     async def _short_reply(self) -> tuple[Ids, Ids] | None:
-        """A stored prompt and the start of its reply."""
+        """Return a stored prompt and the start of its reply."""
         replies = await self._ledger.recent_replies(sampled_by=None, limit=self._settings.gate_replies)
         for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
             return prompt_ids, response_ids[: self._settings.gate_tokens]
@@ -181,7 +189,7 @@ class Gate:
         return log_probs
 
     async def _tested(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
-        """Under the version at the gate. Raises _NoNumbers when it is the version that has none."""
+        """Return log-probs under the tested version. Raises _NoNumbers if the version is at fault."""
         try:
             return await self._finite(number, prompt_ids, ids)
         except AlignmentError:
@@ -197,18 +205,18 @@ class Gate:
 
 
 def _with_ids(probes: Sequence[Probe]) -> list[Probe]:
-    """Those that the engine can be asked about: a forgotten session's have figures alone."""
+    """Return the probes with ids; those of a forgotten session have figures alone."""
     return [probe for probe in probes if probe.response_ids]
 
 
 def _probed_kl(probes: Sequence[Probe]) -> float | None:
-    """KL(parent || new) by the trainer's own figures on its probes; None without any."""
+    """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
     terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
     return math.fsum(terms) / len(terms) if terms else None
 
 
 def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
-    """Mean |a − b|; infinite when their lengths differ, so that it never passes a test."""
+    """Return the mean |a − b|; infinite when the lengths differ, so that no test passes."""
     if len(a) != len(b) or not a:
         return math.inf
     return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
@@ -224,13 +232,16 @@ _EXPONENT: dict[str, tuple[str, int]] = {
     "F8_E5M2": ("u1", 0x7C),
     "F8_E4M3": ("u1", 0x7F),
 }
-"""The bits that are all set in what is no finite number. F8_E4M3 has no infinity, and one NaN of each sign."""
+"""Integer type and the bits that are all set in NaN and infinity.
+
+F8_E4M3 has no infinity, and one NaN of each sign.
+"""
 
 
 def not_finite(folder: Path) -> str | None:
-    """The first tensor that holds NaN or infinity, in words; None when all are finite. Blocks: call it in a thread."""
+    """Name the first tensor that holds NaN or infinity; None if all are finite. Blocks: call it in a thread."""
     for file in sorted(folder.rglob("*.safetensors")):
-        with suppress(OSError):  # of this file: the next is looked at all the same
+        with suppress(OSError):  # of this file: the next is still read
             if (name := _first_in(file)) is not None:
                 return f"{file.relative_to(folder).as_posix()}: {name} holds what is not a finite number"
     return None
@@ -250,8 +261,7 @@ def _first_in(file: Path) -> str | None:
 
 
 def _tensors(stream: BinaryIO, file_size: int) -> Iterator[tuple[str, str, int, int]]:
-    """(name, dtype, first byte, end) of the tensors to look at, as they lie in the file; none where the header is not
-    one."""
+    """Yield (name, dtype, first byte, end) of the floating-point tensors, in file order; no tensor of a bad header."""
     size = int.from_bytes(stream.read(8), "little")
     if size > file_size - 8:
         return

@@ -1,21 +1,19 @@
 """One version's way to serving: *files → load → gate → self-test → prewarm → switch*.
 
-An adapter is loaded beside the one that serves and tested before it does; full weights take the place of what serves,
-are tested once they do, and what fails then is swapped back. A version that fails is rejected in the ledger with the
-reason; an engine that fails raises, and the version is tried again.
+An adapter is loaded beside the serving one and tested before it serves. Full weights replace the serving ones and are
+tested then; if they fail, the old ones are pushed back. A version that fails is rejected in the ledger with the reason.
+An engine that fails raises, and the version is tried again.
 
-The steps of a version in the ledger that more than one part takes: on its way to serving, rejected, passed over.
+`to_loading`, `reject` and `supersede` are the steps in the ledger that `publisher` and `weight_push` take too.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
@@ -27,11 +25,11 @@ from openclaw_rl.types import Version, VersionState, WeightKind
 log = structlog.get_logger()
 
 REJECTIONS_IN_A_ROW = 3
-"""So many, and learning is paused."""
+"""Rejections in a row that pause learning."""
 
 
 async def to_loading(ledger: Ledger, version: Version) -> None:
-    """For one that the gate let pass, wherever a crash left it; one that served before has been there."""
+    """Move a version that passed the gate to LOADING, from the state where a crash left it."""
     if version.state is VersionState.CANDIDATE:
         await ledger.set_version_state(version.weight_version, VersionState.GATED)
     if version.state in (VersionState.CANDIDATE, VersionState.GATED):
@@ -39,6 +37,7 @@ async def to_loading(ledger: Ledger, version: Version) -> None:
 
 
 async def reject(ledger: Ledger, number: int, reason: str, *, alert: Alert) -> None:
+    """Reject a version and its successors. Pause learning after too many rejections in a row."""
     rejected = await ledger.reject(number, reason)
     in_a_row = await ledger.rejections_in_a_row()
     log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
@@ -49,7 +48,7 @@ async def reject(ledger: Ledger, number: int, reason: str, *, alert: Alert) -> N
 
 
 async def supersede(ledger: Ledger, numbers: Sequence[int]) -> None:
-    """A newer version contains them and serves."""
+    """Mark versions as superseded, because a newer version contains them and serves."""
     for number in numbers:
         if (await ledger.version(number)).state is VersionState.CANDIDATE:
             await ledger.set_version_state(number, VersionState.GATED)
@@ -57,23 +56,25 @@ async def supersede(ledger: Ledger, numbers: Sequence[int]) -> None:
 
 
 class Publication:
+    """Takes one version at a time through the gate to serving."""
+
     def __init__(
         self,
         ledger: Ledger,
         policy: PolicyEngine,
-        serving: VersionAdmission,
         gate: Gate,
-        data_dir: Path,
         *,
         prewarm_sessions: int,
         alert: Alert,
     ) -> None:
-        self._ledger, self._policy, self._serving, self._gate = ledger, policy, serving, gate
-        self._data_dir, self._prewarm_sessions, self._alert = data_dir, prewarm_sessions, alert
+        self._ledger, self._policy, self._gate = ledger, policy, gate
+        self._prewarm_sessions, self._alert = prewarm_sessions, alert
 
     async def publish(self, version: Version) -> bool:
-        """Whether it serves now: one that does not is rejected. Raises EngineError, AlignmentError, TimeoutError when
-        it is the engine that fails."""
+        """Publish the version. Return False if it was rejected.
+
+        Raises EngineError, AlignmentError or TimeoutError when the engine fails.
+        """
         number, times = version.weight_version, _PhaseTimes()
         refusal = await self._refusal(version, times)
         if refusal is not None:
@@ -85,10 +86,10 @@ class Publication:
         return True
 
     async def _refusal(self, version: Version, times: "_PhaseTimes") -> str | None:
-        """Why it does not serve; None when it does now."""
+        """Try to serve the version. Return the reason of a refusal, or None when it serves."""
         if version.state is VersionState.CANDIDATE and version.folder is not None:
-            # Before the engine has it: full weights are tested while they serve.
-            refusal = await asyncio.to_thread(not_finite, self._data_dir / version.folder)
+            # Before the engine loads them: full weights are tested only once they serve.
+            refusal = await asyncio.to_thread(not_finite, self._policy.data_dir / version.folder)
             times.ends("files_s")
             if refusal is not None:
                 return refusal
@@ -127,9 +128,12 @@ class Publication:
         return refusal
 
     async def _try_full(self, version: Version) -> str | None:
-        """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not; it is none
-        when the engine has no numbers for the old weights either."""
-        before = await self._ledger.version(self._serving.current)
+        """Serve full weights, and push the old ones back if the self-test fails.
+
+        Returns the reason of a failed test. Raises EngineError if the engine has no log-probs for the old weights
+        either: then the version is not at fault.
+        """
+        before = await self._ledger.version(self._policy.serving.current)
         report = Report.model_validate(json.loads(version.report_json))
         await self._gate.needs_numbers(report.probes)
         await self._policy.serve(version)
@@ -140,16 +144,14 @@ class Publication:
         return refusal
 
     async def _prewarm(self, number: int) -> None:
-        """Prefill the prompts of recently active sessions on the new version, so that their next turn finds its
-        prefix cached.
-        """
+        """Prefill the prompts of recently active sessions, so that their next turn finds its prefix cached."""
         for prompt_ids in await self._ledger.recent_prompts(limit=self._prewarm_sessions):
             if len(prompt_ids) > 1:
                 await self._policy.score(number, prompt_ids[:-1], prompt_ids[-1:])
 
 
 class _PhaseTimes:
-    """What a publication spent its time on, for the log."""
+    """Durations of a publication's phases, for the log."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,20 +1,19 @@
-"""The publisher: commits become served versions. It decides which version serves, and when the next one is tried.
+"""The publisher: makes commits of the trainer the version that serves.
 
-It alone moves a version's state, and finishes at a restart what the ledger says was begun. A failure leaves the version
-that serves serving. Requests never wait for an adapter: new ones take the new name, running ones finish, and an adapter
-is let go once nobody uses it. A version that is not durable is on no disk: its trainer sends it (`pushed`).
+It decides which version serves and when the next one is tried. Only this package moves a version's state. After a
+restart it finishes what the ledger says was begun. A failure leaves the serving version serving.
 
-Leaves to others: one version's way to serving (`publication`), what the engine holds (`policy_engine`).
+Requests never wait for an adapter. New requests take the new name, running ones finish, and an adapter without users is
+unloaded. A version that is not durable is on no disk: its trainer sends it (`pushes`).
+
+Leaves to others: one version's way to serving (`publication`), the engine's versions (`engine_weights`).
 """
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import VersionAdmission
-from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
@@ -23,7 +22,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, GateResult
 from openclaw_rl.publishing.publication import Publication
 from openclaw_rl.publishing.version_folders import is_remote_only
-from openclaw_rl.publishing.weight_push import PushedWeights
+from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -35,64 +34,58 @@ RETRY_S = 2.0
 
 
 class Publisher:
+    """Owns the choice of the serving version: publishes, pins, rolls back and prunes."""
+
     def __init__(
         self,
         ledger: Ledger,
-        engine: Engine,
-        serving: VersionAdmission,
+        policy: PolicyEngine,
         settings: PublisherSettings,
-        data_dir: Path,
         *,
-        base_folder: Path | None = None,
         health: Health | None = None,
         canaries: Sequence[Canary] = (),
         alert: Alert = log.error,
     ) -> None:
-        """base_folder: the base's weights, for a run of full weights that goes back to version 0. meters: learn whether
-        versions can be published."""
-        self._ledger, self._serving, self._settings, self._data_dir = ledger, serving, settings, data_dir
+        """health: learns whether versions can be published."""
+        self._ledger, self._policy, self._settings = ledger, policy, settings
+        self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
         self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()  # one swap at a time: a rollback waits for a publish and the other way round
-        self._policy = PolicyEngine(engine, serving, settings, data_dir, base_folder=base_folder)
-        self._adapters = self._policy.adapters
-        self._gate = Gate(ledger, serving, self._policy.score, settings, canaries=canaries, alert=alert)
-        self._publication = Publication(
-            ledger,
-            self._policy,
-            serving,
-            self._gate,
-            data_dir,
-            prewarm_sessions=settings.prewarm_sessions,
-            alert=alert,
+        self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
+        self._gate = Gate(
+            ledger, policy.serving, policy.score, settings, canaries=canaries, alert=alert, health=self._health
         )
-        self.pushed = PushedWeights(ledger, self._policy, self._gate, self._turn, alert=alert)
+        self._publication = Publication(
+            ledger, policy, self._gate, prewarm_sessions=settings.prewarm_sessions, alert=alert
+        )
+        self.pushes = TrainerPushes(ledger, policy, self._gate, self._swap, alert=alert)
 
     @property
     def last_gate(self) -> GateResult | None:
         return self._gate.last
 
     def wake(self) -> None:
-        """A commit, a pin or a rollback happened."""
+        """Wake `run`, because a commit, a pin or a rollback happened."""
         self._wake.set()
 
     async def restore(self) -> None:
-        """Serve what the ledger says serves: at start, and after the engine was away and may have come back empty.
-        Raises EngineError; RemoteOnlyWeights when only its trainer has it.
+        """Serve the ledger's serving version: at start, and after the engine was away.
+
+        Raises EngineError; RemoteOnlyWeights when only the trainer has the weights.
         """
-        async with self._turn:
+        async with self._swap:
             await self._policy.restore(await self._target(), self._ledger.version)
 
     async def is_in_place(self) -> bool:
-        """Whether the engine still holds the version that serves."""
+        """Return True unless the engine says that it lacks the serving version."""
         return await self._policy.is_in_place()
 
     async def wait_for_engine(self) -> None:
-        """The engine is not there to `restore`: chats wait for the version that is to serve."""
+        """Hold chats until the engine is back to `restore` the serving version."""
         self._policy.expect(await self._target())
 
     async def run(self) -> None:
-        """Publish whatever waits, forever. Owned by the app."""
+        """Publish waiting versions until cancelled. The app owns this task."""
         while True:
             self._wake.clear()
             try:
@@ -102,10 +95,10 @@ class Publisher:
                 await self._serve_tip()
                 await self._prune()
                 if await self._retire_idle():
-                    continue  # a version may have waited for the place
+                    continue  # a version may have waited for the free slot
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
-                if self._serving.is_open:  # else it is known that the engine is down
+                if self._serving.is_open:  # otherwise the engine is already reported as down
                     self._health.failed("publisher", repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -117,22 +110,21 @@ class Publisher:
                 pass
 
     async def pin(self, weight_version: int | None) -> None:
-        """Serve this version from now on and publish nothing; None: go on publishing. Raises LedgerError when it never
-        passed the gate, EngineError; then nothing has changed.
+        """Serve this version and stop publishing; None: go on publishing.
+
+        Raises LedgerError when the version never passed the gate, and EngineError. The pin is then unchanged.
         """
         if weight_version is None:
             await self._ledger.set_pin(None)
         else:
-            async with self._turn:
+            async with self._swap:
                 await self._ledger.check_pinnable(weight_version)
                 await self._serve_again(await self._ledger.version(weight_version))
                 await self._ledger.set_pin(weight_version)
         self.wake()
 
     async def follow(self) -> None:
-        """The ledger changed what serves (a rollback): make the engine follow. Raises EngineError; then `run` tries
-        again.
-        """
+        """Serve the version that a rollback chose in the ledger. Raises EngineError; `run` then tries again."""
         await self._reconcile()
         self.wake()
 
@@ -143,19 +135,20 @@ class Publisher:
         return await self._ledger.version(await self._ledger.serving_version() if pinned is None else pinned)
 
     async def _reconcile(self) -> None:
-        """Serve what the ledger says: it knows first, and a crash or a dead engine may have come in between."""
-        async with self._turn:
+        """Serve the ledger's serving version, if a crash or an engine that was away came in between."""
+        async with self._swap:
             version = await self._target()
             if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
 
     async def _publish_next(self) -> bool:
-        """Take the newest waiting version through the gate and serve it; the ones before it, which it contains, are
-        superseded with it. Never the oldest first: where steps come faster than gates, none would ever serve. False
-        when nothing waits.
+        """Publish the newest waiting version, and supersede the older ones, which it contains.
+
+        Returns False if no version waits.
         """
-        async with self._turn:
+        # Newest first: with the oldest first, steps that come faster than gates would keep every version from serving.
+        async with self._swap:
             if await self._ledger.pinned() is not None:
                 return False
             rows = await self._ledger.unfinished_versions()
@@ -177,10 +170,9 @@ class Publisher:
             await self._adapters.unload(number)
 
     async def _serve_tip(self) -> None:
-        """When nothing waits and nothing is pinned, the newest version that passed the gate serves. It does not yet
-        where it was passed over for a newer one that was then refused, or held back by a pin.
-        """
-        async with self._turn:
+        """Serve the newest version that passed the gate, unless a version is pinned."""
+        # It may have been superseded by a newer one that was then refused, or held back by a pin.
+        async with self._swap:
             if await self._ledger.pinned() is not None:
                 return
             tip = await self._ledger.version((await self._ledger.tip()).weight_version)
@@ -193,7 +185,7 @@ class Publisher:
                 log.info("serving", weight_version=tip.weight_version)
 
     async def _serve_again(self, version: Version) -> None:
-        """Serve a version that passed the gate before. Raises LedgerError when it did not."""
+        """Serve a version that passed the gate before. Raises LedgerError if it did not."""
         await self._adapters.load(version)
         await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
         await self._policy.serve(version)
@@ -204,12 +196,11 @@ class Publisher:
         return bool(self._adapters.loaded - {self._serving.current})
 
     async def _retire_idle(self) -> bool:
-        """Unload what no reply and no scoring call uses any more: an unload would wait for them and block every
-        load. Whether anything was.
-        """
+        """Unload versions that no reply and no scoring call uses. Return True if one was unloaded."""
+        # Only unused ones: an unload waits for the adapter's users, and blocks every load meanwhile.
         unloaded = False
         for number in sorted(self._adapters.loaded):
-            async with self._turn:  # looked at inside: a pin or a rollback may just have brought it back
+            async with self._swap:  # checked inside: a pin or a rollback may just have brought it back
                 if number == self._serving.current or self._serving.users(number):
                     continue
                 await self._adapters.unload(number)
@@ -218,10 +209,10 @@ class Publisher:
         return unloaded
 
     async def _prune(self) -> None:
-        """Delete the weights of versions that nothing will ask for again."""
-        async with self._turn:
+        """Delete the weights of versions that can no longer serve or be rolled back to."""
+        async with self._swap:
             gone = await version_folders.prune(
-                self._ledger, self._data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded
+                self._ledger, self._policy.data_dir, newest=self._settings.keep_versions, in_use=self._adapters.loaded
             )
             self._adapters.forget(gone)
         if gone:

@@ -1,11 +1,12 @@
-"""Keeps `versions/` and the ledger of one mind. At start, folders that no version names are deleted, and optimizer
-states that the trainer pruned are noted. As versions come, those that nothing will ask for again are deleted: the
-ledger forgets the folder first, so that a rollback is refused and never finds half of it.
+"""Version folders: keeps `versions/` and the ledger consistent.
 
-A crash can leave half a checkpoint, or a whole one that was never committed. The second may yet be: the trainer commits
-it when it comes back, as long as its lease is live. So a folder stays when a version names it, or when its own name
-holds the live lease's id (which is how trainers name their folders); nobody can commit the others any more. Only
-folders directly below `versions/` are looked at, and links are not followed.
+At start the server deletes folders that no version names, and records optimizer states that the trainer pruned. While
+it runs it deletes versions that can no longer be needed. The ledger forgets the folder first, so that a rollback is
+refused and never finds half of it.
+
+A crash can leave half a checkpoint, or a whole one that was never committed. The trainer may still commit a whole one
+while its lease is live. So a folder stays if a version names it, or if its own name holds the live lease's id: trainers
+name their folders so. The module reads only folders directly below `versions/`, and follows no links.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ log = structlog.get_logger()
 
 
 async def tidy(ledger: Ledger, versions: Path) -> None:
-    """Delete what no version names and no live lease may yet commit; tell the ledger which optimizer states are gone.
-    Call it before leases are handed out."""
+    """Delete folders that no version names and no live lease may commit, and record pruned optimizer states.
+
+    Call it before the first lease.
+    """
     folders = await ledger.version_folders()
     removed = await asyncio.to_thread(remove_unnamed, versions, folders.values(), await ledger.live_lease())
     if removed:
@@ -34,17 +37,22 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
 
 
 async def remove_ended(ledger: Ledger, versions: Path) -> None:
-    """Also while trainers run: delete the whole checkpoints that were never committed and cannot be any more. What is
-    being written (`.tmp-…`) is its trainer's to remove, or the next start's."""
+    """Delete whole checkpoints that were never committed and no longer can be. Safe while trainers run.
+
+    A folder that is being written (`.tmp-…`) is left to its trainer, or to the next start.
+    """
     there = await asyncio.to_thread(lambda: {folder.name for folder in versions.glob("[!.]*")})
-    named, live = (await ledger.version_folders()).values(), await ledger.live_lease()  # asked after, so none is new
+    named, live = (
+        (await ledger.version_folders()).values(),
+        await ledger.live_lease(),
+    )  # asked after the listing, so that no new folder is deleted
     removed = await asyncio.to_thread(remove_unnamed, versions, named, live, among=there)
     if removed:
         log.info("version_folders_removed", folders=removed, why="whole, and never to be committed")
 
 
 async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[int]) -> list[int]:
-    """Delete the folders of versions that are neither needed (`ledger.needed_versions`) nor in use; their numbers."""
+    """Delete folders of versions neither needed (`ledger.needed_versions`) nor in use. Return the versions."""
     kept = await ledger.needed_versions(newest)
     gone = []
     for number in await ledger.version_folders():
@@ -63,7 +71,10 @@ async def prune(ledger: Ledger, root: Path, *, newest: int, in_use: Collection[i
 def remove_unnamed(
     versions: Path, named: Iterable[str], live_lease: str | None, *, among: Collection[str] | None = None
 ) -> list[str]:
-    """`named`: folders relative to the data directory, the parent of `versions`. Returns the names that are gone."""
+    """Delete the folders that are not in `named` and not the live lease's. Return their names.
+
+    named: folders relative to the data directory, the parent of `versions`. among: delete no folder outside these.
+    """
     kept = {parts[1] for parts in (PurePosixPath(folder).parts for folder in named) if parts[:1] == (versions.name,)}
     removed = []
     for folder in sorted(versions.iterdir()):
@@ -80,17 +91,17 @@ def remove_unnamed(
 
 
 def without_optimizer(root: Path, folders: Mapping[int, str]) -> list[int]:
-    """Versions whose checkpoint was written with an optimizer state that is not there any more."""
+    """Return the versions whose optimizer state was written with the checkpoint and is gone."""
     return [version for version, folder in folders.items() if checkpoint.is_pruned(root / folder)]
 
 
 def is_remote_only(version: Version) -> bool:
-    """On no disk: only its trainer has it."""
+    """Return True if the version is on no disk, so that only its trainer has it."""
     return version.kind is WeightKind.FULL and not version.durable
 
 
 def weights_of(version: Version, data_dir: Path, base_folder: Path | None) -> Path:
-    """The folder of full weights. Raises EngineRefused when they are not to be had."""
+    """Return the folder of full weights. Raises EngineRefused when the server has none."""
     if is_remote_only(version):
         raise EngineRefused(f"only its trainer has the weights of version {version.weight_version}", status=400)
     if version.folder is not None:

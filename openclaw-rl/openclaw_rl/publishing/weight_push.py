@@ -1,23 +1,20 @@
-"""Versions that are on no disk: their trainer sends them to the engine itself, and says when (slime's driver does).
+"""Weight pushes: a trainer sends full weights to the engine itself, *push/begin → transfer → push/end*.
 
-Whether one may serve is decided before anything is sent, for nothing of the old weights is left behind a push: the
-gate's figures, and that the engine has numbers at all. What fails once the new weights are there shuts the gate, and
-the keeper restores what should serve.
+A version that is not durable is on no disk: only its trainer (slime's driver) has the weights. The server decides
+before the transfer whether the version may serve, because a push overwrites the old weights.
 
-Leaves to others: the two calls of a push and its deadline (`trainers.pushes`), the swap itself (`full_weights`).
+Promises:
 
-A trainer that sends full weights to the engine itself, from the server's side: `push/begin` → it sends → `push/end`.
+- Between the two calls the engine gets no other request, and chats wait at the hold. One push runs at a time.
+- A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
+  version: the hold stays until the watchdog has restored the version that should serve, or a trainer has sent it again.
+- A version that fails its self-test leaves chats held too, until the watchdog has restored the right version.
 
-Promises: between the two calls nobody asks the engine anything, and chats wait at the gate; one push at a time. A
-trainer that dies in between costs `deadline_s`, or less when it starts again: the engine may then hold half a version,
-so the gate stays shut until the keeper has restored what should serve, or a trainer has sent it again.
-
-Leaves to others: whether the version may serve, the swap and the self-test (`publishing.pushed_weights`).
+Leaves to others: the swap itself (`full_swap`), the tests (`gate`).
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -35,25 +32,92 @@ from openclaw_rl.types import VersionState
 log = structlog.get_logger()
 
 
-class PushedWeights:
-    def __init__(self, ledger: Ledger, policy: PolicyEngine, gate: Gate, turn: asyncio.Lock, *, alert: Alert) -> None:
-        """turn: the publisher's. One swap at a time."""
-        self._ledger, self._policy, self._gate, self._turn, self._alert = ledger, policy, gate, turn, alert
+@dataclass(frozen=True, slots=True)
+class _Push:
+    asked: PushBegin
+    begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the engine is empty and held."""
+    sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the trainer ended its transfer."""
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the version serves."""
+
+
+class TrainerPushes:
+    """Runs the pushes that the trainer API asks for, one after the other."""
+
+    def __init__(self, ledger: Ledger, policy: PolicyEngine, gate: Gate, swap: asyncio.Lock, *, alert: Alert) -> None:
+        """swap: the publisher's lock, so that one swap runs at a time."""
+        self._ledger, self._policy, self._gate, self._swap, self._alert = ledger, policy, gate, swap, alert
+        self._waiting: asyncio.Queue[_Push] = asyncio.Queue(maxsize=1)  # full: the push of a second trainer is refused
+        self._now: _Push | None = None
 
     async def describe(self, tip: Tip) -> Tip:
-        """Whether its trainer should send it to the engine, and which engine that is."""
+        """Add to the tip whether its trainer should send it to the engine, and the engine's name."""
         version = await self._ledger.version(tip.weight_version)
         is_missing = self._policy.missed == version.weight_version or version.state is not VersionState.SERVING
         wants = is_remote_only(version) and is_missing
         wants = wants and await self._ledger.pinned() in (None, version.weight_version)
         return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name})
 
-    async def take(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
-        """Serve the tip with the weights that its trainer sends to the engine while `transfer` runs; what serves may be
-        sent again. Raises CommitRefused when it may not serve, EngineError when it does not. What broke off on the way
-        leaves the gate shut until the keeper has restored what should serve.
+    async def begin(self, asked: PushBegin) -> None:
+        """Begin a push; return when the engine is empty and held.
+
+        Raises CommitRefused when this version may not serve or another push is waiting, and EngineError.
         """
-        async with self._turn:
+        push = _Push(asked)
+        try:
+            self._waiting.put_nowait(push)
+        except asyncio.QueueFull:
+            raise CommitRefused("another push is waiting") from None
+        # Shielded: a caller that disconnects while it waits must not leave a push half begun.
+        await asyncio.shield(push.begun)
+
+    async def end(self, said: PushEnd) -> None:
+        """End a push; return when the version serves.
+
+        Raises CommitRefused when no such push is running or the self-test refused it, EngineError when it failed.
+        """
+        push = self._now
+        if push is None or push.asked.weight_version != said.weight_version or not push.begun.done():
+            raise CommitRefused(f"no push of version {said.weight_version} is on its way: its deadline may be over")
+        if push.sent.done():  # a repeated call
+            pass
+        elif said.failure is None:
+            push.sent.set_result(None)
+        else:
+            push.sent.set_exception(EngineGone(said.failure))
+        await asyncio.shield(push.done)
+
+    def give_up(self, reason: str) -> None:
+        """End the running transfer before its deadline, because its trainer is known to be gone."""
+        push = self._now
+        if push is not None and push.begun.done() and not push.sent.done():
+            push.sent.set_exception(EngineGone(reason))
+
+    async def run(self) -> None:
+        """Run one push after the other until cancelled. The app owns this task."""
+        while True:
+            self._now = push = await self._waiting.get()
+            try:
+                await self._serve(push)
+                push.done.set_result(None)
+            except (EngineError, AlignmentError, LedgerError, CommitRefused, TimeoutError) as error:
+                log.warning("push_failed", weight_version=push.asked.weight_version, error=str(error))
+                self._fail(push, error)
+            finally:
+                self._now = None
+                for future in (push.begun, push.sent, push.done):
+                    future.cancel()
+
+    async def _serve(self, push: _Push) -> None:
+        """Serve the tip with the weights that its trainer sends; the serving version may be sent again.
+
+        Raises CommitRefused when it may not serve, EngineError when the push failed. A push that fails after its
+        transfer began leaves the engine held.
+        """
+        weight_version = push.asked.weight_version
+        async with self._swap:
             version = await self._ledger.version(weight_version)
             if (tip := (await self._ledger.tip()).weight_version) != weight_version:
                 raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
@@ -68,7 +132,7 @@ class PushedWeights:
                     raise CommitRefused(refusal)
             await publication.to_loading(self._ledger, version)
             await self._gate.needs_numbers(report.probes)
-            await self._policy.receive(weight_version, transfer)
+            await self._policy.receive(weight_version, lambda: self._transfer(push))
             refusal = await self._gate.self_test(weight_version, report.probes)
             if refusal is not None:
                 self._policy.mark_untrusted()
@@ -80,73 +144,9 @@ class PushedWeights:
             await publication.supersede(self._ledger, [number for number in older if number < weight_version])
             log.info("published", weight_version=weight_version, parent=version.parent)
 
-
-TakePushed = Callable[[int, Callable[[], Awaitable[None]]], Awaitable[None]]
-"""`PushedWeights.take`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Push:
-    asked: PushBegin
-    begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class TrainerPushes:
-    def __init__(self, take_pushed: TakePushed) -> None:
-        self._take_pushed = take_pushed
-        self._waiting: asyncio.Queue[_Push] = asyncio.Queue(maxsize=1)  # full: a second trainer, refused
-        self._now: _Push | None = None
-
-    async def begin(self, asked: PushBegin) -> None:
-        """Returns when the engine is empty and the gate shut. Raises CommitRefused when this version may not serve, or
-        another push is on its way; EngineError."""
-        push = _Push(asked)
-        try:
-            self._waiting.put_nowait(push)
-        except asyncio.QueueFull:
-            raise CommitRefused("another push is waiting") from None
-        # Shielded: a caller that hangs up while it waits must not leave a push that nobody knows of half begun.
-        await asyncio.shield(push.begun)
-
-    async def end(self, said: PushEnd) -> None:
-        """Returns when the version serves. Raises CommitRefused when no such push is on its way or the self-test
-        refused it, EngineError when it broke off."""
-        push = self._now
-        if push is None or push.asked.weight_version != said.weight_version or not push.begun.done():
-            raise CommitRefused(f"no push of version {said.weight_version} is on its way: its deadline may be over")
-        if push.sent.done():  # said again
-            pass
-        elif said.failure is None:
-            push.sent.set_result(None)
-        else:
-            push.sent.set_exception(EngineGone(said.failure))
-        await asyncio.shield(push.done)
-
-    def give_up(self, reason: str) -> None:
-        """Its trainer is known to be gone: nobody waits for the deadline."""
-        push = self._now
-        if push is not None and push.begun.done() and not push.sent.done():
-            push.sent.set_exception(EngineGone(reason))
-
-    async def run(self) -> None:
-        """One push after the other, forever. Owned by the app."""
-        while True:
-            self._now = push = await self._waiting.get()
-            try:
-                await self._take_pushed(push.asked.weight_version, lambda push=push: self._transfer(push))  # type: ignore[misc]
-                push.done.set_result(None)
-            except (EngineError, AlignmentError, LedgerError, CommitRefused, TimeoutError) as error:
-                log.warning("push_failed", weight_version=push.asked.weight_version, error=str(error))
-                self._fail(push, error)
-            finally:
-                self._now = None
-                for future in (push.begun, push.sent, push.done):
-                    future.cancel()
-
     @staticmethod
     async def _transfer(push: _Push) -> None:
+        """Let the trainer send. Raises EngineGone after its deadline."""
         push.begun.set_result(None)
         try:
             async with asyncio.timeout(push.asked.deadline_s):
@@ -156,8 +156,8 @@ class TrainerPushes:
 
     @staticmethod
     def _fail(push: _Push, error: Exception) -> None:
-        """Whoever waits learns it; nobody may be there any more."""
+        """Hand the error to the calls that wait."""
         for future in (push.begun, push.done):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # looked at: not every push has a caller at this end
+                future.exception()  # retrieved: a caller may have disconnected, and asyncio would log the error

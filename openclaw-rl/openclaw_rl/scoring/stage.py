@@ -1,17 +1,11 @@
-"""One stage of the rollout: turns that stand in the ledger are taken up, a few at once, and what comes out is written.
+"""One stage of scoring: takes turns from the ledger, works on a few at once, and writes the results.
 
-The ledger is the queue: memory holds the ids of turns in hand and of those that rest after a failure, everything else
-is read again. An event wakes the loop, and a slow look at the ledger finds what no event told. A turn that fails rests,
-longer each time, and is given up after its retries; where turn after turn fails it is not the turns (`outage`), and
-none uses up its tries. A ledger that cannot write makes its worker wait, with the result in hand. What waits behind the
-stage is bounded: beyond `max_waiting` the oldest end as `backlog`.
+The ledger is the queue. Memory holds the ids of the turns in work and of those that rest after a failure; the stage
+reads all else again. An event wakes the loop, and a slow poll of the ledger finds turns that no event announced.
 
-Whether it is single turns that fail, or whoever is asked about them: the judge, the teacher.
-
-While all fail the turns wait, none uses up its tries, and one after the other is tried until one works; then all are
-taken up at once.
-
-How long the workers wait: for news, after a failure, for the ledger.
+A turn that fails rests, longer each time, and is given up after its retries. A `CircuitBreaker` tells a judge or a
+teacher that is down from single turns that fail. While the ledger cannot write, a worker waits with its result. At most
+`max_waiting` turns wait behind the stage: the oldest beyond that end as `backlog`.
 """
 
 import asyncio
@@ -20,94 +14,127 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+Write = Callable[[], Awaitable[None]]
+Fetch = Callable[..., Awaitable[list[JudgedTurn]]]
+Work = Callable[[JudgedTurn], Awaitable[Write]]
+
+_TRIP_AFTER = 3
+"""Failed turns in a row, without one that worked, that trip the breaker."""
+_PROBES_OF_ONE_TURN = 500
+"""Probes of one turn while the breaker is open: hours. A turn that always fails does not wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryTimes:
-    """How long the loops wait; tests shorten it."""
+    """Pauses of a stage, in seconds; tests shorten them."""
 
     poll_s: float = 10.0
-    """Between two looks at the ledger when nothing wakes the loop."""
+    """Between two polls of the ledger when no event wakes the loop."""
     gather_s: float = 0.05
-    """From the wake of an idle loop to its look: what wakes it is a chat's request, whose first token goes first."""
+    """From the wake of an idle loop to its poll."""  # a chat's request wakes it, and its first token goes first
     first_rest_s: float = 5.0
-    """A turn's pause after its first failure; it doubles with each."""
+    """A turn's rest after its first failure; each further failure doubles it."""
     longest_rest_s: float = 600.0
     ledger_pause_s: float = 1.0
-    """After the ledger failed; it doubles up to `longest_ledger_pause_s`."""
+    """After the ledger failed; doubled up to `longest_ledger_pause_s`."""
     longest_ledger_pause_s: float = 30.0
-    longest_outage_rest_s: float = 30.0
-    """Between two tries while everything fails."""
+    longest_probe_rest_s: float = 30.0
+    """Longest pause between two probes while the breaker is open."""
+
+    def turn_rests(self) -> Backoff:
+        return Backoff(self.first_rest_s, self.longest_rest_s)
+
+    def probe_rests(self) -> Backoff:
+        return Backoff(min(self.first_rest_s, self.longest_probe_rest_s), self.longest_probe_rest_s)
+
+    def ledger_pauses(self) -> Backoff:
+        return Backoff(self.ledger_pause_s, self.longest_ledger_pause_s)
 
 
-USUAL_PACE = RetryTimes()
+DEFAULT_TIMES = RetryTimes()
 
-_OUT_AFTER = 3
-"""Turns that failed one after the other, and nothing worked in between: it is the judge, or the teacher."""
-_OUTAGE_TRIES = 500
-"""Of one turn while everything fails: hours. Should it be the turns after all, they do not wait for ever."""
+
+@dataclass(frozen=True, slots=True)
+class StageLimits:
+    """Bounds of a stage."""
+
+    workers: int = 4
+    """Turns in work at once."""
+    retries: int = 5
+    """Attempts of one turn after the first."""
+    max_waiting: int = 10_000
+    """Turns that may wait behind the stage."""
 
 
 class CircuitBreaker:
-    def __init__(self, pace: RetryTimes) -> None:
-        self._pace = pace
+    """Tells a judge or teacher that is down from single turns that fail.
+
+    Closed: every turn is taken up. Three failed turns in a row trip the breaker. Open: no failed turn uses up its
+    retries, and after each rest one turn is the probe (half-open). The first success closes the breaker.
+    """
+
+    def __init__(self, times: RetryTimes) -> None:
+        self._rests = times.probe_rests()
+        self._next_probe_at = 0.0
         self._failed: set[str] = set()
-        """Turns that failed since anything worked."""
-        self._tries: Counter[str] = Counter()
-        self._tried: set[str] = set()
-        """One after the other, so that none which always fails stands before the rest."""
-        self._rest_s = pace.first_rest_s
-        self._rests_until = 0.0
-        self.is_new = False
+        """Turns that failed since the last success."""
+        self._probes: Counter[str] = Counter()
+        self._probed: set[str] = set()
+        """Turns probed in this round."""  # each once a round: one that always fails must not keep others waiting
 
     @property
-    def is_on(self) -> bool:
-        return len(self._failed) >= _OUT_AFTER
+    def is_open(self) -> bool:
+        return len(self._failed) >= _TRIP_AFTER
 
     @property
     def rest_s(self) -> float:
-        return max(self._rests_until - time.monotonic(), 0.0)
+        """Seconds until the next probe."""
+        return max(self._next_probe_at - time.monotonic(), 0.0)
 
     @property
-    def tried(self) -> frozenset[str]:
-        return frozenset(self._tried)
+    def probed(self) -> frozenset[str]:
+        """Turns that this round of probes has tried."""
+        return frozenset(self._probed)
 
-    def all_were_tried(self) -> None:
-        self._tried.clear()
+    def start_round(self) -> None:
+        """Start a new round of probes, because every waiting turn was probed."""
+        self._probed.clear()
 
-    def takes(self, turn_id: str) -> bool:
-        """A turn failed: whether that is put down to an outage, and not to the turn."""
-        was_on = self.is_on
-        if not was_on:
-            self._failed.add(turn_id)
-            self._rest_s = self._pace.first_rest_s
-        self.is_new = self.is_on and not was_on
-        if not self.is_on:
+    def record_failure(self, turn_id: str) -> bool:
+        """Count a failed turn. Return True if this failure trips the breaker."""
+        if self.is_open:
             return False
-        self._tried.add(turn_id)
-        self._rests_until = time.monotonic() + self._rest_s
-        self._rest_s = min(2 * self._rest_s, self._pace.longest_outage_rest_s)
-        self._tries[turn_id] += 1
-        return self._tries[turn_id] <= _OUTAGE_TRIES
+        self._failed.add(turn_id)
+        self._rests.reset()
+        return self.is_open
 
-    def ends(self) -> bool:
-        """Something worked; whether that ends an outage."""
-        was_on = self.is_on
+    def excuses(self, turn_id: str) -> bool:
+        """Return True if the breaker is open and the failed turn keeps its retries; the turn counts as probed."""
+        if not self.is_open:
+            return False
+        self._probed.add(turn_id)
+        self._next_probe_at = time.monotonic() + self._rests.next_s()
+        self._probes[turn_id] += 1
+        return self._probes[turn_id] <= _PROBES_OF_ONE_TURN
+
+    def close(self) -> bool:
+        """Close the breaker, because a turn succeeded. Return True if it was open."""
+        was_open = self.is_open
         self._failed.clear()
-        self._tries.clear()
-        self._tried.clear()
-        return was_on
-
-
-log = structlog.get_logger()
-
-Write = Callable[[], Awaitable[None]]
+        self._probes.clear()
+        self._probed.clear()
+        return was_open
 
 
 class RolloutLedger(Protocol):
@@ -120,8 +147,10 @@ class RolloutLedger(Protocol):
     async def to_score(self, limit: int, *, skip: Collection[str]) -> list[JudgedTurn]: ...
 
     async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
-        """Not done when the user said more meanwhile than the `seen_feedback` pieces the turn came with; nor is
-        `drop`. The turn is taken up again, with all that was said."""
+        """Record the sample, unless the user gave more than `seen_feedback` pieces of feedback meanwhile.
+
+        The stage then takes up the turn again, with all feedback. The same holds for `drop`.
+        """
         ...
 
     async def drop(
@@ -129,54 +158,45 @@ class RolloutLedger(Protocol):
     ) -> None: ...
 
     async def drop_oldest(self, state: TurnState, keep: int) -> int:
-        """End the oldest turns of a state beyond `keep` as `backlog`; how many."""
+        """End the oldest turns of a state beyond `keep` as `backlog`. Return how many."""
         ...
 
 
 class Failed(Exception):
-    """It may work later; after the last try `give_up` says what becomes of the turn. `is_refused`: the ledger would not
-    have what was made of it, so it is this turn and no other."""
+    """Work on a turn failed and may succeed later. After the last retry the stage runs `give_up`.
+
+    is_refused: the ledger refused the result, so the fault is this turn's and not the judge's.
+    """
 
     def __init__(self, detail: str, give_up: Write | None = None, *, is_refused: bool = False) -> None:
         super().__init__(detail)
         self.detail, self.give_up, self.is_refused = detail, give_up, is_refused
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """What a stage keeps bounded."""
-
-    state: TurnState
-    max_waiting: int
+@dataclass(slots=True)
+class _TurnFailures:
+    rests: Backoff
+    count: int = 0
+    rests_until: float = 0.0
+    """Monotonic time."""
 
 
 class Stage:
-    """One loop: takes turns from the ledger, has at most `workers` of them in work, writes what comes out."""
+    """One loop: takes turns from the ledger, has at most `limits.workers` of them in work, writes the results."""
 
     def __init__(
-        self, name: str, ledger: RolloutLedger, workers: int, retries: int, queue: Queue, pace: RetryTimes
+        self, name: str, ledger: RolloutLedger, state: TurnState, limits: StageLimits, times: RetryTimes
     ) -> None:
-        self._name = name
-        self._ledger = ledger
-        self._workers = workers
-        self._retries = retries
-        self._queue = queue
-        self._pace = pace
-        self._shed_at = time.monotonic()
-        self._outage = CircuitBreaker(pace)
+        """state: of the turns that wait behind the stage, bounded by `limits.max_waiting`."""
+        self._name, self._ledger, self._state = name, ledger, state
+        self._limits, self._times = limits, times
+        self._breaker = CircuitBreaker(times)
         self._busy: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._rests_until: dict[str, float] = {}
-        """Turns that failed, by monotonic time."""
+        self._failures: dict[str, _TurnFailures] = {}
+        self._bound_checked_at = time.monotonic()
 
-    async def run(
-        self,
-        fetch: Callable[..., Awaitable[list[JudgedTurn]]],
-        work: Callable[[JudgedTurn], Awaitable[Write]],
-        *,
-        wake: asyncio.Event,
-        done: asyncio.Event | None,
-    ) -> None:
+    async def run(self, fetch: Fetch, work: Work, *, wake: asyncio.Event, done: asyncio.Event | None) -> None:
+        """Work until cancelled. `wake` announces turns to take up; `done` is set when a turn left the stage."""
         async with asyncio.TaskGroup() as group:
             while True:
                 wake.clear()
@@ -188,125 +208,131 @@ class Stage:
                     async with asyncio.timeout(self._wait_s()):
                         await wake.wait()
                         if not turns:
-                            await asyncio.sleep(self._pace.gather_s)
+                            await asyncio.sleep(self._times.gather_s)
                 except TimeoutError:
                     pass
 
-    async def _take(self, fetch: Callable[..., Awaitable[list[JudgedTurn]]]) -> list[JudgedTurn]:
-        """As many turns as there are idle workers; waits while the ledger cannot be read."""
-        pause_s = self._pace.ledger_pause_s
-        await self._shed()
-        if self._outage.is_on:
-            return await self._take_one(fetch)
-        while room := self._workers - len(self._busy):
-            now = time.monotonic()
-            resting = {turn_id for turn_id, until in self._rests_until.items() if until > now}
-            try:
-                turns = await fetch(room, skip=self._busy | resting)
-            except LedgerUnavailable as error:
-                log.error(f"{self._name}_ledger_unavailable", error=str(error), pause_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
-                continue
-            if len(turns) < room:  # all there are: who has rested and is not among them has ended elsewhere
-                for turn_id in self._rests_until.keys() - self._busy - resting - {turn.turn.turn_id for turn in turns}:
-                    self._forget(turn_id)
-            return turns
-        return []
+    # -- taking turns up -----------------------------------------------------------------------------------------------
 
-    async def _take_one(self, fetch: Callable[..., Awaitable[list[JudgedTurn]]]) -> list[JudgedTurn]:
-        """While everything fails: the next one to try, when it is time."""
-        if self._busy or self._outage.rest_s:
+    async def _take(self, fetch: Fetch) -> list[JudgedTurn]:
+        """Return as many turns as workers are idle; wait while the ledger cannot be read."""
+        await self._bound_backlog()
+        if self._breaker.is_open:
+            return await self._probe(fetch)
+        return await self._when_ledger_works(lambda: self._fetch(fetch))
+
+    async def _fetch(self, fetch: Fetch) -> list[JudgedTurn]:
+        room = self._limits.workers - len(self._busy)
+        if not room:
+            return []
+        now = time.monotonic()
+        resting = {turn_id for turn_id, failures in self._failures.items() if failures.rests_until > now}
+        turns = await fetch(room, skip=self._busy | resting)
+        if len(turns) < room:  # all that wait: a turn that has rested and is not among them has ended elsewhere
+            for turn_id in self._failures.keys() - self._busy - resting - {turn.turn.turn_id for turn in turns}:
+                self._forget(turn_id)
+        return turns
+
+    async def _probe(self, fetch: Fetch) -> list[JudgedTurn]:
+        """Return the next turn to probe, if its time has come."""
+        if self._busy or self._breaker.rest_s:
             return []
         try:
-            turns = await fetch(1, skip=self._outage.tried)
+            turns = await fetch(1, skip=self._breaker.probed)
         except LedgerUnavailable:
             return []
         if not turns:
-            self._outage.all_were_tried()
+            self._breaker.start_round()
         return turns
 
-    async def _handle(
-        self,
-        turn: JudgedTurn,
-        work: Callable[[JudgedTurn], Awaitable[Write]],
-        wake: asyncio.Event,
-        done: asyncio.Event | None,
-    ) -> None:
+    def _wait_s(self) -> float:
+        """Return the seconds until the next turn has rested, at most `poll_s`."""
+        if len(self._busy) >= self._limits.workers:
+            return self._times.poll_s  # the first worker to finish wakes the loop
+        if self._breaker.is_open:
+            return min(self._times.poll_s, self._breaker.rest_s)
+        ends = [failures.rests_until for turn_id, failures in self._failures.items() if turn_id not in self._busy]
+        return min(self._times.poll_s, max(min(ends, default=float("inf")) - time.monotonic(), 0.0))
+
+    async def _bound_backlog(self) -> None:
+        """Drop the oldest turns beyond `max_waiting`."""
+        if (now := time.monotonic()) < self._bound_checked_at:
+            return
+        self._bound_checked_at = now + self._times.poll_s  # not each round: the count costs a read
+        try:
+            if dropped := await self._ledger.drop_oldest(self._state, self._limits.max_waiting):
+                log.warning(f"{self._name}_backlog", dropped=dropped, max_waiting=self._limits.max_waiting)
+        except LedgerUnavailable:
+            return  # the next worker that writes logs it, and waits
+
+    # -- one turn ------------------------------------------------------------------------------------------------------
+
+    async def _handle(self, turn: JudgedTurn, work: Work, wake: asyncio.Event, done: asyncio.Event | None) -> None:
         turn_id = turn.turn.turn_id
         try:
             try:
                 await self._write(await work(turn))
-                self._forget(turn_id)
-                if self._outage.ends():
-                    log.info(f"{self._name}_works_again")
-                    self._rests_until.clear()
-                    self._failures.clear()
-                if done is not None:
-                    done.set()
+                self._succeed(turn_id)
+                has_left = True
             except Failed as failure:
-                if await self._fail(turn, failure) and done is not None:
-                    done.set()
+                has_left = await self._fail(turn, failure)
+            if has_left and done is not None:
+                done.set()
         finally:
             self._busy.discard(turn_id)
             wake.set()
 
+    def _succeed(self, turn_id: str) -> None:
+        self._forget(turn_id)
+        if self._breaker.close():
+            log.info(f"{self._name}_works_again")
+            self._failures.clear()
+
     async def _fail(self, turn: JudgedTurn, failure: Failed) -> bool:
-        """Let the turn rest, or give it up; whether it has left this stage."""
-        turn_id, seen = turn.turn.turn_id, len(turn.feedback)
-        if not failure.is_refused and self._outage.takes(turn_id):
-            if self._outage.is_new:
+        """Let the turn rest, or give it up. Return True if it has left this stage."""
+        turn_id = turn.turn.turn_id
+        if not failure.is_refused:
+            if self._breaker.record_failure(turn_id):
                 log.warning(f"{self._name}_out", error=failure.detail, turns="wait")
+            if self._breaker.excuses(turn_id):
+                return False
+        failures = self._failures.setdefault(turn_id, _TurnFailures(self._times.turn_rests()))
+        failures.count += 1
+        rest_s = failures.rests.next_s()
+        failures.rests_until = time.monotonic() + rest_s
+        said = {"turn_id": turn_id, "failures": failures.count, "error": failure.detail}
+        if failures.count <= self._limits.retries:
+            log.info(f"{self._name}_failed", rest_s=rest_s, **said)
             return False
-        failures = self._failures[turn_id] = self._failures.get(turn_id, 0) + 1
-        rest_s = min(self._pace.first_rest_s * 2 ** min(failures - 1, 20), self._pace.longest_rest_s)
-        self._rests_until[turn_id] = time.monotonic() + rest_s
-        if failures <= self._retries:
-            log.info(f"{self._name}_failed", turn_id=turn_id, failures=failures, rest_s=rest_s, error=failure.detail)
-            return False
-        log.error(f"{self._name}_given_up", turn_id=turn_id, failures=failures, error=failure.detail)
-        drop = partial(self._ledger.drop, turn_id, DropReason.UNJUDGED, failure.detail, seen_feedback=seen)
+        log.error(f"{self._name}_given_up", **said)
         try:
-            await self._write(failure.give_up or drop)
-        except Failed as refused:  # the ledger will not end it either: it has ended elsewhere, or goes on resting
+            await self._write(failure.give_up or self._drop(turn, failure.detail))
+        except Failed as refused:  # the ledger refuses its end too: the turn ended elsewhere, or rests again
             log.error(f"{self._name}_not_given_up", turn_id=turn_id, error=refused.detail)
             return False
         self._forget(turn_id)
         return True
 
+    def _drop(self, turn: JudgedTurn, detail: str) -> Write:
+        seen = len(turn.feedback)
+        return partial(self._ledger.drop, turn.turn.turn_id, DropReason.UNJUDGED, detail, seen_feedback=seen)
+
     async def _write(self, write: Write) -> None:
-        """Write, and wait while the ledger cannot. Raises Failed when it will not: the turn may have moved on."""
-        pause_s = self._pace.ledger_pause_s
+        """Write, and wait while the ledger cannot. Raises Failed when it refuses: the turn may have moved on."""
+        try:
+            await self._when_ledger_works(write)
+        except LedgerError as error:
+            raise Failed(f"not recorded: {error}", is_refused=True) from error
+
+    async def _when_ledger_works(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        pauses = self._times.ledger_pauses()
         while True:
             try:
-                return await write()
+                return await call()
             except LedgerUnavailable as error:
+                pause_s = pauses.next_s()
                 log.error(f"{self._name}_ledger_unavailable", error=str(error), pause_s=pause_s)
-            except LedgerError as error:
-                raise Failed(f"not recorded: {error}", is_refused=True) from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._pace.longest_ledger_pause_s)
-
-    def _wait_s(self) -> float:
-        """Until the next turn has rested enough, at most `poll_s`. With all workers busy, the first to finish wakes."""
-        if len(self._busy) >= self._workers:
-            return self._pace.poll_s
-        if self._outage.is_on:
-            return min(self._pace.poll_s, self._outage.rest_s)
-        rising = [until for turn_id, until in self._rests_until.items() if turn_id not in self._busy]
-        return min(self._pace.poll_s, max(min(rising, default=float("inf")) - time.monotonic(), 0.0))
-
-    async def _shed(self) -> None:
-        """Now and then: the count costs a read."""
-        if (now := time.monotonic()) < self._shed_at:
-            return
-        self._shed_at = now + self._pace.poll_s
-        try:
-            if dropped := await self._ledger.drop_oldest(self._queue.state, self._queue.max_waiting):
-                log.warning(f"{self._name}_backlog", dropped=dropped, max_waiting=self._queue.max_waiting)
-        except LedgerUnavailable:
-            return  # the worker that writes next says so, and waits
+                await asyncio.sleep(pause_s)
 
     def _forget(self, turn_id: str) -> None:
         self._failures.pop(turn_id, None)
-        self._rests_until.pop(turn_id, None)

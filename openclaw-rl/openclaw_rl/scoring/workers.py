@@ -1,11 +1,13 @@
-"""The workers between serving and training: a paired turn gets its verdict, a judged one becomes a sample or a reason.
+"""Workers between serving and training: a paired turn gets its verdict, a judged turn becomes a sample or is dropped.
 
-Both loops are owned by the app's TaskGroup. What fails is one turn, not the server: a judge that cannot be asked is
-asked again with growing pauses, then the turn goes on without a verdict, and the method decides what to make of it. A
-turn whose figures do not align is dropped with that reason. Any other exception is a bug, and climbs to the app. Leaves
-to others: which turns, when, and how often again (`stage`).
+The app's TaskGroup owns both loops. A failure costs one turn, not the server. A judge that fails is asked again with
+growing pauses; then the turn goes on without a verdict, and the method decides what to make of it. A turn whose figures
+do not align is dropped with that reason. Any other exception is a bug and ends the app.
 
-What judging and scoring ask with, made of the parts that serve: the server and an offline replay use the same.
+The module also builds the judge's model, the renderer and the engine's concurrency limits from the serving parts. The
+server and an offline replay use the same.
+
+Leaves to others: which turns, when, and how often again (`stage`).
 """
 
 import asyncio
@@ -26,12 +28,24 @@ from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, Method, Render, ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.scoring.stage import USUAL_PACE, Failed, Queue, RetryTimes, RolloutLedger, Stage, Write
+from openclaw_rl.scoring.stage import (
+    DEFAULT_TIMES,
+    Failed,
+    RetryTimes,
+    RolloutLedger,
+    Stage,
+    StageLimits,
+    Write,
+)
 from openclaw_rl.settings import JudgeSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, TurnState, Verdict
 
 log = structlog.get_logger()
+
+
+BACKGROUND_SHARE = 2
+"""The engine's `max_running` divided by this is the most that judging and scoring take, or one call of each kind."""
 
 
 async def judge_turns(
@@ -42,10 +56,12 @@ async def judge_turns(
     *,
     judged: asyncio.Event | None = None,
     health: Health | None = None,
-    pace: RetryTimes = USUAL_PACE,
+    times: RetryTimes = DEFAULT_TIMES,
 ) -> None:
-    """Give paired turns their verdicts, `settings.workers` at once, until cancelled. `wake` is set when a turn was
-    paired; `judged` is set here; `meters` learn whether the judge answers."""
+    """Give paired turns their verdicts, `settings.workers` at once, until cancelled.
+
+    wake: set by others when a turn was paired. judged: set here. health: learns whether the judge answers.
+    """
     health = health or Health()
 
     async def work(turn: JudgedTurn) -> Write:
@@ -61,8 +77,8 @@ async def judge_turns(
         health.ok("judge")
         return partial(ledger.record_verdict, turn_id, verdict)
 
-    queue = Queue(TurnState.PAIRED, settings.max_waiting)
-    stage = Stage("judge", ledger, settings.workers, settings.retries, queue, pace)
+    limits = StageLimits(settings.workers, settings.retries, settings.max_waiting)
+    stage = Stage("judge", ledger, TurnState.PAIRED, limits, times)
     await stage.run(ledger.to_judge, work, wake=wake, done=judged)
 
 
@@ -70,16 +86,17 @@ async def score_turns(
     ledger: RolloutLedger,
     method: Method,
     tools: ScoringTools,
+    limits: StageLimits,
     wake: asyncio.Event,
     *,
     sampled: asyncio.Event | None = None,
-    workers: int = 4,
-    retries: int = 5,
-    max_waiting: int = 10_000,
-    pace: RetryTimes = USUAL_PACE,
+    times: RetryTimes = DEFAULT_TIMES,
 ) -> None:
-    """Make samples of judged turns, until cancelled. `wake` is set when a turn was judged; `sampled` is set here, for
-    whoever waits for a batch. `max_waiting`: samples that may wait for a trainer."""
+    """Make samples of judged turns, until cancelled.
+
+    limits: `max_waiting` bounds the samples that wait for a trainer. wake: set by others when a turn was judged.
+    sampled: set here, for the trainer's request that waits for a batch.
+    """
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
@@ -89,26 +106,24 @@ async def score_turns(
         except TeacherError as error:
             detail = f"teacher: {error}"
             raise Failed(detail, partial(drop, DropReason.METHOD, detail)) from error
-        except AlignmentError as error:  # it would come back at every start, and stop the server each time
+        except AlignmentError as error:  # a bug here would stop the server at every start: the turn comes first again
             log.error("score_misaligned", turn_id=turn_id, error=str(error))
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
             return partial(drop, made.reason, made.detail)
         return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
 
-    stage = Stage("score", ledger, workers, retries, Queue(TurnState.SAMPLED, max_waiting), pace)
+    stage = Stage("score", ledger, TurnState.SAMPLED, limits, times)
     await stage.run(ledger.to_score, work, wake=wake, done=sampled)
-
-
-BACKGROUND_SHARE = 2
-"""Judging and scoring take at most the engine's places divided by this, or one each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimits:
-    """How many calls of each kind the policy's engine takes at once. None waits for a place that another kind holds: a
-    judge writes for a minute where a scoring call is one pass, and hints must not keep verdicts waiting, nor the other
-    way round."""
+    """Calls of each kind that the policy's engine takes at once.
+
+    Each kind has slots of its own. A judge writes for a minute where a scoring call is one pass, so verdicts, hints and
+    scores must not wait for each other.
+    """
 
     verdicts: asyncio.Semaphore
     hints: asyncio.Semaphore
@@ -116,7 +131,7 @@ class ConcurrencyLimits:
 
     @classmethod
     def of(cls, settings: Settings, method: Method) -> Self:
-        """The background's places, shared evenly among the kinds that will come to this engine."""
+        """Share the background's slots evenly among the kinds of calls that come to this engine."""
         asks_here, is_scored = settings.judge.url is None, method.needs_engine
         comes = (
             asks_here and settings.judge.kind == "llm",
@@ -129,7 +144,7 @@ class ConcurrencyLimits:
 
 
 def renderer(frontend: FrontEnd) -> Render:
-    """The front end as a method uses it: what the ledger keeps of a request, to ids."""
+    """Return a function that renders a request's fields, as the ledger keeps them, to the prompt's ids."""
 
     def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_json: str | None) -> Ids:
         tools = None if tools_json is None else json.loads(tools_json)
@@ -146,8 +161,10 @@ def judge_model(
     client: httpx.AsyncClient,
     slots: asyncio.Semaphore,
 ) -> JudgeClient:
-    """The model behind verdicts or hints: the one at `judge.url`, else the base in the policy's own engine, `slots` of
-    whose places it takes."""
+    """Return the model behind verdicts or hints: the one at `judge.url`, else the base in the policy's engine.
+
+    slots: bounds its calls to the policy's engine.
+    """
     if settings.url is not None:
         return HttpJudgeClient(client, settings)
     return EngineJudgeClient(

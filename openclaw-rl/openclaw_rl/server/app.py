@@ -1,14 +1,28 @@
-"""The composition root of the server: builds every part from one frozen settings tree, runs them, stops them in order.
+"""Composition root of the server: builds every component from one frozen settings tree, runs them, stops them in order.
 
-Four kinds of work run at once and never wait for each other: serving, judging, training (a process of its own),
-publishing. A crash of any task reaches this module; a part that fails on purpose degrades alone and says so in
-`/healthz`.
+    Lifetime            owns the tasks and the child processes, and stops them in order
+    Core                data folder, keys, engine, front end, ledger: what every other component stands on
+    proxy (routes)      answers chats: renders, asks the engine, records each turn
+    Sessions            pairs a turn with its next state
+    start_judging       judge and method: paired turns become verdicts, then samples that wait for a batch
+    trainer (child)     leases a batch over HTTP, steps, commits a version
+    Publisher           takes a committed version through its gate to the engine, and switches
+    TrainerPushes       the same for a trainer that sends full weights to the engine itself
+    EngineWatchdog      holds chats while the engine is away, and restores its version
+    end_when_hung       ends a trainer that hangs; its supervisor starts it again
+    RegressionMonitor   rolls back when users' verdicts fall
+    Retention           deletes turns that are over and old
+    Alerts              posts faults to the owner's webhook
 
-Start: socket → lock → keys → engine and front end → ledger (`core`) → the version the ledger says serves → tasks →
+Rule between them: components share the ledger and call no other component's task. An event (`ServerEvents`) only means
+"check the ledger again". So serving, judging, training and publishing never wait for each other.
+
+A crash of any task ends the server, through its task group. A component that fails on purpose degrades alone, and
+`/healthz` lists it.
+
+Start: socket → lock → keys → engine and front end → ledger (`startup`) → the version that the ledger names → tasks →
 HTTP. Stop (SIGTERM, Ctrl-C): no new leases → the trainer gives its batch back → running replies finish
-(`server.drain_s`) → ledger → engine (`lifetime`).
-
-The workers of one server, made of its parts: who judges, who scores, and with what.
+(`server.drain_s`) → ledger → engine (`lifecycle`).
 """
 
 import asyncio
@@ -30,10 +44,11 @@ from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
-from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
+from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.server.api.status import Condition
 from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
 from openclaw_rl.server.events import ServerEvents
@@ -47,64 +62,13 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.telemetry.alerts import Alerts
 
-
-def start_judging(
-    settings: Settings,
-    core: Core,
-    method: Method,
-    events: ServerEvents,
-    *,
-    client: httpx.AsyncClient,
-    life: Lifetime,
-    stack: AsyncExitStack,
-) -> None:
-    """From paired turns to samples that wait."""
-    limits = ConcurrencyLimits.of(settings, method)
-    ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
-    is_ruled = settings.judge.kind == "rules"
-    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=limits.verdicts), settings.judge)
-    tools = ScoringTools(
-        settings=settings.method,
-        teacher=core.engine,
-        base_teacher=_base_teacher(settings.method.teacher_url, stack),
-        serving=core.serving,
-        render=renderer(core.frontend),
-        ask=ask(slots=limits.hints),
-        context_length=core.context_length,
-        slots=limits.scores,
-        health=core.health,
-    )
-    judging = judge_turns(core.ledger, judge, settings.judge, events.paired, judged=events.judged, health=core.health)
-    scoring = score_turns(
-        core.ledger,
-        method,
-        tools,
-        events.judged,
-        sampled=events.sampled,
-        workers=settings.method.score_workers,
-        retries=settings.judge.retries,
-        max_waiting=settings.training.max_waiting,
-    )
-    life.own(judging, "judge")
-    life.own(scoring, "method")
-    life.own(events.lease_wait.follow(events.sampled), "samples")
-
-
-def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
-    if url is None:
-        return None
-    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
-    stack.push_async_callback(engine.aclose)
-    return engine
-
-
 log = structlog.get_logger()
 
 
 async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when it cannot start.
+    """Serve until SIGTERM or Ctrl-C. Raises SettingsError, LedgerError or EngineError when the server cannot start.
 
-    frontend: one that was made before, for a program that starts many servers; else it is made of `settings.model`.
+    frontend: for a program that starts many servers and made it before; None: the front end of `settings.model`.
     """
     configure_log(settings.log_level, settings.log_format)
     stop = asyncio.Event()
@@ -129,7 +93,7 @@ def _first(group: BaseExceptionGroup[OpenClawRLError]) -> OpenClawRLError:
 async def _serve(
     settings: Settings, frontend: FrontEnd | None, listener: socket.socket, life: Lifetime, stack: AsyncExitStack
 ) -> None:
-    """`stack` closes what the parts hold open, `life` owns what they do."""
+    """Build, run and stop one server. `stack` closes what the components hold open; `life` owns their tasks."""
     method, events = load_method(settings.method.name), ServerEvents()
     core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited)
     if core is None:  # asked to stop before the engine came up
@@ -137,44 +101,26 @@ async def _serve(
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
     publisher = await _publisher(settings, core, alerts)
-    watchdog = EngineWatchdog(
-        core.engine,
-        core.serving,
-        publisher.restore,
-        is_in_place=publisher.is_in_place,
-        exited=events.engine_exited,
-        health=core.health,
-    )
-    pushes = TrainerPushes(publisher.pushed.take)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
-    app = served_app(
-        settings,
-        core,
-        events,
-        life,
-        sessions=sessions,
-        publisher=publisher,
-        pushes=pushes,
-        retention=retention,
-        method=method.name,
-    )
+    condition = Condition(core.ledger, core.serving, core.health, retention, children=life.statuses)
 
-    if settings.watch.enabled:
-        life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "watch")
     life.own(alerts.run(), "alerts")
-    life.own(watchdog.run(), "keeper")
+    life.own(_engine_watchdog(core, publisher, events).run(), "engine watchdog")
     life.own(publisher.run(), "publisher")
-    life.own(pushes.run(), "pushes")
+    life.own(publisher.pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
     life.own(retention.run(), "retention")
-    life.own(malloc.give_back_forever(), "c_heap")
+    life.own(malloc.give_back_forever(), "malloc")
+    if settings.watch.enabled:
+        life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "regression monitor")
     start_judging(settings, core, method, events, client=client, life=life, stack=stack)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = _url(listener)
     _start_trainer(settings, core, life, url, events.trainer_spoke)
-    # What lives now lives as long as we do: a full collection over it would stall every stream for 0.2 s.
+
+    app = served_app(settings, core, events, life, sessions=sessions, publisher=publisher, condition=condition)
+    # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
     async with announced(core.data, url):
@@ -183,15 +129,79 @@ async def _serve(
         await life.answer(app, settings.server, events.lease_wait)
 
 
-async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
-    """With the version that the ledger says serves, on the engine."""
-    publisher = Publisher(
-        core.ledger,
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _engine_watchdog(core: Core, publisher: Publisher, events: ServerEvents) -> EngineWatchdog:
+    return EngineWatchdog(
         core.engine,
         core.serving,
+        publisher.restore,
+        is_in_place=publisher.is_in_place,
+        exited=events.engine_exited,
+        health=core.health,
+    )
+
+
+def start_judging(
+    settings: Settings,
+    core: Core,
+    method: Method,
+    events: ServerEvents,
+    *,
+    client: httpx.AsyncClient,
+    life: Lifetime,
+    stack: AsyncExitStack,
+) -> None:
+    """Start the workers that turn paired turns into verdicts, and verdicts into samples that wait for a batch."""
+    limits = ConcurrencyLimits.of(settings, method)
+    ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
+    is_ruled = settings.judge.kind == "rules"
+    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=limits.verdicts), settings.judge)
+    tools = ScoringTools(
+        settings=settings.method,
+        teacher=core.engine,
+        base_teacher=_base_teacher(settings.method.teacher_url, stack),
+        serving=core.serving,
+        render=renderer(core.frontend),
+        ask=ask(slots=limits.hints),
+        context_length=core.context_length,
+        slots=limits.scores,
+        health=core.health,
+    )
+    judging = judge_turns(core.ledger, judge, settings.judge, events.paired, judged=events.judged, health=core.health)
+    scoring = score_turns(
+        core.ledger,
+        method,
+        tools,
+        StageLimits(settings.method.score_workers, settings.judge.retries, settings.training.max_waiting),
+        events.judged,
+        sampled=events.sampled,
+    )
+    life.own(judging, "judge")
+    life.own(scoring, "method")
+    life.own(events.lease_wait.follow(events.sampled), "samples")
+
+
+def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
+    if url is None:
+        return None
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    stack.push_async_callback(engine.aclose)
+    return engine
+
+
+async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
+    """Return the publisher, once the engine holds the version that the ledger names or the engine is away."""
+    policy = PolicyEngine(
+        core.engine, core.serving, settings.publisher, core.data.root, base_folder=core.folder, health=core.health
+    )
+    publisher = Publisher(
+        core.ledger,
+        policy,
         settings.publisher,
-        core.data.root,
-        base_folder=core.folder,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
         alert=alerts.raise_alert,
@@ -199,9 +209,9 @@ async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publishe
     try:
         await publisher.restore()
     except RemoteOnlyWeights:
-        pass  # chats wait until the trainer has sent them, or lost them
+        pass  # chats wait until the trainer has sent the weights, or lost them
     except (EngineGone, AlignmentError, TimeoutError) as error:
-        # It was there a moment ago: chats wait until the keeper finds it again.
+        # The engine answered a moment ago: chats wait until the watchdog finds it again.
         log.warning("engine_not_restored", error=repr(error))
         await publisher.wait_for_engine()
     return publisher
@@ -219,9 +229,9 @@ def _canaries(settings: Settings, core: Core) -> tuple[Canary, ...]:
 
 
 def _start_trainer(settings: Settings, core: Core, life: Lifetime, url: str, heartbeat: TrainerHeartbeat) -> None:
-    """Where one is to run here."""
+    """Start the local trainer, where the settings name one."""
     if settings.training.enabled and settings.trainer.kind == "local":
         trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
         life.start(trainer)
         lease_s = settings.training.lease_s
-        life.own(end_when_hung(trainer, core.ledger, core.health, heartbeat, lease_s=lease_s), "trainer watch")
+        life.own(end_when_hung(trainer, core.ledger, core.health, heartbeat, lease_s=lease_s), "trainer watchdog")

@@ -1,8 +1,9 @@
-"""Keeps the gate of an engine: shut while it is down, open again once it serves the version that the ledger says
-serves.
+"""Watchdog of the engine: it holds chats while the engine is down, and admits them once the engine serves the version
+that the ledger names.
 
-Chats that arrive meanwhile wait at the gate (`engine.hold_s`), so an engine that crashes and comes back is a pause,
-not an error. An engine that is not ours may be restarted between two polls: it is asked for what it should hold.
+Chats that arrive meanwhile wait (`engine.hold_s`), so an engine that crashes and comes back is a pause, not an error.
+An engine that another program started may restart between two polls: the watchdog asks it for the weights it should
+hold.
 """
 
 import asyncio
@@ -32,9 +33,8 @@ class EngineWatchdog:
         poll_s: float = POLL_S,
         health: Health | None = None,
     ) -> None:
-        """is_in_place: whether a healthy engine still holds what serves. exited: set, with the gate shut, by whoever
-        saw an engine of ours end. meters: told that the engine works again; nobody may have asked it anything
-        meanwhile.
+        """is_in_place: tells whether a healthy engine still holds the version that serves.
+        exited: set when an engine of ours ended, after chats were held.
         """
         self._engine, self._serving, self._restore, self._poll_s = engine, serving, restore, poll_s
         self._is_in_place = is_in_place
@@ -42,14 +42,14 @@ class EngineWatchdog:
         self._exited = exited or asyncio.Event()
 
     async def run(self) -> None:
-        """Poll, shut, restore, open; forever. Owned by the app."""
+        """Poll, hold, restore and admit, forever. The server's task group owns this task."""
         missed = 0
         while True:
             healthy = await self._engine.is_healthy()
             if healthy and not missed and self._serving.is_open and not await self._is_in_place():
                 log.warning("engine_lost_its_version", weight_version=self._serving.current)
                 self._serving.hold()
-            # One missed poll may be a whole restart of an engine that is not ours: its adapters are gone then.
+            # One missed poll may be a whole restart of an engine that another program owns: its adapters are gone then.
             if healthy and (missed or self._serving.is_closed_for(Closed.ENGINE)) and await self._reopen():
                 missed = 0
             elif not healthy:
@@ -66,9 +66,10 @@ class EngineWatchdog:
         except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
             self._health.failed("restore", repr(error))
             return False
-        if self._exited.is_set():  # it died again while its adapters were being loaded
+        if self._exited.is_set():  # the engine died again while its adapters were being loaded
             return False
         self._serving.release_hold()
+        # No call may have reached the engine meanwhile that would report it as working.
         for part in ("engine", "restore", "publisher"):
             self._health.ok(part)
         log.info("engine_ready", weight_version=self._serving.current)

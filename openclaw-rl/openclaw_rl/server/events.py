@@ -1,5 +1,7 @@
-"""What one part of the server rings and another waits for. A bell says only *look again*: the ledger says what is
-there, and a slow look finds what no bell told.
+"""Asyncio events that connect the server's tasks.
+
+Setting an event means "check the ledger again"; it carries no data. A missed event is harmless, because every task also
+polls the ledger at a slow interval.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat
 @dataclass(frozen=True, slots=True)
 class ServerEvents:
     engine_exited: asyncio.Event = field(default_factory=asyncio.Event)
-    """Our own engine process ended."""
+    """The server's own engine process ended."""
     paired: asyncio.Event = field(default_factory=asyncio.Event)
     judged: asyncio.Event = field(default_factory=asyncio.Event)
     sampled: asyncio.Event = field(default_factory=asyncio.Event)

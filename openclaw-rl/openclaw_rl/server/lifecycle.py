@@ -1,9 +1,9 @@
-"""The tasks and child processes of one run of the server: owned while it runs, and stopped in order.
+"""Lifetime of one run of the server: its port, its tasks, its child processes, and the order in which they stop.
+
+The port is bound before the engine and the front end load. uvicorn serves it without signal handlers of its own.
 
 Stop: no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) → our tasks → the
-children that are left. A crash of any task climbs through the task group.
-
-The server's port: bound before anything heavy starts, served under our own signals, announced when ready.
+remaining children. A crash of any task climbs through the task group.
 """
 
 import asyncio
@@ -21,14 +21,16 @@ from starlette.types import ASGIApp
 from openclaw_rl import __version__
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.supervisor import Child
+from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server import preflight
 from openclaw_rl.server.api.trainer import LeaseWait
 from openclaw_rl.settings import ServerSettings, Settings
 
+log = structlog.get_logger()
+
 
 def ready_to_listen(settings: Settings) -> socket.socket:
-    """Raises SettingsError that names everything a start would stumble over, one line each; nothing was started yet."""
+    """Return the bound socket. Raises SettingsError with one line for each problem that would stop a start."""
     problems, listener = preflight.problems(settings), None
     try:
         listener = listen(settings)
@@ -42,7 +44,8 @@ def ready_to_listen(settings: Settings) -> socket.socket:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Bind before anything heavy starts: a port in use is found out at once, and early clients wait, unrefused."""
+    """Return a socket that listens on `server.host` and `server.port`. Raises SettingsError."""
+    # Before anything heavy starts: a port in use is an error at once, and early clients wait in the backlog.
     host, port = settings.server.host, settings.server.port
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -57,7 +60,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the app decides what a signal means, and in which order."""
+    """uvicorn without signal handlers: `app.run` handles signals, because the trainer stops before HTTP does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,7 +69,7 @@ class HttpServer(uvicorn.Server):
 
 @asynccontextmanager
 async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
-    """`run/server.json` tells the command line where this server is."""
+    """Keep `run/server.json`, in which the command line finds this server's URL."""
     write_json(data.server_file, {"url": url, "version": __version__})
     try:
         yield
@@ -74,11 +77,8 @@ async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
         data.server_file.unlink(missing_ok=True)
 
 
-log = structlog.get_logger()
-
-
 class Lifetime:
-    """`stop` is set when the run is to end."""
+    """Owner of a run's tasks and child processes. `stop` is set when the run has to end."""
 
     def __init__(self, listener: socket.socket, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         self.stop, self._listener, self._tasks = stop, listener, tasks
@@ -92,8 +92,11 @@ class Lifetime:
         self.children.append(child)
         self._tasks.create_task(child.run(), name=child.name)
 
+    def statuses(self) -> list[ChildStatus]:
+        return [child.status() for child in self.children]
+
     async def answer(self, app: ASGIApp, settings: ServerSettings, lease_wait: LeaseWait) -> None:
-        """Answer until asked to stop, then let running replies finish."""
+        """Answer requests until asked to stop, then let running replies finish and stop every task and child."""
         config = uvicorn.Config(
             app,
             log_config=None,

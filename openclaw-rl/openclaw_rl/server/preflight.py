@@ -1,36 +1,35 @@
-"""What a start would stumble over, found before anything heavy begins: paths, interpreters, models, GPUs, names.
+"""Checks of the settings before a start: paths, interpreters, models, GPUs, names of methods and engine kinds.
 
-Each problem is one line that names the setting and its value. Looks at files and device nodes, and asks the driver's
-own tool where no node tells; nothing is loaded, fetched or started. (The port is tried by `app`, which then listens on
-it.)
+Each problem is one line that names the setting and its value. The checks read files and device nodes, and run the
+driver's own tool if no node tells the count. They load no model, download no file and start no server. (`lifecycle`
+tries the port, and then listens on it.)
 """
 
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
+from openclaw_rl.engines.kind import EngineKind, GpuNeed, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings, Settings
 
 _SMI_S = 20.0
-_GPU_FLAGS = {
-    "--tp": 1,
-    "--tp-size": 1,
-    "--tensor-parallel-size": 1,
-    "--dp": 2,
-    "--dp-size": 2,
-    "--data-parallel-size": 2,
-}
-"""SGLang's flags that multiply the GPUs it wants; which dimension each one sets."""
 
 
 def problems(settings: Settings) -> list[str]:
-    found = [*_model(settings.model), *_programs(settings), *_gpus(settings)]
+    """Return one line for each fault that would stop the start."""
+    found = [*_model(settings.model), *_programs(settings)]
+    kind = None
+    try:
+        kind = load_kind(settings.engine.kind)
+        found += kind.problems(settings)
+    except SettingsError as error:
+        found.append(str(error))
+    found += _gpus(settings, kind)
     try:
         load_method(settings.method.name)
     except SettingsError as error:
@@ -43,8 +42,10 @@ def problems(settings: Settings) -> list[str]:
 
 
 def gpus_here(dev: Path = Path("/dev")) -> int | None:
-    """NVIDIA cards, by their device nodes or by `nvidia-smi`; None where there is a GPU that neither counts (Windows'
-    Linux has /dev/dxg, an AMD card /dev/kfd)."""
+    """Count the NVIDIA cards by their device nodes or by `nvidia-smi`; None if a GPU exists that neither counts.
+
+    Windows' Linux has /dev/dxg, an AMD card /dev/kfd.
+    """
     if nodes := sum(path.name.removeprefix("nvidia").isdigit() for path in dev.glob("nvidia*")):
         return nodes
     try:
@@ -71,25 +72,14 @@ def _programs(settings: Settings) -> Iterator[str]:
             yield f"{key} {python!r}: no such program"
 
 
-def _gpus(settings: Settings) -> Iterator[str]:
-    asked = {"engine": settings.engine.device} if settings.engine.kind == "embedded" else {}
+def _gpus(settings: Settings, kind: EngineKind | None) -> Iterator[str]:
+    needs: list[GpuNeed] = []
     if settings.training.enabled and settings.trainer.kind == "local":
-        asked["trainer"] = settings.trainer.device
-    cards = {part: device for part, device in asked.items() if device.partition(":")[0] == "cuda"}
-    wanted = _sglang_gpus(settings.engine.args) if settings.engine.kind == "sglang" else 0
-    if not (cards or wanted) or (here := gpus_here()) is None:
+        needs += GpuNeed.of_device("trainer.device", settings.trainer.device)
+    if kind is not None:
+        needs += kind.gpus(settings)
+    if not needs or (here := gpus_here()) is None:
         return
-    for part, device in cards.items():
-        if here <= int(device.partition(":")[2] or 0):
-            yield f"{part}.device {device!r}: {here} GPUs are here"
-    if wanted > here:
-        yield f"engine.args {' '.join(settings.engine.args)!r}: SGLang wants {wanted} GPUs, {here} are here"
-
-
-def _sglang_gpus(args: tuple[str, ...]) -> int:
-    words = [word for flag in args for word in flag.split("=", 1)]
-    sizes = {1: 1, 2: 1}
-    for flag, value in pairwise(words):
-        if flag in _GPU_FLAGS and value.isdigit():
-            sizes[_GPU_FLAGS[flag]] = int(value)
-    return sizes[1] * sizes[2]
+    for need in needs:
+        if need.gpus > here:
+            yield f"{need.setting}: wants {need.gpus} GPUs, {here} are here"

@@ -1,12 +1,12 @@
-"""Forgetting everywhere: in the ledger, in the folders of versions, and, when asked, in the weights.
+"""Deletion of personal data: `Forgetting` on request, `Retention` by age and size.
 
-What is meant is a session, the conversation of a turn, or a user. The ledger's part is `Ledger.forget*`. A version's
-folder holds the commit that published it, and in it prompts and replies of its batch: they are taken out. A checkpoint
-that can never be committed is deleted. With `rebuild` the policy goes back to the newest version from before all that;
-what was learned behind it is abandoned, the samples of others wait to be learned again, and the folders of the
-abandoned versions are deleted. Backups and exports are their owner's to delete.
+Forgetting means a session, the conversation of a turn, or a user. `Ledger.forget*` deletes the rows. A version's folder
+holds the commit that published it, with prompts and replies of its batch: they are taken out of it. A checkpoint that
+can never be committed is deleted.
 
-Lets the ledger go of what is over and old, round by round, while everything else goes on.
+With `rebuild` the policy goes back to the newest version before the forgotten turns. What it learned after that version
+is abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
+Backups and exports are their owner's to delete.
 """
 
 import asyncio
@@ -28,26 +28,32 @@ from openclaw_rl.trainers import checkpoint
 
 log = structlog.get_logger()
 
+Clock = Callable[[], float]
+_DAY_S, _GB = 86400.0, 10**9
+_FIRST_S = 60.0  # after a start, which has enough to do
+_NEXT_S = 1.0  # while a round deleted rows: more may be due
+
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     serving: int
-    """The version that the policy went back to."""
+    """Version that the policy went back to."""
     waiting: int
-    """Samples that wait to be learned (again)."""
+    """Samples that wait for training, for the first time or again."""
     folders: int
-    """Of abandoned versions, deleted."""
+    """Deleted folders of abandoned versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
+    """Deletes a session, a conversation or a user. Every method raises LedgerError."""
+
     ledger: Ledger
     publisher: Publisher
     root: Path
     """The data directory."""
 
     async def session(self, session_id: str, user: str | None) -> Forgotten:
-        """Raises LedgerError, as the others do."""
         return await self._everywhere(await self.ledger.forget(session_id, user))
 
     async def conversation(self, turn_id: str) -> Forgotten:
@@ -66,7 +72,10 @@ class Forgetting:
         return forgotten
 
     async def rebuild(self, forgotten: Forgotten) -> Rebuilt | None:
-        """None: nothing that is alive was trained on it. Raises LedgerError when there is no version to go back to."""
+        """Roll back to before the forgotten turns; None when no live version was trained on them.
+
+        Raises LedgerError when there is no version to go back to.
+        """
         to = await self.ledger.rollback_from(forgotten.trained_in)
         folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
         for folder in folders:
@@ -75,15 +84,15 @@ class Forgetting:
             return None
         try:
             await self.publisher.follow()
-        except (EngineError, TimeoutError) as error:  # it follows once the engine can
+        except (EngineError, TimeoutError) as error:  # the publisher retries when the engine is back
             log.debug("rebuild_delayed", error=repr(error))
             self.publisher.wake()
         return Rebuilt(to, (await self.ledger.counts())["sampled"], len(folders))
 
 
 def without_probes(folder: Path) -> None:
-    """Take prompts and replies out of a checkpoint's commit. The folder is whole at every moment: the manifest stops
-    naming the file before it changes."""
+    """Take prompts and replies out of a checkpoint's commit."""
+    # The manifest stops naming the file before the file changes, so the folder is whole at every moment.
     file, manifest_file = folder / checkpoint.COMMIT_FILE, folder / checkpoint.MANIFEST_FILE
     try:
         commit, manifest = json.loads(file.read_text()), json.loads(manifest_file.read_text())
@@ -97,19 +106,14 @@ def without_probes(folder: Path) -> None:
     write_private(file, json.dumps(commit).encode())
 
 
-Clock = Callable[[], float]
-_DAY_S, _GB = 86400.0, 10**9
-_FIRST_S = 60.0
-"""After a start, which has enough to do."""
-_NEXT_S = 1.0
-"""While a round left something to do for the next."""
-
-
 class Retention:
-    """`run` is the app's task; `is_full`: the file is over `retention.max_gb`, and all that is left in it waits."""
+    """Task that deletes turns that are over and old, in small rounds, while the server runs.
+
+    `is_full`: the ledger is over `retention.max_gb`, and every turn that is left in it still waits.
+    """
 
     def __init__(self, ledger: Ledger, settings: RetentionSettings, *, clock: Clock = time.time) -> None:
-        """clock: the one that requests are received by; a wall clock set ahead would make every turn old."""
+        """clock: the clock of `received_at`. A wall clock that is set ahead would make every turn old."""
         self._ledger, self._settings, self._clock = ledger, settings, clock
         self.is_full = False
 
@@ -122,7 +126,7 @@ class Retention:
             pause_s = _NEXT_S if await self.round() else self._settings.every_s
 
     async def round(self) -> bool:
-        """Whether something went: there may be more."""
+        """Delete one round of turns. Return True when a turn was deleted: more may be due."""
         age, size = self._settings.max_age_days, self._settings.max_gb
         try:
             done = await self._ledger.retain(

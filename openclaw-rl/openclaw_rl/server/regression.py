@@ -1,21 +1,19 @@
-"""Watches what users think of each version, and goes back by itself when it falls.
+"""Monitor of the users' verdicts: it rolls back to an earlier version when verdicts fall.
 
-The verdicts of user turns (tool results say more of the tool than of the policy), by the version that sampled them, are
-tested for a fall (`falling`). On one the ledger goes back to the last version before it, whose optimizer state the
-trainer then loads; the samples of what was abandoned are dropped, because the same method turned them into that. What
-lies behind the fall has another number from then on, so the next finding needs `min_turns` new verdicts: that is the
-cooldown. After `pause_after` such falls learning pauses until someone looks.
+It groups the verdicts of user turns by the version that sampled them. A tool's result says more of the tool than of the
+policy, so tool turns are left out. `find_drop` tests the verdicts for a fall. On a fall the ledger goes back to the
+last version before it, and the trainer then loads that version's optimizer state. The samples of the abandoned versions
+are dropped, because the same method turned them into the fall.
 
-What it cannot see: a judge that lies in step with the policy (a canary sees it: `canary`), and a fall that comes with
-the users' own change of mind.
+Verdicts after the rollback belong to a new version number, so the next finding needs `min_turns` new verdicts: that is
+the cooldown. After `pause_after` rollbacks learning pauses until the operator resumes it.
 
-Whether users began to like replies less at some version: a one-sided permutation test for one change point.
+Limits: a judge that errs in step with the policy shows no fall (a canary does), and a change of the users' own taste
+looks like a fall.
 
-Pure: verdicts in, a finding out. Leaves to others what becomes of it (`watch`).
-
-Why one test over all cuts and not one test a version: a version answers too few turns for a test of its own, and
-looking at every cut separately would find a fall by luck. The permuted statistic is therefore the largest over all
-cuts too (the change-point form of the permutation test, e.g. Antoch & Hušková 2001).
+The test is a one-sided permutation test for one change point, and a pure function. One test over all cuts replaces one
+test a version, because a version answers too few turns. Testing each cut apart would find falls by chance. The permuted
+statistic is therefore the largest over all cuts too: the change-point form of the test (e.g. Antoch & Hušková 2001).
 """
 
 import asyncio
@@ -32,13 +30,68 @@ from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import WatchSettings
 from openclaw_rl.telemetry.alerts import Alerts
 
-_TOGETHER = 50
-"""Permutations at once. All of them take 20 MB, which the C library then keeps for each thread that ever looked."""
+log = structlog.get_logger()
+
+_TOGETHER = 50  # permutations at once: all of them would take 20 MB, which the C library keeps for each thread
+
+
+class RegressionMonitor:
+    """Task that tests the verdicts every few seconds, and rolls back on a fall."""
+
+    def __init__(self, ledger: Ledger, publisher: Publisher, settings: WatchSettings, alerts: Alerts) -> None:
+        self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
+        self._seen: list[tuple[int, int]] = []
+        self.falls = 0
+        """Automatic rollbacks since the start."""
+
+    async def run(self) -> None:
+        """Test new verdicts every few seconds, forever. The server's task group owns this task."""
+        while True:
+            await asyncio.sleep(self._settings.check_every_s)
+            try:
+                await self.look()
+            except LedgerUnavailable as error:
+                log.debug("watch_delayed", error=str(error))
+
+    async def look(self) -> "VerdictDrop | None":
+        """Test once, and roll back on a fall."""
+        limits = self._settings
+        verdicts = await self._ledger.user_verdicts(limit=limits.turns)
+        if (
+            verdicts == self._seen or await self._ledger.pinned() is not None
+        ):  # the operator who pins a version decides alone
+            return None
+        self._seen = verdicts
+        fall = await asyncio.to_thread(
+            find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
+        )
+        if fall is not None:
+            await self._go_back(fall)
+        return fall
+
+    async def _go_back(self, fall: "VerdictDrop") -> None:
+        figures = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
+        turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
+        try:
+            to = await self._ledger.roll_back_behind(fall.good)
+        except LedgerError as error:
+            self._alerts.raise_alert("verdicts_fall", reason=str(error), **figures, **turns)
+            return
+        self.falls += 1
+        self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)
+        if self.falls >= self._settings.pause_after:
+            await self._ledger.set_learning(False)
+            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self.falls)
+        try:
+            await self._publisher.follow()
+        except (EngineError, TimeoutError) as error:  # the publisher retries
+            log.debug("rollback_delayed", error=repr(error))
+            self._publisher.wake()
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictDrop:
-    """Verdicts fell behind `good`: means over `n` turns each."""
+    """A fall of the verdicts after version `good`: means over `n` turns each."""
 
     good: int
     """The last version before the fall."""
@@ -58,12 +111,12 @@ def find_drop(
     permutations: int = 2000,
     seed: int = 0,
 ) -> VerdictDrop | None:
-    """The clearest fall between two versions, or None when there is none that is large and unlikely enough.
+    """Return the clearest fall between two versions, or None when no fall is large and unlikely enough.
 
     verdicts: (version that sampled the turn, verdict in −1, 0, 1), oldest turn first. A cut lies between two versions
     and has at least `min_side` turns on each side. Statistic of a cut: (mean before − mean after) / √(1/n₁ + 1/n₂),
     of which the verdicts' own spread is no part: permuting leaves it as it is. p = (1 + #{permuted ≥ found}) / (1 +
-    permutations); the same verdicts and seed give the same answer.
+    permutations); the same verdicts and seed give the same answer. Raises ValueError for a `min_side` below 1.
     """
     if min_side < 1:
         raise ValueError("min_side must be at least 1")
@@ -95,62 +148,9 @@ def find_drop(
 
 
 def _falls(values: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.float64]:
-    """values [P, N] → mean before − mean after at each cut [P, C]."""
+    """Return mean before − mean after at each cut, [P, C], of values [P, N]."""
     n = values.shape[1]
     sums = values.cumsum(axis=1)
     before = sums[:, cuts - 1]
     fall: NDArray[np.float64] = before / cuts - (sums[:, -1:] - before) / (n - cuts)
     return fall
-
-
-log = structlog.get_logger()
-
-
-class RegressionMonitor:
-    def __init__(self, ledger: Ledger, publisher: Publisher, settings: WatchSettings, alerts: Alerts) -> None:
-        self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
-        self._seen: list[tuple[int, int]] = []
-        self.falls = 0
-        """Automatic rollbacks since the start."""
-
-    async def run(self) -> None:
-        """Look every few seconds whether verdicts came, forever. Owned by the app."""
-        while True:
-            await asyncio.sleep(self._settings.check_every_s)
-            try:
-                await self.look()
-            except LedgerUnavailable as error:
-                log.debug("watch_delayed", error=str(error))
-
-    async def look(self) -> VerdictDrop | None:
-        """Test once, and go back on a fall."""
-        limits = self._settings
-        verdicts = await self._ledger.user_verdicts(limit=limits.turns)
-        if verdicts == self._seen or await self._ledger.pinned() is not None:  # who pins a version decides alone
-            return None
-        self._seen = verdicts
-        fall = await asyncio.to_thread(
-            find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
-        )
-        if fall is not None:
-            await self._go_back(fall)
-        return fall
-
-    async def _go_back(self, fall: VerdictDrop) -> None:
-        figures = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
-        turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
-        try:
-            to = await self._ledger.roll_back_behind(fall.good)
-        except LedgerError as error:
-            self._alerts.raise_alert("verdicts_fall", reason=str(error), **figures, **turns)
-            return
-        self.falls += 1
-        self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)
-        if self.falls >= self._settings.pause_after:
-            await self._ledger.set_learning(False)
-            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self.falls)
-        try:
-            await self._publisher.follow()
-        except (EngineError, TimeoutError) as error:  # the publisher tries again
-            log.debug("rollback_delayed", error=repr(error))
-            self._publisher.wake()

@@ -1,4 +1,4 @@
-"""Every route of the server, each on the parts it uses, behind the doors and bounds that all share."""
+"""Every route of the server, each over the components it uses, behind the checks and limits that all routes share."""
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
@@ -6,16 +6,15 @@ from starlette.types import ASGIApp
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.app import http_app, with_host_guard
-from openclaw_rl.server.api.control import build_admin_router
+from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
-from openclaw_rl.server.api.status import AdminDeps
+from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
-from openclaw_rl.server.privacy import Forgetting, Retention
+from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
@@ -32,17 +31,15 @@ def served_app(
     *,
     sessions: Sessions,
     publisher: Publisher,
-    pushes: TrainerPushes,
-    retention: Retention,
-    method: str,
+    condition: Condition,
 ) -> ASGIApp:
     chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
     app.include_router(_trainer(core, events, life, publisher))
-    app.include_router(_pushes(settings, core, events, publisher, pushes))
+    app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
-    app.include_router(_admin(settings, core, events, life, publisher=publisher, retention=retention, method=method))
+    app.include_router(_admin(settings, core, events, publisher, condition))
     app.include_router(_feedback(settings, core, events))
     body_limit = int(settings.server.max_body_mb * 2**20)
     return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
@@ -78,16 +75,14 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
         token=core.trainer_token,
         lease_wait=events.lease_wait,
         on_commit=committed,
-        describe=publisher.pushed.describe,
+        describe=publisher.pushes.describe,
         health=core.health,
         on_word=events.trainer_spoke.heard,
     )
 
 
-def _pushes(
-    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, pushes: TrainerPushes
-) -> APIRouter:
-    ledger = core.ledger
+def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Publisher) -> APIRouter:
+    ledger, pushes = core.ledger, publisher.pushes
 
     async def trainer_started(name: str) -> Started:
         pushes.give_up("its trainer was started again")
@@ -95,38 +90,26 @@ def _pushes(
         await ledger.lose_undurable("its trainer was started again")
         publisher.wake()
         events.lease_wait.samples_came()
-        tip = await publisher.pushed.describe(await ledger.tip())
+        tip = await pushes.describe(await ledger.tip())
         return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
 
     return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)
 
 
 def _admin(
-    settings: Settings,
-    core: Core,
-    events: ServerEvents,
-    life: Lifetime,
-    *,
-    publisher: Publisher,
-    retention: Retention,
-    method: str,
+    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, condition: Condition
 ) -> APIRouter:
     return build_admin_router(
-        AdminDeps(
-            admin_key=core.admin_key,
+        core.admin_key,
+        condition,
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        Controls(
             ledger=core.ledger,
-            serving=core.serving,
             publisher=publisher,
-            health=core.health,
-            children=lambda: [child.status() for child in life.children],
             forgetting=Forgetting(core.ledger, publisher, core.data.root),
-            retention=retention,
             train_now=events.lease_wait.train_now,
             training=settings.training,
-            model_name=core.model_name,
-            method=method,
-            started_at=core.started_at,
-        )
+        ),
     )
 
 

@@ -1,19 +1,7 @@
-"""What every other part of a server stands on: the data folder and its keys, the engine, the front end, the ledger.
+"""Core of a server: the data folder and its keys, the engine, the front end and the ledger, opened in that order.
 
-Made in that order, and the engine first of what takes time: it loads its model while the front end is made. Whether the
-engine serves the right version is the publisher's matter, and not looked at here.
-
-The time that is written down: the wall clock's as this process started, and from then on a steady clock's.
-
-Ages, leases and waiting times are differences of what stands in the ledger, so a wall clock that is set while the
-server runs (by NTP, by hand, by a virtual machine that woke) must not end a lease or a conversation, nor keep one for
-ever.
-A machine's sleep counts: it is time that passed. The wall clock is read anew at the next start.
-
-Which base an engine serves: the hash that the ledger, the trainer and every adapter are tied to.
-
-The embedded engine tells it. SGLang tells only the path it loaded, so the tensors in that folder are hashed here; a
-folder that is not on this host is known by its path alone, and the local trainer will not train on it.
+The engine starts first of the slow parts: it loads its model while the front end is made. Whether the engine serves the
+right version is the publisher's matter.
 """
 
 import asyncio
@@ -28,27 +16,35 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
-from openclaw_rl.server.child_commands import engine_child, free_port, sglang_engine_child
+from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import WeightKind
 
+START_POLL_S = 0.2
+
 
 def _steady() -> float:
-    """Seconds since the machine started, its sleep included where the system can tell."""
+    """Return the seconds since the machine started, with its sleep if the system counts it."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 class SteadyClock:
-    """Unix seconds. Never goes back, and never jumps."""
+    """Unix seconds for the ledger: the wall clock as this process started, and a steady clock from then on.
+
+    Ages, leases and waiting times are differences of recorded times. A wall clock that is set while the server runs (by
+    NTP, by the user, by a virtual machine that woke) must neither end a lease or a conversation nor keep one for ever.
+    The sleep of a machine counts: it is time that passed. The next start reads the wall clock anew.
+    """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = _steady) -> None:
         self._steady = steady
@@ -58,25 +54,10 @@ class SteadyClock:
         return self._ahead + self._steady()
 
 
-def served_base_hash(info: ModelInfo, model: ModelSettings, *, cache: Path, ours: Sequence[Path]) -> str:
-    """ours: where full weights are sent from; an engine that took some names a folder there, not its base. Blocks."""
-    if info.base_hash is not None:
-        return info.base_hash
-    named = Path(info.model_path)
-    base = tokenizer_folder(model, cache)
-    is_sent = any(named.is_relative_to(folder) for folder in ours)
-    if is_sent or info.model_path == model.path or named.resolve() == base.resolve():
-        return base_hash(resolve(model, cache))
-    if any(named.glob("*.safetensors")):
-        return base_hash(resolve(ModelSettings(path=str(named)), cache))
-    return f"path:{info.model_path}"
-
-
-START_POLL_S = 0.2
-
-
 @dataclass(frozen=True, slots=True)
 class Core:
+    """The parts that every other part of the server is built on."""
+
     data: DataDir
     admin_key: str
     trainer_token: str
@@ -84,7 +65,7 @@ class Core:
     engine: HttpEngine
     frontend: FrontEnd
     folder: Path | None
-    """The model's, where the front end was made here."""
+    """The model's folder; None if the caller made the front end."""
     context_length: int
     ledger: Ledger
     model_name: str
@@ -102,14 +83,14 @@ async def open_core(
     stack: AsyncExitStack,
     engine_exited: asyncio.Event,
 ) -> Core | None:
-    """None when asked to stop before the engine came up.
+    """Open the core; return None if the server is stopped before the engine is up.
 
-    `life` owns the engine where it is ours, and `engine_exited` is set whenever that ends; `stack` closes the rest.
+    `life` owns the engine's child process, and each exit of that process sets `engine_exited`. `stack` closes the rest.
     """
     clock = SteadyClock()
     started_at = clock()
     data = DataDir.prepare(settings.data_dir)
-    # Before anything is written for the engine: its file in `run/` is read again at each of its restarts.
+    # Before the engine's file in `run/` is written: another server's engine may read that file at its next restart.
     lock = InstanceLock.beside(data.ledger)
     stack.callback(lock.release)
     admin_key = data.secret("admin.key", settings.server.admin_key)
@@ -161,27 +142,23 @@ async def open_core(
 async def _engine(
     settings: Settings, data: DataDir, serving: VersionAdmission, *, life: Lifetime, engine_exited: asyncio.Event
 ) -> HttpEngine:
-    """The engine's client, and the engine itself when it is ours."""
-    url = settings.engine.url
-    if settings.engine.kind != "url":
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
+    """Start the engine where its kind has a child process, and return the engine's client."""
 
-        async def on_exit() -> None:
-            serving.hold()
-            engine_exited.set()
+    async def on_exit() -> None:
+        serving.hold()
+        engine_exited.set()
 
-        if settings.engine.kind == "embedded":
-            life.start(engine_child(settings, data, port, on_exit))
-        else:
-            life.start(await asyncio.to_thread(sglang_engine_child, settings, data, port, on_exit))
-    assert url is not None  # settings say so
-    return HttpEngine(url, settings=settings.engine)
+    kind = load_kind(settings.engine.kind)
+    url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
+    if child is not None:
+        life.start(child)
+    return HttpEngine(url, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
 
 
 async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:
-    """Wait for the engine; None when asked to stop meanwhile. Raises EngineError after `timeout_s`, or when our own
-    child cannot start.
+    """Wait for the engine; return None if the server is stopped before. Raises EngineError.
+
+    The error comes after `timeout_s`, or when the child process cannot start.
     """
     end = time.monotonic() + timeout_s
     while not life.stop.is_set():
@@ -195,3 +172,22 @@ async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) ->
             raise EngineError(f"the engine did not come up within {timeout_s:g} s")
         await asyncio.sleep(START_POLL_S)
     return None
+
+
+def served_base_hash(info: ModelInfo, model: ModelSettings, *, cache: Path, ours: Sequence[Path]) -> str:
+    """Return the hash of the base that the engine serves: ledger, trainer and every adapter depend on it. Blocks.
+
+    ours: the folders of published full weights. An engine that loaded some names a folder there, not its base.
+    """
+    # The embedded engine gives the hash. SGLang gives only the path that it loaded, so its tensors are hashed here.
+    # A folder that is not on this host has only its path for an identity, and the local trainer refuses to train on it.
+    if info.base_hash is not None:
+        return info.base_hash
+    named = Path(info.model_path)
+    base = tokenizer_folder(model, cache)
+    is_sent = any(named.is_relative_to(folder) for folder in ours)
+    if is_sent or info.model_path == model.path or named.resolve() == base.resolve():
+        return base_hash(resolve(model, cache))
+    if any(named.glob("*.safetensors")):
+        return base_hash(resolve(ModelSettings(path=str(named)), cache))
+    return f"path:{info.model_path}"

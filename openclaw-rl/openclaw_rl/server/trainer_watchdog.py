@@ -1,10 +1,12 @@
-"""Ends a local trainer that hangs, and says so: by what the ledger says of its lease, until it commits again; without
-one, by its silence, until it speaks again.
+"""Watchdog of the local trainer process: it ends a trainer that hangs, and reports it until the trainer recovers.
 
-A trainer that is well asks for a batch every few seconds, and renews a lease every minute. One that says nothing for
-`SILENT_S` loads a large model, or hangs before its first batch, between two, or in a step: that is told. After a
-lease's time it is ended and started again; since a model may need longer to load than that, the next one gets twice
-the time.
+It looks at two things. The ledger knows whether the trainer let its lease run out; that is out of order until the next
+commit. The heartbeat knows when the trainer last called this server; silence is out of order until the next call.
+
+A healthy trainer asks for a batch every few seconds, and renews a lease every minute. A trainer that is silent for
+`SILENT_S` loads a large model, or hangs: before its first batch, between two, or in a step. The watchdog reports it
+then. It kills the trainer after a lease's time, and the supervisor starts the next one. A model may need longer to load
+than that, so the next trainer gets twice the time.
 """
 
 import asyncio
@@ -25,11 +27,11 @@ log = structlog.get_logger()
 LONGEST_WATCH_S = 30.0
 SILENT_S = 300.0
 PROCESS = "trainer's process"
-"""The part that is out of order while it says nothing, to the meters."""
+"""Name of the part in `Health` that is out of order while the process is silent."""
 
 
 class LeaseBook(Protocol):
-    """The part of the ledger that watches over a trainer."""
+    """Methods of the ledger that the watchdog uses."""
 
     async def overdue(self) -> str | None: ...
 
@@ -37,7 +39,7 @@ class LeaseBook(Protocol):
 
 
 class Process(Protocol):
-    """The part of a `Child` that silence is about."""
+    """Members of a `Child` that the heartbeat monitor uses."""
 
     @property
     def up_s(self) -> float: ...
@@ -48,7 +50,7 @@ class Process(Protocol):
 
 
 class TrainerHeartbeat:
-    """When a trainer last said anything to this server: its routes tell."""
+    """Time of the last call with the trainer's token. The trainer's routes set it."""
 
     def __init__(self) -> None:
         self._at = -math.inf
@@ -64,7 +66,7 @@ class TrainerHeartbeat:
 async def end_when_hung(
     trainer: Child, ledger: LeaseBook, health: Health, heartbeat: TrainerHeartbeat, *, lease_s: float
 ) -> None:
-    """Watch over a local trainer until cancelled."""
+    """Watch a local trainer until cancelled."""
     silence = HeartbeatMonitor(trainer, health, heartbeat, patience_s=max(lease_s, SILENT_S))
     while True:
         await asyncio.sleep(min(lease_s / 2, LONGEST_WATCH_S))
@@ -74,11 +76,11 @@ async def end_when_hung(
 
 
 async def _end_overdue(trainer: Child, ledger: LeaseBook, health: Health, *, lease_s: float) -> None:
-    """A local trainer that lets its lease run out is stopped or starved: it would hold its batch for ever. One that was
-    started less than a lease ago never had this one: it is the batch of a process that died, and waits again."""
+    """Take the lease from a local trainer that let it run out, and kill the trainer if the lease was its own."""
     name = await ledger.overdue()
     if name is None or not name.startswith("local@"):
         return
+    # A process younger than the lease cannot have taken it: a process that died did, and the batch waits again.
     hangs = trainer.up_s > lease_s
     await ledger.revoke(trainer=name, reason="it let its lease run out" if hangs else "its process ended")
     if hangs:
@@ -88,24 +90,24 @@ async def _end_overdue(trainer: Child, ledger: LeaseBook, health: Health, *, lea
 
 
 class HeartbeatMonitor:
-    """`look` now and then: it tells of a process that says nothing, and ends it when its patience is over."""
+    """Monitor of a process's heartbeat: `look` reports silence, and kills the process when the patience is over."""
 
     def __init__(self, trainer: Process, health: Health, heartbeat: TrainerHeartbeat, *, patience_s: float) -> None:
         self._trainer, self._health, self._heartbeat = trainer, health, heartbeat
         self._first_patience_s = self._patience_s = patience_s
-        self._told_of: int | None = None
-        """The process that the meters know to be silent."""
+        self._reported: int | None = None
+        """Process id whose silence `Health` already knows."""
 
     def look(self) -> None:
         pid, up_s, age_s = self._trainer.status().pid, self._trainer.up_s, self._heartbeat.age_s
-        if pid is None:  # the supervisor's to say, and to start
+        if pid is None:  # the supervisor reports that, and starts the process
             return
         if age_s < min(up_s, SILENT_S):
             self._patience_s = self._first_patience_s
             self._health.ok(PROCESS)
         silent_s = min(age_s, up_s)
-        if silent_s >= SILENT_S and pid != self._told_of:
-            self._told_of = pid
+        if silent_s >= SILENT_S and pid != self._reported:
+            self._reported = pid
             self._health.failed(PROCESS, f"not a word for {silent_s:.0f} s: it loads its model, or hangs", at_once=True)
         if silent_s >= self._patience_s:
             log.error("trainer_hangs", reason="it said nothing", silent_s=round(silent_s), pid=pid)

@@ -1,1 +1,1 @@
-"""Sessions: whose conversation a request belongs to, what kind of turn it is, and which reply it answers."""
+"""Sessions: the conversation of a request, its kind of turn, and the reply that it answers."""

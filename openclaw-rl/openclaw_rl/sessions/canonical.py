@@ -1,9 +1,9 @@
-"""When two messages are the same: a client sends back what it was sent, but not byte for byte.
+"""Canonical form and digest of a message: a client sends our replies back, but not byte for byte.
 
-Canonical is the role, the trimmed text (a user's without the client's wrapping, a reply's less stamps before it), and
-each tool call's name with its arguments as canonical JSON. No ids (clients rewrite them), no reasoning (its whitespace
-changes on the way back, and many clients drop it), and list content equals the string it spells. Digests are hex, 128
-bits.
+Canonical are the role, the trimmed text, and each tool call's name with its arguments as canonical JSON. A user's text
+is without the client's wrapping, a reply's without time stamps before it. List content equals the string that it
+spells. Ids are left out, because clients rewrite them. Reasoning is left out, because its whitespace changes on the way
+back and many clients drop it. Digests are hex, 128 bits.
 """
 
 import json
@@ -21,13 +21,14 @@ _EXACT = 2**53
 
 
 def conversation(messages: Sequence[Message]) -> list[Message]:
-    """The messages that stay: less system prompts (they change within a session) and ephemeral ones."""
+    """Return the messages without system prompts, which change within a session, and without ephemeral messages."""
     return [
         message for message in messages if message.role not in ("system", "developer") and not is_ephemeral(message)
     ]
 
 
 def canonical_text(message: Message) -> str:
+    """Return the text of the message that pairing compares."""
     text = message.text()
     match message.role:
         case "user":
@@ -39,7 +40,7 @@ def canonical_text(message: Message) -> str:
 
 
 def digest(message: Message, text: str | None = None) -> str:
-    """Of one message; `text` stands for its canonical text when given."""
+    """Return the digest of one message; `text` replaces its canonical text."""
     text = canonical_text(message) if text is None else text
     fields = [message.role, text]
     for call in message.tool_calls or ():
@@ -48,19 +49,19 @@ def digest(message: Message, text: str | None = None) -> str:
 
 
 def history_digest(messages: Iterable[Message]) -> str:
-    """Of a whole conversation."""
+    """Return the digest of a whole conversation."""
     return _digest([digest(message) for message in messages])
 
 
 def turn_key(messages: Sequence[Message], reply: Message) -> TurnKey:
-    """Where `reply` to a request with these messages stands in its conversation."""
+    """Return the key of `reply` in its conversation; `messages` are the request's."""
     history = conversation(messages)
     digests = [digest(message) for message in history]
     return TurnKey(reply_hash=digest(reply), before_hash=digests[-1] if digests else "", history_hash=_digest(digests))
 
 
 def canonical_arguments(arguments: str | dict[str, Any]) -> str:
-    """Tool arguments as JSON with sorted keys; a string that is not JSON stays as it is."""
+    """Return tool arguments as JSON with sorted keys; a string that is not JSON stays as it is."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}", parse_int=_number, parse_float=_number)
@@ -72,7 +73,7 @@ def canonical_arguments(arguments: str | dict[str, Any]) -> str:
 
 
 def _number(digits: str) -> int | float:
-    """1, 1.0 and 1e0 are one number, as in JavaScript."""
+    """Return the number of a JSON literal; 1, 1.0 and 1e0 are equal, as in JavaScript."""
     value = float(digits)
     return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 

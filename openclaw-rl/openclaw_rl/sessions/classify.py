@@ -1,13 +1,11 @@
-"""Whether a request is a turn of the conversation (`main`) or the client's own business (`side`).
+"""Classify a request: `main` (a turn of the conversation) or `side` (the client's own), and the session that it names.
 
-First that is present: what the caller says (`X-Turn-Type`, body `turn_type`), what OpenClaw's text marks say, the
-setting. A retry that the client rewrote ("recovery") is main: its reply is what the user sees and answers.
+`classify` takes the first of: the caller's word (`X-Turn-Type`, body `turn_type`), OpenClaw's text marks, the setting.
+A retry that the client rewrote ("recovery") is main: its reply is the one that the user sees and answers.
 
-Which session a request belongs to, as the client itself says it.
-
-First that is present: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header; `prompt_cache_key`;
-`session_id` in the body; OpenClaw's `Runtime:` line. Else None: the conversation is then recognised by its history
-alone, never by a made-up id.
+`identify` takes the first of: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header;
+`prompt_cache_key`; `session_id` in the body; OpenClaw's `Runtime:` line. Without any it returns None. Pairing then
+recognises the conversation by its history; no id is made up.
 """
 
 import re
@@ -18,9 +16,12 @@ from typing import Any
 
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions import openclaw
-from openclaw_rl.sessions.openclaw import runtime
 from openclaw_rl.types import TurnType
 
+_COMPACTIONS = re.compile(r":\d+\Z")
+"""OpenClaw's suffix to a session id, which counts its compactions: the session stays the same."""
+_LONGEST = 1000
+"""Characters; a longer id is replaced by its digest, because the reply's header holds it and clients bound headers."""
 _TRIGGERS = {
     "heartbeat": "heartbeat",
     "cron": "cron",
@@ -29,23 +30,25 @@ _TRIGGERS = {
     "subagent": "subagent",
     "title": "title",
 }
-"""Why an OpenClaw run started, as a plugin may send it in `X-Turn-Type`; `user` says nothing about the single requests
-of the run."""
+"""Cause of an OpenClaw run, as a plugin may send it in `X-Turn-Type`, and the kind of its requests."""
+# `user` is not in the table: a run that a user started may hold background requests.
 
 
 @dataclass(frozen=True, slots=True)
 class Classified:
+    """Kind of a request."""
+
     type: TurnType
     kind: str
-    """A main turn's `user`, `tool` or `recovery`; a side request's `title`, `compaction`, `heartbeat`, `memory_flush`,
-    `slug`, `subagent`, `cron`, `event` (any other automatic prompt) or `other` (the caller said so, or the default is
-    side)."""
+    """Of a main turn: `user`, `tool` or `recovery`. Of a side request: `title`, `compaction`, `heartbeat`,
+    `memory_flush`, `slug`, `subagent`, `cron`, `event` (another automatic prompt) or `other` (by the caller or the
+    default)."""
 
 
 def classify(
     headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequence[Message], tools: bool, default: TurnType
 ) -> Classified:
-    """`headers` by lower-case name (Starlette's mapping will do); `tools`: whether the request offers any."""
+    """Return the kind of the request. `headers`: by lower-case name. `tools`: True if the request offers tools."""
     said = str(headers.get("x-turn-type") or body.get("turn_type") or "").strip().lower()
     if said == TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
@@ -59,22 +62,8 @@ def classify(
     return Classified(TurnType.SIDE, "other")
 
 
-def _main_kind(messages: Sequence[Message]) -> str:
-    last = next((message for message in reversed(messages) if not openclaw.is_ephemeral(message)), None)
-    if last is None or last.role == "tool":
-        return "tool" if last is not None else "user"
-    return "recovery" if openclaw.is_recovery(last) else "user"
-
-
-_COMPACTIONS = re.compile(r":\d+\Z")
-"""OpenClaw's suffix to a session id, which counts its compactions: the session stays the same."""
-
-_LONGEST = 1000
-"""Characters; a longer id goes by its digest. It is told in a header of the reply, and clients bound those."""
-
-
 def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
-    """The session id, or None. `headers` by lower-case name (Starlette's mapping will do)."""
+    """Return the session id that the client names, or None. `headers`: by lower-case name."""
     if named := _clean(headers.get("x-session-id")):
         return named
     affinity = (headers.get("session_id"), headers.get("x-session-affinity"), body.get("prompt_cache_key"))
@@ -83,8 +72,15 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequ
             return named
     if named := _clean(body.get("session_id")):
         return named
-    line = runtime(messages)
+    line = openclaw.runtime(messages)
     return None if line is None else line.session_id
+
+
+def _main_kind(messages: Sequence[Message]) -> str:
+    last = next((message for message in reversed(messages) if not openclaw.is_ephemeral(message)), None)
+    if last is None or last.role == "tool":
+        return "tool" if last is not None else "user"
+    return "recovery" if openclaw.is_recovery(last) else "user"
 
 
 def _clean(value: object) -> str:

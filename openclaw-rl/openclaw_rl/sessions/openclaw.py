@@ -1,10 +1,9 @@
-"""All that we know of OpenClaw's text marks, and their one home: what its client puts around, between and after a
-user's own words.
+"""OpenClaw's text marks: the text that its client puts around, between and after a user's own words.
 
-Seen on the wire with openclaw 2026.9.6. An unmodified client says nothing in headers, so requests are told apart by
-text. Every mark is anchored where the client puts it (the start of a message behind its time stamp, its last line, the
-shape of the whole request): a user who quotes a mark inside a message does not become background traffic. Nothing here
-edits a message; `strip_wrapping` returns a copy of its text.
+The marks were recorded with openclaw 2026.9.6. An unmodified client names no kind in its headers, so requests are
+classified by text. Every mark is anchored at the client's place for it: the start of a message behind its time stamp,
+its last line, or the shape of the whole request. A user who quotes a mark inside a message is therefore no background
+traffic. No function edits a message; `strip_wrapping` returns a copy of its text.
 """
 
 import json
@@ -56,13 +55,12 @@ _INTERNAL_SESSION_KINDS = {
 }
 _TAKEN_BACK = "removed "
 _MAX_MERGED = 16
-"""Merged messages we try to take apart in one message: beyond it a stranger is only costing us time."""
+"""Most merged messages that are split out of one message; it bounds the time that a hostile message can cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The `Runtime:` line, which the client adds to the first user message of every request (it is no part of the
-    history)."""
+    """The `Runtime:` line, which the client adds to the first user message of every request, outside the history."""
 
     agent: str
     session_key: str
@@ -70,8 +68,8 @@ class Runtime:
 
 
 def runtime(messages: Sequence[Message]) -> Runtime | None:
-    """The request's `Runtime:` line; the last one of the first user message, so that a quoted one before it does not
-    count."""
+    """Return the request's `Runtime:` line, or None."""
+    # It is the last such line of the first user message; a line before it is a quote.
     first = next((message for message in messages if message.role == "user"), None)
     text = "" if first is None else first.text()
     if "Runtime: agent=" not in text:
@@ -81,7 +79,7 @@ def runtime(messages: Sequence[Message]) -> Runtime | None:
 
 
 def is_ephemeral(message: Message) -> bool:
-    """True for a message the client shows once and drops from its history: internal context, the nudge after an empty
+    """Return True for a message that the client drops from its history: internal context, or the nudge after an empty
     reply."""
     if message.role != "user":
         return False
@@ -92,31 +90,29 @@ def is_ephemeral(message: Message) -> bool:
 
 
 def is_summary(message: Message) -> bool:
-    """True for the message that replaced the start of the history in a compaction."""
+    """Return True for the message that replaced the start of the history in a compaction."""
     return message.role == "user" and message.text().startswith(_SUMMARY)
 
 
 def is_recovery(message: Message) -> bool:
-    """True for a user message the client rewrote because its first attempt failed. It is a retry: the reply is the
-    user's."""
+    """Return True for a user message that the client rewrote because its first attempt failed: a retry for the user."""
     return message.role == "user" and _begins(message.text(), _QUEUED)
 
 
 def is_background(message: Message) -> bool:
-    """True for a user message that no user wrote: heartbeat, memory flush, cron, a sub-agent's task or result."""
+    """Return True for a user message that no user wrote: heartbeat, memory flush, cron, sub-agent task or result."""
     return message.role == "user" and _background_kind(message.text()) is not None
 
 
 def is_agent_request(messages: Sequence[Message]) -> bool:
-    """True for a request of OpenClaw's agent: its system prompt says so."""
+    """Return True for a request of OpenClaw's agent, by its system prompt."""
     return (
         bool(messages) and messages[0].role in ("system", "developer") and messages[0].text().startswith(_AGENT_SYSTEM)
     )
 
 
 def background_request(messages: Sequence[Message], *, tools: bool) -> str | None:
-    """The kind of a request that OpenClaw makes for itself (`title`, `heartbeat` …); None for a chat, and for other
-    clients."""
+    """Return the kind of a background request (`title`, `heartbeat` …); None for a chat, and for other clients."""
     if not messages or messages[0].role not in ("system", "developer"):
         return None
     system = messages[0].text()
@@ -138,26 +134,25 @@ def background_request(messages: Sequence[Message], *, tools: bool) -> str | Non
         return kind
     if not tools and _begins(text, _SLUG):
         return "slug"
-    # Users' messages carry a time stamp; a bare one among stamped ones is the system's own. Where the stamps are
-    # switched off, none is.
+    # Users' messages have a time stamp, so a message without one among stamped messages is the client's own. With time
+    # stamps switched off, no message counts as the client's own.
     is_bare = not _STAMP.match(text) and not is_summary(users[-1])
     return "event" if is_bare and any(_STAMP.match(user.text()) for user in users[:-1]) else None
 
 
 def strip_wrapping(text: str) -> str:
-    """A user's own words: less time stamp, sender block, `Runtime:` line, trailing internal context and what a retry
-    wrapped around.
+    """Return a user's own words, without the client's wrapping.
 
-    The same message reads the same in every later request, although the client's wrapping of it changes (the
-    `Runtime:` line follows the current channel, a retry is stamped anew), so this is also the text that pairing
-    compares.
+    The wrapping is the time stamp, the sender block, the `Runtime:` line, trailing internal context and the text of a
+    retry. It changes between requests: the `Runtime:` line follows the current channel, a retry gets a new time stamp.
+    The words stay the same, so pairing compares them.
     """
     if _CONTEXT_END in text:
         text = _TRAILING_CONTEXT.sub("", text)
     if "Runtime: agent=" in text:
         text = _RUNTIME.sub("", text)
     if _STAMP.match(text):
-        text = _STAMP.sub("", text)  # every line's: merged messages keep theirs
+        text = _STAMP.sub("", text)  # of every line: each merged message has its own
     while block := _CONTEXT_BLOCK.match(text):
         text = text[block.end() :]
     if text.startswith(_QUEUED):
@@ -168,15 +163,14 @@ def strip_wrapping(text: str) -> str:
 
 
 def unstamped(text: str) -> str:
-    """A reply as the client keeps it: a model that repeats the stamp of the message it answers loses it on the way."""
+    """Return a reply as the client keeps it: without a time stamp that the model repeated from the user's message."""
     while stamp := _STAMP.match(text):
         text = text[stamp.end() :]
     return text.strip()
 
 
 def unmerged(message: Message) -> Iterator[str]:
-    """Of a user message that the client merged from several: what its last ones read alone, longest first. Nothing
-    when it is one."""
+    """Yield the texts that the last messages of a merged user message have alone, longest first."""
     if message.role != "user":
         return
     if isinstance(message.content, list):
@@ -192,10 +186,10 @@ def unmerged(message: Message) -> Iterator[str]:
 
 
 def reactions(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Reactions of the chat surface that the internal context reports, as emoji; one taken back is `removed 👍`.
+    """Return the reactions that the internal context reports, as emoji; a reaction taken back is `removed 👍`.
 
-    The context quotes every piece of data as one JSON string; only a string that begins as a system event is read, so
-    that a chat excerpt in another string cannot pass for one.
+    The context quotes every piece of data as one JSON string. Only a string that begins as a system event is read, so a
+    chat excerpt in another string cannot look like a reaction.
     """
     found: list[str] = []
     for message in messages:
@@ -221,12 +215,12 @@ def reactions(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def is_taken_back(reaction: str) -> bool:
-    """True for a reaction of `reactions` that the user removed."""
+    """Return True for a reaction of `reactions` that the user removed."""
     return reaction.startswith(_TAKEN_BACK)
 
 
 def _begins(text: str, mark: str) -> bool:
-    """Whether the text begins with the mark, behind its time stamp if it has one."""
+    """Return True if the text begins with the mark, behind its time stamp if it has one."""
     stamp = _STAMP.match(text)
     return text.startswith(mark, stamp.end() if stamp else 0)
 

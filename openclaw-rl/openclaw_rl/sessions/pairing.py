@@ -1,18 +1,16 @@
-"""Which reply a request answers: pairing by history, in memory, without I/O.
+"""Pair a request with the reply that it answers: by history, in memory, without I/O.
 
-A turn waits under its key: scope, reply, the message before the reply. A request answers the turn whose key stands
-before its first new message; everything new is the turn's next state. What this promises:
+An open turn is found by its key: scope, reply, the message before the reply. A request answers the turn whose key is
+directly before its first new message. All new messages are the next state of that turn. The rules:
 
-* Turns of different scopes never pair. Without a session id the whole history must match too, since all such chats
+* Turns of different scopes never pair. Without a session id the whole history must match too, because all such chats
   share one scope.
-* The first continuation wins: a turn pairs once. Later continuations of the same reply (branches) find nothing.
-* A retry leaves the older turn open. When one of them is continued, the others that answer the same history are
-  superseded; without a session id they are left to expire, because two people who open with the same words are not
-  retries of each other.
-* Background exchanges that stay in the client's history (heartbeats) are stepped over: they are no next state, and
-  hide none.
+* The first continuation wins: a turn pairs once. Later continuations of the same reply (branches) pair with no turn.
+* A retry leaves the older turn open. When a request continues one of them, the other turns with the same history are
+  superseded. Without a session id they expire instead: two users who open with the same words made no retry.
+* Background exchanges in the client's history (heartbeats) are skipped: they are no next state, and hide no turn.
 
-An open turn costs its ids and three digests; it holds no messages. Whoever calls keeps the ledger in step.
+An open turn holds its ids and three digests, no messages. The caller keeps the ledger consistent with the pairing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,40 +18,40 @@ from dataclasses import dataclass
 from itertools import islice
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import canonical_text, conversation, digest, history_digest, turn_key
-from openclaw_rl.sessions.openclaw import is_background, is_ephemeral, is_summary, is_taken_back, reactions, unmerged
+from openclaw_rl.sessions.canonical import canonical_text, conversation, digest, history_digest
+from openclaw_rl.sessions.openclaw import is_background, is_summary, is_taken_back, reactions, unmerged
 from openclaw_rl.types import NextState, OpenTurn, Scope
 
-__all__ = ["Paired", "Pairing", "is_ephemeral", "turn_key"]
-
 _MAX_CUTS = 64
-"""Line ends at which a merged reply is cut to find the part we know; OpenClaw appends a few lines."""
+"""Line ends at which a merged reply is cut to find the recorded part; OpenClaw appends a few lines."""
 
 _Bucket = tuple[Scope, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
+    """A turn that a request answered, and its next state."""
+
     turn_id: str
     next_state: NextState
     superseded: tuple[str, ...] = ()
-    """Retries of the same turn that this continuation passed over."""
+    """Retries of the same turn, which this continuation passed over."""
 
 
 class Pairing:
-    """The open turns. No method awaits, so on one event loop no two callers can take the same turn."""
+    """Open turns. No method awaits, so on one event loop no two callers can take the same turn."""
 
     def __init__(self, max_open_turns: int) -> None:
         self._max_open_turns = max_open_turns
         self._turns: dict[str, OpenTurn] = {}  # oldest first
         self._buckets: dict[_Bucket, list[OpenTurn]] = {}  # oldest first; a handful in each
-        """A session's turns; without a session id, those that answer one history."""
+        """The turns of a session; without a session id, the turns that answer one history."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def add(self, turn: OpenTurn) -> list[str]:
-        """Let a turn wait. Returns the ids of the oldest ones that had to give way."""
+        """Add an open turn. Return the ids of the oldest turns, which were removed for it."""
         if turn.turn_id in self._turns:
             return []
         self._turns[turn.turn_id] = turn
@@ -61,22 +59,21 @@ class Pairing:
         return self.remove(list(islice(self._turns, max(0, len(self._turns) - self._max_open_turns))))
 
     def observe(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
-        """The turn that a new main request answers, which is open no longer; None when it answers none."""
+        """Remove and return the turn that a new main request answers, or None."""
         turn, new = self._find(scope, conversation(messages))
-        if turn is None or not new:  # nothing new: the client wants the reply itself continued, and says nothing of it
+        if turn is None or not new:  # without a new message the client asks to continue the reply: no judgement of it
             return None
         siblings = self._buckets[_bucket(scope, turn.key.history_hash)] if scope.session_id is not None else []
         superseded = [
             other.turn_id for other in siblings if other is not turn and other.key.history_hash == turn.key.history_hash
         ]
         self.remove([turn.turn_id, *superseded])
-        # A reaction is to something the user saw. The client repeats it behind tool results; no call earned it.
+        # A user reacts to a text, never to a tool call; but the client repeats the reaction behind tool results.
         seen = reactions(messages) if any(message.role == "user" for message in new) else ()
         return Paired(turn.turn_id, NextState(tuple(new), seen), tuple(superseded))
 
     def observe_side(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
-        """The turn whose reply the user reacted to, when a background request brings the news: a reaction alone
-        answers it."""
+        """Remove and return the turn whose reply the user reacted to, if a background request reports a reaction."""
         seen = reactions(messages)
         if all(is_taken_back(reaction) for reaction in seen):
             return None
@@ -87,7 +84,7 @@ class Pairing:
         return Paired(turn.turn_id, NextState((), seen))
 
     def remove(self, turn_ids: Iterable[str]) -> list[str]:
-        """Forget turns; returns the ids that were open."""
+        """Remove turns; return the ids that were open."""
         gone = []
         for turn_id in turn_ids:
             if (turn := self._turns.pop(turn_id, None)) is None:
@@ -100,17 +97,16 @@ class Pairing:
         return gone
 
     def close(self, scope: Scope) -> list[str]:
-        """Forget all open turns of a session that is over; returns their ids. Without a session id nobody can say
-        which are meant."""
+        """Remove all open turns of a session that is over; return their ids. Without a session id: no turn."""
         turns = [] if scope.session_id is None else self._buckets.get(_bucket(scope, ""), [])
         return self.remove([turn.turn_id for turn in turns])
 
     def expire(self, older_than: float) -> list[str]:
-        """Forget turns finished before `older_than`; returns their ids."""
+        """Remove turns finished before `older_than`; return their ids."""
         return self.remove([turn.turn_id for turn in self._turns.values() if turn.finished_at < older_than])
 
     def _find(self, scope: Scope, history: Sequence[Message]) -> tuple[OpenTurn | None, list[Message]]:
-        """The turn the history ends with, and what is new after it; background exchanges at the end are passed over."""
+        """Return the last turn of the history, and the messages after it; background exchanges are skipped."""
         end = len(history)
         new: list[Message] = []
         while (last := _last_reply(history, end)) is not None:
@@ -124,14 +120,14 @@ class Pairing:
         return None, []
 
     def _match(self, scope: Scope, history: Sequence[Message], last: int) -> OpenTurn | None:
-        """The open turn whose reply is the message at `last`."""
+        """Return the open turn whose reply is the message at `last`."""
         whole = history_digest(history[:last]) if scope.session_id is None else ""
         turns = self._buckets.get(_bucket(scope, whole), [])
         if not turns:
             return None
         hashes: Iterable[str]
         if scope.session_id is not None and (last == 0 or is_summary(history[last - 1])):
-            hashes = [digest(history[last])]  # a compaction replaced what stood before, so the reply alone must do
+            hashes = [digest(history[last])]  # a compaction replaced the messages before: only the reply can match
         else:
             before = _before_hashes(history, last)
             turns = [turn for turn in turns if turn.key.before_hash in before]
@@ -143,8 +139,11 @@ class Pairing:
 
 
 def _choose(candidates: list[OpenTurn], history: Sequence[Message]) -> OpenTurn:
-    """Of turns with the same reply to the same message: those with this very history, else the newest; of equals the
-    oldest, since chats that nobody can tell apart are served first come, first."""
+    """Return the best of the turns with the same reply to the same message.
+
+    A turn with this very history is best, else the newest one; of turns with equal keys the oldest.
+    """
+    # Equal keys are chats that cannot be distinguished: the oldest turn gets the first answer.
     if len(candidates) > 1:
         whole = history_digest(history)
         candidates = [turn for turn in candidates if turn.key.history_hash == whole] or candidates
@@ -160,7 +159,7 @@ def _last_reply(history: Sequence[Message], end: int) -> int | None:
 
 
 def _before_hashes(history: Sequence[Message], last: int) -> set[str]:
-    """What the message before a reply may have hashed to: itself, or the last of several merged since."""
+    """Return the possible digests of the message before a reply: its own, or of the last messages merged into it."""
     if last == 0:
         return {""}
     before = history[last - 1]
@@ -168,8 +167,7 @@ def _before_hashes(history: Sequence[Message], last: int) -> set[str]:
 
 
 def _reply_hashes(reply: Message) -> Iterable[str]:
-    """What a turn's reply may have hashed to: itself, or the part of it before something that the client merged into
-    it."""
+    """Yield the possible digests of a turn's reply: its own, then of the part before text that the client appended."""
     yield digest(reply)
     text = "" if reply.tool_calls else canonical_text(reply)
     for _ in range(_MAX_CUTS):

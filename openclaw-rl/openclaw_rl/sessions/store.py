@@ -1,10 +1,11 @@
-"""Sessions: what the proxy calls, over pairing in memory and the ledger on disk.
+"""Sessions: pairing in memory and the ledger on disk, in step, for the proxy.
 
-`observe` when a main request arrives, `served` when its reply is complete, `observe_side` for a background request,
-`done` when a client says its session is over, `abandon` when no reply came. Nothing here ever fails a chat: when the
-ledger cannot write, the chat goes on, the turn ends untrained, and the log says so; that its request is over is written
-once the ledger can be. Which turn answers which is decided before the first await, so
-parallel requests of one session cannot take the same turn.
+The proxy calls `observe` when a main request arrives and `served` when its reply is complete. It calls `observe_side`
+for a background request, `abandon` when no reply came, and `done` when the client ends its session.
+
+No method fails a chat. If the ledger cannot write, the chat goes on, the turn ends untrained, and the log says so; the
+end of its request is written later. Pairing is decided before the first await, so parallel requests of one session
+cannot take the same turn.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ from openclaw_rl.types import DropReason, NextState, OpenTurn, Request, Scope, T
 log = structlog.get_logger()
 
 _SWEEP_S = 60.0
-"""Between two looks for turns beyond their time to live, which is counted in hours."""
+"""Longest time between two checks for turns past their time to live, which is hours."""
 _MOST_ENDINGS = 10_000
-"""Ends of requests that wait for the ledger; the oldest beyond it end at the next start, as `interrupted`."""
+"""Most ends of requests that wait for the ledger; older ones end at the next start, as `interrupted`."""
 
 
 class SessionLedger(Protocol):
@@ -48,7 +49,7 @@ class SessionLedger(Protocol):
 
 
 class Sessions:
-    """Pairs turns with their next states. `paired` is set whenever a turn becomes ready for the judge."""
+    """Pairs turns with their next states. Sets `paired` whenever a turn becomes ready for the judge."""
 
     def __init__(
         self,
@@ -58,29 +59,31 @@ class Sessions:
         paired: asyncio.Event | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """clock: the one that turns are finished by."""
+        """clock: the clock of `Turn.finished_at`."""
         self._clock = clock
         self._ledger = ledger
         self._settings = settings
         self._pairing = Pairing(settings.max_open_turns)
         self._paired = paired or asyncio.Event()
         self._ended: set[str] = set()
-        """Open turns that ended as they finished (cancelled, say): they pair for the record, and need no second end."""
+        """Open turns that ended when they finished (cancelled ones); they still pair, and need no second end."""
         self._endings: dict[str, tuple[DropReason, str]] = {}  # oldest first
-        """Requests that are over, and still run in the ledger."""
+        """Requests that are over, but still running in the ledger."""
 
     async def observe(self, request: Request) -> str | None:
-        """A main request came, and goes into the ledger: pair the turn it answers. Returns that turn's id."""
+        """Pair the turn that a new main request answers; return its id or None."""
         paired = self._pairing.observe(request.scope, request.messages)
         return await self._record(paired, by_request_id=request.request_id)
 
     async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
-        """A background request came: it pairs nothing, unless it brings a reaction to a reply; then, that turn's id."""
+        """Pair a turn with a reaction that a background request reports; return its id or None."""
         return await self._record(self._pairing.observe_side(scope, messages), by_request_id="side")
 
     async def served(self, request: Request, turn: Turn) -> bool:
-        """A reply is complete: keep it, then let it wait for its next state. Call it before the finish chunk. Whether
-        the ledger has it."""
+        """Record a complete reply, then keep it open for its next state. Return True if the ledger has it.
+
+        The caller sends the finish chunk after this.
+        """
         key = turn_key(request.messages, turn.reply)
         try:
             drop = await self._ledger.finish(turn, key)
@@ -89,7 +92,7 @@ class Sessions:
             self._end_later(request.request_id, DropReason.NOT_RECORDED, str(error))
             return False
         if drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
-            return True  # the client got nothing that could come back
+            return True  # an empty reply cannot come back in a history
         if drop is not None:
             self._ended.add(turn.turn_id)
         pushed_out = self._pairing.add(OpenTurn(turn.turn_id, request.scope, key, turn.finished_at))
@@ -97,7 +100,7 @@ class Sessions:
         return True
 
     async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
-        """No reply came of this request."""
+        """End a request that got no reply."""
         try:
             await self._ledger.abandon(request_id, reason, detail)
         except LedgerError as error:
@@ -105,17 +108,16 @@ class Sessions:
             self._end_later(request_id, reason, detail)
 
     async def done(self, scope: Scope) -> None:
-        """The client says that its session is over. Call it after the last reply was `served`."""
+        """End a session, after its last reply was `served`."""
         await self._drop(self._pairing.close(scope), DropReason.NO_NEXT_STATE, "session done")
 
     async def refill(self) -> None:
-        """Take up the turns that were open when the server last stopped. Raises LedgerError: without them it must not
-        start."""
+        """Load the turns that were open when the server last stopped. Raises LedgerError, which must end the start."""
         for turn in await self._ledger.open_turns(self._settings.max_open_turns):
             self._pairing.add(turn)
 
     async def expire_forever(self) -> None:
-        """Owned by the app: end turns that nobody continued in time."""
+        """End turns that no request continued in time. A task of the server's task group."""
         sweep_s = min(_SWEEP_S, self._settings.pair_ttl_s / 10)
         while True:
             older_than = self._clock() - self._settings.pair_ttl_s
@@ -124,14 +126,16 @@ class Sessions:
             except LedgerError as error:
                 log.warning("sessions_expire_failed", error=str(error))
                 expired = []
-            # Turns that ended as they finished are open in memory alone; the ledger ends later what it could not now.
+            # Turns that ended when they finished are open in memory only, so the ledger does not return them.
+            # The ledger's own expiry, if it failed, is tried again in the next round.
             self._forget(self._pairing.remove(expired))
             self._forget(self._pairing.expire(older_than - sweep_s))
             await self._end_late()
             await asyncio.sleep(sweep_s)
 
     def _end_later(self, request_id: str, reason: DropReason, detail: str) -> None:
-        """It would run for ever in the ledger: counted as running, and its session never to be forgotten."""
+        """Keep the end of a request until the ledger can write it."""
+        # Without an end the request would run for ever in the ledger, and its session could not be forgotten.
         self._endings[request_id] = (reason, detail)
         if len(self._endings) > _MOST_ENDINGS:
             del self._endings[next(iter(self._endings))]
@@ -143,7 +147,7 @@ class Sessions:
             except LedgerUnavailable:
                 return
             except LedgerError:
-                pass  # it was written after all
+                pass  # the ledger had written the end before
             self._endings.pop(request_id, None)
 
     async def _record(self, paired: Paired | None, *, by_request_id: str) -> str | None:
@@ -156,7 +160,7 @@ class Sessions:
                 paired.turn_id, paired.next_state, by_request_id=by_request_id, superseded=superseded
             )
         except LedgerError as error:
-            # The turn and its retries stay open in the ledger, and end there as no_next_state when their time is over.
+            # The turn and its retries stay open in the ledger, and end there as no_next_state after `pair_ttl_s`.
             _tell(error, "turn.pair_not_recorded", turn_id=paired.turn_id)
         else:
             self._paired.set()
@@ -170,13 +174,14 @@ class Sessions:
                 _tell(error, "turn.drop_not_recorded", turn_id=turn_id, reason=str(reason))
 
     def _forget(self, turn_ids: Iterable[str]) -> list[str]:
-        """Those of the turns that still need an end."""
+        """Return those of the turns that still need an end in the ledger."""
         ending = [turn_id for turn_id in turn_ids if turn_id not in self._ended]
         self._ended.difference_update(turn_ids)
         return ending
 
 
 def _tell(error: LedgerError, event: str, **fields: str) -> None:
-    """What the ledger would not have is a line each; what it cannot write now, one line of its writer for all."""
+    """Log a failed write: at error if the ledger refused it, at debug if the ledger cannot write now."""
+    # For a ledger that cannot write, its writer logs one line for all calls.
     say = log.debug if isinstance(error, LedgerUnavailable) else log.error
     say(event, error=str(error), **fields)

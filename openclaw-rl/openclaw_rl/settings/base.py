@@ -1,10 +1,19 @@
 """What every branch of the settings is, and the values that several of them hold."""
 
 import ipaddress
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+
+ENGINE_KINDS = "openclaw_rl.engines"
+"""Entry-point group of the engine kinds."""
+
+
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of the installed packages in this group, by name. Imports no plug-in."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 class Branch(BaseModel):

@@ -3,9 +3,9 @@
 from itertools import pairwise
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from openclaw_rl.settings.base import Branch, Url, is_loopback
+from openclaw_rl.settings.base import ENGINE_KINDS, Branch, Url, is_loopback, registered
 
 
 class ApiKey(Branch):
@@ -81,8 +81,9 @@ class ModelSettings(Branch):
 
 
 class EngineSettings(Branch):
-    kind: Literal["embedded", "sglang", "url"] = "embedded"
-    """`sglang`: the server starts SGLang and keeps it running. `url`: one that runs already."""
+    kind: str = Field(default="embedded", validate_default=False)
+    """`embedded`: the server starts its own engine. `sglang`: the server starts SGLang. `url`: an engine that runs
+    already. An installed package may add a kind (`openclaw_rl.engines.kind`)."""
     url: Url | None = None
     """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
     python: str | None = None
@@ -112,6 +113,14 @@ class EngineSettings(Branch):
     start_timeout_s: float = Field(default=600.0, gt=0)
     hold_s: float = Field(default=120.0, gt=0)
     """How long a chat waits for an engine that is restarting or swapping; then 503 with Retry-After."""
+
+    @field_validator("kind")
+    @classmethod
+    def _is_registered(cls, kind: str) -> str:
+        names = registered(ENGINE_KINDS)
+        if kind not in names:
+            raise ValueError(f"no kind {kind!r}; installed: {', '.join(sorted(names)) or 'none'}")
+        return kind
 
     @model_validator(mode="after")
     def _is_private(self) -> Self:

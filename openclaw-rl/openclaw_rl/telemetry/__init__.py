@@ -1,1 +1,1 @@
-"""Health, metrics and alerts."""
+"""Health, metrics and alerts of a running server."""

@@ -1,11 +1,25 @@
-"""Metrics in Prometheus' text form: the ledger's own counters, and the meters of what happens beside it. What is
-counted twice can disagree, so nothing is.
+"""Metrics in Prometheus' text format.
+
+The ledger keeps its own counters, and `Health` keeps those of the work beside it. This module only renders both: a
+value that two places counted could disagree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UnknownMetricFamily,
+)
 
 from openclaw_rl.processes.supervisor import ChildStatus
-from openclaw_rl.telemetry.health import Health
+from openclaw_rl.telemetry.health import Durations, Health
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,42 +31,91 @@ def render(
     problems: Sequence[str] = (),
     children: Sequence[ChildStatus] = (),
 ) -> str:
-    """One gauge per ledger counter, the version that serves, this run's meters, the restarts of its processes, and
-    which parts are out of order: the words of `problems` before their colon."""
-    lines = [
-        "# HELP openclaw_rl_weight_version The policy version that new requests get.",
-        "# TYPE openclaw_rl_weight_version gauge",
-        f"openclaw_rl_weight_version {weight_version}",
-        "# HELP openclaw_rl_ledger Rows of the ledger by what became of them.",
-        "# TYPE openclaw_rl_ledger gauge",
-    ]
-    lines += [f'openclaw_rl_ledger{{what="{what}"}} {count}' for what, count in sorted(counts.items())]
-    lines += [
-        "# HELP openclaw_rl_scoring Judge and teacher calls by what came of them, since the server started.",
-        "# TYPE openclaw_rl_scoring counter",
-    ]
-    lines += [f'openclaw_rl_scoring{{what="{what}"}} {count}' for what, count in sorted(health.counts.items())]
-    lines += [
-        "# HELP openclaw_rl_scoring_mean Means over scored turns since the server started, in nats a token.",
-        "# TYPE openclaw_rl_scoring_mean gauge",
-    ]
-    lines += [
-        f'openclaw_rl_scoring_mean{{what="{what}"}} {mean.value:.6g}' for what, mean in sorted(health.means.items())
-    ]
-    lines += [
-        "# HELP openclaw_rl_out_of_order Parts that do not do what they should now; none when all is well.",
-        "# TYPE openclaw_rl_out_of_order gauge",
-    ]
-    parts = sorted({problem.partition(":")[0] for problem in problems})
-    lines += [f'openclaw_rl_out_of_order{{part="{part}"}} 1' for part in parts]
-    lines += [
-        "# HELP openclaw_rl_failures_total Calls of a part that failed, since the server started.",
-        "# TYPE openclaw_rl_failures_total counter",
-    ]
-    lines += [f'openclaw_rl_failures_total{{part="{part}"}} {n}' for part, n in sorted(health.failures.items())]
-    lines += [
-        "# HELP openclaw_rl_restarts_total Processes of ours that ended and were started again.",
-        "# TYPE openclaw_rl_restarts_total counter",
-    ]
-    lines += [f'openclaw_rl_restarts_total{{part="{child.name}"}} {child.restarts}' for child in children]
-    return "\n".join(lines) + "\n"
+    """Return the answer to one scrape.
+
+    counts: the ledger's; empty while the ledger cannot be read. problems: each begins with its part and a colon.
+    """
+    # A registry for each scrape, and never the library's global one: several servers may run in one process.
+    registry = CollectorRegistry()
+    registry.register(_Scrape(counts, weight_version, health, problems, children))
+    return generate_latest(registry).decode()
+
+
+class _Scrape:
+    """Collector of one scrape, in the sense of `prometheus_client`."""
+
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        weight_version: int,
+        health: Health,
+        problems: Sequence[str],
+        children: Sequence[ChildStatus],
+    ) -> None:
+        self._counts, self._weight_version, self._health = counts, weight_version, health
+        self._problems, self._children = problems, children
+
+    def collect(self) -> Iterator[Metric]:
+        health = self._health
+        yield GaugeMetricFamily(
+            "openclaw_rl_weight_version", "The policy version that new requests get.", self._weight_version
+        )
+        yield _labelled(
+            GaugeMetricFamily("openclaw_rl_ledger", "Rows of the ledger by their state or outcome.", labels=["what"]),
+            self._counts,
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "openclaw_rl_scoring", "Judge and teacher calls by outcome, since the server started.", labels=["what"]
+            ),
+            health.counts,
+        )
+        # Dashboards of the first release read this name, and the library allows no counter without `_total`.
+        yield _labelled(
+            UnknownMetricFamily("openclaw_rl_scoring", "Former name of openclaw_rl_scoring_total.", labels=["what"]),
+            health.counts,
+        )
+        yield _labelled(
+            GaugeMetricFamily(
+                "openclaw_rl_scoring_mean",
+                "Means over scored turns since the server started, in nats per token.",
+                labels=["what"],
+            ),
+            {what: mean.value for what, mean in health.means.items()},
+        )
+        yield _labelled(
+            GaugeMetricFamily(
+                "openclaw_rl_out_of_order", "Parts that fail now; no series while all parts work.", labels=["part"]
+            ),
+            dict.fromkeys((problem.partition(":")[0] for problem in self._problems), 1),
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "openclaw_rl_failures", "Failed calls of a part, since the server started.", labels=["part"]
+            ),
+            health.failures,
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "openclaw_rl_restarts", "Restarts of the server's child processes, after they ended.", labels=["part"]
+            ),
+            {child.name: child.restarts for child in self._children},
+        )
+        yield _histogram(
+            "time_to_first_token", "From the arrival of a chat request to its first token.", health.first_token
+        )
+        yield _histogram("step", "Training steps, as their trainer measured them.", health.step)
+        yield _histogram("push", "Transfers of one version's weights to the engine, adapters included.", health.push)
+        yield _histogram("gate", "The publisher's gate: KL and canaries of one version.", health.gate)
+
+
+def _labelled(family: _Family, values: Mapping[str, float]) -> _Family:
+    for label, value in sorted(values.items()):
+        family.add_metric([label], value)
+    return family
+
+
+def _histogram(name: str, meaning: str, durations: Durations) -> HistogramMetricFamily:
+    return HistogramMetricFamily(
+        f"openclaw_rl_{name}_seconds", f"{meaning} In seconds.", durations.cumulative(), durations.total_s
+    )

@@ -1,10 +1,10 @@
-"""Fakes that implement our protocols, for tests, kill tests and benchmarks; torch-free.
+"""Fakes that implement our protocols, for tests, kill tests and benchmarks. They do not import torch.
 
-    FakeEngine    an engine in this process: scripted or deterministic replies, fails and pauses on command
+    FakeEngine    an engine in this process: scripted or deterministic replies, failures and pauses on command
     stub_app      the same engine over HTTP, speaking the dialect: `python -m openclaw_rl.testing --port 30001`
     FakeJudge     scripted verdicts
 
-The toy policy's log-probs depend on the adapter's bytes, so that scoring a reply tells which versions sampled it.
+The toy policy's log-probs depend on the adapter's bytes, so scoring a reply shows which versions sampled it.
 """
 
 from openclaw_rl.testing.fake_engine import FakeEngine, Scripted

@@ -1,7 +1,7 @@
-"""An engine in this process: `engines.base.Engine` over scripted replies, or over `ToyPolicy` where no script is left.
+"""Fake engine in this process: `engines.base.Engine` over scripted replies, or over `ToyPolicy` without a script.
 
-What a test can do to it: `script` replies, `go_down` / `come_up` (as a crashed and restarted engine: adapters and
-running replies are gone), `pause` / `abort_all` as the publisher does, and read `calls` and `aborted`.
+A test can `script` replies, and `go_down` / `come_up`: a crashed and restarted engine, without its adapters and running
+replies. It can `pause` / `abort_all` as the publisher does, and read `calls` and `aborted`.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from openclaw_rl.types import Ids, LogProbs
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """One reply, forced. Cut to `max_new_tokens`; log-probs default to -0.01 (i + 1)."""
+    """One forced reply, cut to `max_new_tokens`. Log-probs default to -0.01 (i + 1)."""
 
     ids: Ids
     log_probs: tuple[float | None, ...] | None = None
-    """Of another length than `ids`, or with None in it, to play a broken engine."""
+    """Another length than that of `ids`, or a None in it, plays a broken engine."""
     finish: Literal["stop", "length", "abort"] = "stop"
     break_after: int | None = None
     """Raise EngineGone after this many tokens."""
@@ -40,23 +40,25 @@ class Scripted:
 
 @dataclass(slots=True)
 class Pacing:
-    """How long things take; zeros for unit tests."""
+    """Speed of the engine; zeros for unit tests."""
 
     prefill_tokens_per_s: float = 0.0
-    """0: at once."""
+    """0: without a pause."""
     tokens_per_s: float = 0.0
-    """Of one stream; 0: at once. All streams get their tokens at the same ticks, as one decode step gives them."""
+    """Speed of one stream; 0: without a pause. All streams get tokens at the same ticks, as from one decode step."""
 
 
 @dataclass(slots=True)
 class _Running:
     request: GenerateRequest
     is_held: bool
-    """It came during a pause: no abort reaches it, and the engine counts as empty."""
+    """The request came during a pause: no abort reaches it, and the engine counts as empty."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FakeEngine:
+    """An engine with scripted or toy replies, and controls for tests."""
+
     def __init__(
         self, *, policy: ToyPolicy | None = None, context_length: int = 8192, pacing: Pacing | None = None
     ) -> None:
@@ -65,12 +67,12 @@ class FakeEngine:
         self.context_length = context_length
         self.weight_version = 0
         self.adapters: dict[str, int] = {}
-        """Name → seed of the loaded ones."""
+        """Name → seed of each loaded adapter."""
         self.folders: dict[str, str] = {}
-        """Name → folder each was last loaded from."""
+        """Name → folder of each adapter's last load."""
         self.calls: list[GenerateRequest] = []
         self.aborted: list[str] = []
-        """rids whose stream was closed or aborted before its end."""
+        """rids of streams that were closed or aborted before their end."""
         self._scripts: deque[Scripted] = deque()
         self._running: dict[int, _Running] = {}
         self._users: Counter[str | None] = Counter()
@@ -81,20 +83,20 @@ class FakeEngine:
         self._unpaused.set()
         self._down = False
         self.holding = 0
-        """Replies that wait at their `hold_after`: every token before it has been taken."""
+        """Replies that wait at their `hold_after`; their reader has taken every token before it."""
         self._count = itertools.count()
 
-    # what a test does to it
+    # controls for tests
 
     def script(self, *replies: Scripted) -> None:
         self._scripts.extend(replies)
 
     def release(self) -> None:
-        """Let every reply go on that waits at its `hold_after`."""
+        """Resume every reply that waits at its `hold_after`."""
         self._released.set()
 
     def go_down(self) -> None:
-        """Crash: running replies break off, adapters are gone, every call raises EngineGone."""
+        """Crash: running replies break off, adapters are lost, every call raises EngineGone."""
         self._down = True
         self.adapters.clear()
         for running in self._running.values():
@@ -182,7 +184,7 @@ class FakeEngine:
         return {name: self.folders.get(name, "") for name in self.adapters}
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Waits for an unload that waits, as SGLang does."""
+        """Load an adapter. Like SGLang, it waits for an unload that waits."""
         self._check_up()
         async with self._changing:
             if name in self.adapters:
@@ -231,7 +233,7 @@ class FakeEngine:
         await self.flush_cache()
         self.weight_version = weight_version
 
-    # inside
+    # internals
 
     def _check_up(self) -> None:
         if self._down:
@@ -283,7 +285,7 @@ class FakeEngine:
             await self._unpaused_or_aborted(running)
 
     async def _unpaused_or_aborted(self, running: _Running) -> None:
-        """A paused request that is aborted ends at once, as SGLang's does once it was retracted."""
+        """Wait out a pause. An abort ends a paused request at once, as with SGLang's retracted requests."""
         if self._unpaused.is_set():
             return
         waits = [asyncio.ensure_future(self._unpaused.wait()), asyncio.ensure_future(running.aborted.wait())]

@@ -1,4 +1,4 @@
-"""A judge that says what it was told to say."""
+"""Fake judge with scripted verdicts."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,9 +7,7 @@ from openclaw_rl.types import JudgedTurn, Verdict
 
 
 class FakeJudge:
-    """Gives the scripted verdicts in order (an exception among them is raised), then `default`; `seen` lists what it
-    was asked.
-    """
+    """Gives the scripted verdicts in order, then `default`. A scripted exception is raised. `seen` lists its calls."""
 
     def __init__(self, verdicts: Iterable[int | Exception] = (), *, default: int = 1) -> None:
         self._verdicts = deque(verdicts)

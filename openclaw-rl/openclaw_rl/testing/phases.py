@@ -1,7 +1,7 @@
-"""From the last feedback of a batch to the version that serves: where the seconds went, read from what a server keeps.
+"""Measure the phases between the last feedback of a batch and the version that serves, from a server's records.
 
-The ledger's events say when each turn was paired, judged, sampled, leased and trained; the version's report what the
-step took; the server's log (`--set log_format=json`) what the publication took.
+The ledger's events have the time at which each turn was paired, judged, sampled, leased and trained. The version's
+report has the seconds of the step. The server's log (`--set log_format=json`) has those of the publication.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Unix seconds."""
+    """Times of one batch, in Unix seconds."""
 
     paired: float
     leased: float
@@ -23,7 +23,7 @@ class Moments:
 
 
 def moments(turns: Iterable[Mapping[str, Any]], server_log: Path, weight_version: int) -> Moments:
-    """Of the batch that made `weight_version`; `turns` as `GET /v1/turns/{id}` gives them."""
+    """Return the times of the batch that made `weight_version`; `turns` are records of `GET /v1/turns/{id}`."""
     batch = [_times(turn) for turn in turns if turn["trained_in"] == weight_version]
     published = datetime.fromisoformat(published_event(server_log, weight_version)["timestamp"]).timestamp()
     last = max(batch, key=lambda times: times["paired"])
@@ -33,7 +33,7 @@ def moments(turns: Iterable[Mapping[str, Any]], server_log: Path, weight_version
 def phases(
     turns: Iterable[Mapping[str, Any]], server_log: Path, weight_version: int, metrics: Mapping[str, float]
 ) -> dict[str, float]:
-    """Seconds of each phase after the last feedback of the batch; they add up to `total`."""
+    """Return the seconds of each phase after the last feedback of the batch; they add up to `total`."""
     turns = list(turns)
     at = moments(turns, server_log, weight_version)
     batch = [_times(turn) for turn in turns if turn["trained_in"] == weight_version]
@@ -53,13 +53,14 @@ def phases(
 
 
 def published_event(server_log: Path, weight_version: int) -> Mapping[str, Any]:
+    """Return the log's event of this version's publication. Raises LookupError."""
     for line in server_log.read_text().splitlines():
         event = json.loads(line) if line.startswith("{") else {}
         if event.get("event") == "published" and event.get("weight_version") == weight_version:
             return dict(event)
-    raise LookupError(f"{server_log.name} does not say that version {weight_version} was published")
+    raise LookupError(f"{server_log.name} has no event that version {weight_version} was published")
 
 
 def _times(turn: Mapping[str, Any]) -> dict[str, float]:
-    """State → when the turn last came to it."""
+    """Return the time at which the turn last entered each state."""
     return {event["state"]: event["at"] for event in turn["events"]}

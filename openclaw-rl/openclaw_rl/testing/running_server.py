@@ -1,4 +1,4 @@
-"""A real `openclaw-rl serve` in a process of its own, for end-to-end scripts, kill tests and benchmarks."""
+"""Run a real `openclaw-rl serve` in its own process, for end-to-end scripts, kill tests and benchmarks."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import httpx
 
 
 class RunningServer:
-    """Start, ask, kill, restart. A context manager that ends only what it started."""
+    """A server process: start, call, kill, restart. As a context manager it ends only the process that it started."""
 
     def __init__(
         self,
@@ -26,9 +26,10 @@ class RunningServer:
         launch: Sequence[str] = (sys.executable, "-m", "openclaw_rl", "serve"),
         must_be_ok: bool = True,
     ) -> None:
-        """`launch`: another command that takes the flags of `openclaw-rl serve`, a launch script say.
-        `must_be_ok`: to have started. Not where the version that should serve is only known to a trainer that comes
-        later: such a server holds its chats until then.
+        """launch: another command that takes the flags of `openclaw-rl serve`, for example a launch script.
+
+        must_be_ok: `start` waits until `/healthz` is ok. False for a server whose version comes later from a trainer:
+        it holds its chats until then.
         """
         self.data_dir, self._must_be_ok = data_dir, must_be_ok
         self._launch, self._args, self._start_s = list(launch), list(args), start_s
@@ -45,7 +46,7 @@ class RunningServer:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until `/healthz` says ok, or says anything."""
+        """Start the server and wait until `/healthz` is ok, or until it answers if it need not be ok."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         where = self.data_dir / "run" / "server.json"
         where.unlink(missing_ok=True)
@@ -68,7 +69,7 @@ class RunningServer:
         raise RuntimeError(f"the server did not come up:\n{(self.data_dir / 'server.log').read_text()[-4000:]}")
 
     def stop(self) -> None:
-        """SIGTERM and wait."""
+        """Send SIGTERM and wait."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -78,12 +79,13 @@ class RunningServer:
                 self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL; the lifeline ends its children."""
+        """Send SIGKILL and wait. The server's children end by their lifeline."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Call a route with the admin key; return its JSON. Raises httpx.HTTPError."""
         key = (self.data_dir / "keys" / "admin.key").read_text().strip()
         reply = httpx.request(
             method, self.url + path, headers={"Authorization": f"Bearer {key}"}, json=body, timeout=150
@@ -95,12 +97,12 @@ class RunningServer:
         return self.admin("GET", "/v1/admin/status")
 
     def turns(self, limit: int = 1000) -> list[Any]:
-        """Turns in full, oldest first."""
+        """Return whole records of the newest turns, oldest first."""
         rows = self.admin("GET", f"/v1/turns?limit={limit}")["turns"]
         return [self.admin("GET", f"/v1/turns/{row['turn_id']}") for row in reversed(rows)]
 
     def wait_for_turn(self, turn_id: str, state: str, timeout_s: float) -> Any:
-        """Poll the turn until it is in this state; its record. Raises TimeoutError."""
+        """Poll the turn until it is in this state; return its record. Raises TimeoutError."""
         end = time.monotonic() + timeout_s
         while (record := self.admin("GET", f"/v1/turns/{turn_id}"))["state"] != state:
             if time.monotonic() > end:
@@ -109,7 +111,7 @@ class RunningServer:
         return record
 
     def wait_for(self, what: str, is_so: Any, timeout_s: float) -> Any:
-        """Poll the status until `is_so(status)`; the status. Raises TimeoutError."""
+        """Poll the status until `is_so(status)`; return it. Raises TimeoutError."""
         end = time.monotonic() + timeout_s
         while True:
             status = self.status()

@@ -1,7 +1,6 @@
-"""`FakeEngine` over HTTP, speaking the dialect: what kill tests and proxy benchmarks run instead of a model.
+"""Serve `FakeEngine` over HTTP in the engine dialect, for kill tests and proxy benchmarks without a model."""
 
-Raw ASGI, so that the stub's own cost stays small beside what is measured.
-"""
+# Raw ASGI, because the stub's own cost must stay small beside the measured proxy.
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -28,7 +27,7 @@ from openclaw_rl.testing.fake_engine import FakeEngine
 
 
 def stub_app(engine: FakeEngine) -> ASGIApp:
-    """An ASGI app that serves `engine`."""
+    """Return an ASGI app that serves `engine`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -92,7 +91,7 @@ async def _control(engine: FakeEngine, path: str, body: bytes) -> object:
 
 async def _stream(engine: FakeEngine, request: GenerateRequest, receive: Receive, send: Send) -> None:
     async with aclosing(engine.stream(request)) as replies:
-        # The first event decides the status: a refusal must be a real 4xx.
+        # The first event decides the status, because a refusal must be a real 4xx.
         first = await anext(replies, None)
         headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -109,7 +108,7 @@ async def _stream(engine: FakeEngine, request: GenerateRequest, receive: Receive
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 with suppress(EngineGone, OSError):
-                    work.result()  # broken off in the middle: the body just ends
+                    work.result()  # the engine broke off: the body ends without an error
         finally:
             for task in (work, gone):
                 task.cancel()

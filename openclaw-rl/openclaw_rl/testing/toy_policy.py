@@ -1,9 +1,8 @@
-"""A policy without weights: the next token and every log-prob are hashes of the last tokens, the position and the
-adapter's seed.
+"""A policy without weights: tokens and log-probs are hashes of the last tokens, the position and the adapter's seed.
 
-Promises: equal arguments give equal floats, so a cut and resumed reply goes on as it would have, and a token sampled
-under another adapter is told by scoring it; two adapters differ by up to `spread` nats a token and by 0 on average,
-so that a publisher's KL gate passes.
+Equal arguments give equal floats. A cut and resumed reply is therefore the same as an uncut one, and scoring a token
+shows the adapter that sampled it. Two adapters differ by up to `spread` nats a token and by 0 on average, so the
+publisher's KL gate passes.
 """
 
 import hashlib
@@ -20,8 +19,8 @@ BASE_SEED = 0
 
 
 def adapter_seed(folder: Path) -> int:
-    """What stands for an adapter's weights: a hash of its weight files' bytes. (The optimizer's state, which a trainer
-    keeps beside them for a while, is none.)"""
+    """Return the seed that represents an adapter's weights: a hash of the bytes of its weight files."""
+    # A trainer keeps the optimizer's state beside the weights for a while; it is no weight.
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         if path.name != OPTIMIZER_FILE:
@@ -31,28 +30,30 @@ def adapter_seed(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ToyPolicy:
+    """A deterministic policy over word ids."""
+
     low_id: int = 300
     high_id: int = 2000
-    """Tokens are drawn from [low_id, high_id): words, in most vocabularies."""
+    """Tokens are from [low_id, high_id): words, in most vocabularies."""
     end_id: int = 2
     mean_tokens: int = 64
-    """A reply ends after this many tokens on average; 0: only by `max_new_tokens`."""
+    """Mean length of a reply; with 0 only `max_new_tokens` ends it."""
     spread: float = 0.2
 
     def next_token(self, ids: Sequence[int], seed: int) -> int:
-        """The token after `ids` under the adapter with this seed: here the same under every one."""
+        """Return the token after `ids`. It is the same under every adapter."""
         h = _hash(1, ids, len(ids))
         if self.mean_tokens and h % self.mean_tokens == 0:
             return self.end_id
         return self.low_id + (h >> 20) % (self.high_id - self.low_id)
 
     def log_prob(self, ids: Sequence[int], position: int, seed: int) -> float:
-        """log p(ids[position] | ids[:position]) under the adapter with this seed."""
+        """Return log p(ids[position] | ids[:position]) under the adapter with this seed."""
         h = _mix(_hash(seed, ids, position) ^ ids[position])
         return -1.0 - self.spread * (h >> 11) / (1 << 53)
 
     def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
-        """Of ids[start:]."""
+        """Return the log-probs of ids[start:]."""
         return tuple(self.log_prob(ids, position, seed) for position in range(start, len(ids)))
 
 
@@ -64,7 +65,7 @@ def _hash(seed: int, ids: Sequence[int], position: int) -> int:
 
 
 def _mix(x: int) -> int:
-    """splitmix64's finaliser."""
+    """Apply splitmix64's finaliser."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,6 +1,6 @@
-"""What a model's own code lets a trainer do: where its layers and its logits are, and whether its rows can be packed.
+"""Measures a model's own code: its layers, its logits, and whether its rows can be packed.
 
-Nothing is taken from a list of architectures: each answer is measured on the model itself, beside its own forward pass.
+The module holds no list of architectures. Each answer is measured on the model itself, beside its own forward pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +24,20 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def decoder_layers(decoder: nn.Module) -> list[nn.Module]:
-    """The repeated blocks; none where a model keeps them elsewhere: then no pass is cut short or recomputed."""
+    """Return the repeated blocks; an empty list if the model keeps them elsewhere.
+
+    Without them no pass can be interrupted or recomputed.
+    """
     lists = [list(module) for module in decoder.children() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 
 def decode(decoder: nn.Module, ids: Tensor, layout: PackedLayout | None = None) -> Tensor:
-    """Hidden states [R, W, H]. A mask of four dimensions is passed on to the layers as it is: with a layout nobody
-    reads it, and transformers makes none of its own, whose size would be the row's length squared."""
+    """Return the hidden states [R, W, H]."""
     more: dict[str, Any] = {}
     if layout is not None:
+        # transformers passes a mask of four dimensions on to the layers. Packed attention does not read it, and
+        # transformers then builds no mask of its own, whose size would be the row's length squared.
         unread = ids.new_empty((0, 0, 0, 0))
         more = {"position_ids": layout.positions, "attention_mask": unread, "packed_layout": layout}
     hidden: Tensor = decoder(input_ids=ids, use_cache=False, **more).last_hidden_state
@@ -41,7 +45,7 @@ def decode(decoder: nn.Module, ids: Tensor, layout: PackedLayout | None = None) 
 
 
 def head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
-    """Hidden states → logits as in the model's own forward pass. Raises SettingsError where that is something else."""
+    """Return the map from hidden states to logits. Raises SettingsError if it differs from the model's own forward."""
     project: nn.Module | None = base.get_output_embeddings()
     if project is None:
         raise SettingsError(f"{type(base).__name__} has no output head: it is not a causal language model")
@@ -61,9 +65,11 @@ def head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
 
 
 def packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_attention.Kernel | None:
-    """The kernel for packed rows; None: rows are padded, because the settings say so, because only the slow kernel
-    serves here, or because this model's layers would let a packed neighbour be seen. Raises SettingsError when the
-    settings insist."""
+    """Return the kernel for packed rows, or None for padded rows.
+
+    Rows are padded if the settings say so, if only the slow kernel works here, or if this model's layers let packed
+    rows see each other. Raises SettingsError if `trainer.packing = "on"` cannot be kept.
+    """
     if settings.packing == "off":
         return None
     config = base.config.get_text_config()
@@ -88,8 +94,10 @@ def packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_att
 
 
 def _why_not_packed(base: "PreTrainedModel") -> str | None:
-    """Whether two sequences behind each other have the numbers that each has alone; if so the model is left with our
-    attention, else as it was."""
+    """Compare two packed sequences with each alone. Return a reason if they differ, None if they agree.
+
+    With None the model keeps our attention; with a reason it is left as it was.
+    """
     config = base.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:

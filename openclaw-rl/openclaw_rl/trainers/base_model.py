@@ -1,9 +1,9 @@
-"""The base as the trainer holds it: its precision, its device, and the policy that is trained on it.
+"""The base model in the trainer: its precision, its device, and the policy that is trained on it.
 
-A quantised base is the trainer's own economy: the engine serves what it serves, and the importance weights correct for
-the difference, as they do for any difference between trainer and engine.
+Only the trainer's base is quantised, to save memory: the engine serves its own weights. The importance weights correct
+for the difference, as for any difference between trainer and engine.
 
-Leaves to others: where the model lies (`engines.bundled`), forward passes (`policy`).
+Leaves to others: finding the model (`models.resolve`), forward passes (`policy`).
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_policy(kind: WeightKind, resolved: ResolvedModel, settings: TrainerSettings) -> Policy:
-    """Blocks for the seconds or minutes that loading takes. Raises SettingsError."""
+    """Load the base and return the policy. Blocks for seconds or minutes. Raises SettingsError."""
     if kind is WeightKind.LORA:
         return LoraPolicy(load(resolved, settings), settings)
     base = resolve.load_model(resolved, dtype_of(settings), settings.device)
@@ -49,7 +49,7 @@ def _quantised(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTraine
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if torch.device(settings.device).type == "cpu":
-        # On CPUs of some kinds bitsandbytes repacks weights for inference, and gradients are lost without a word.
+        # On some CPUs bitsandbytes repacks weights for inference, and gradients are lost without an error.
         raise SettingsError(f'trainer.quantise "{settings.quantise}" needs a GPU: trainer.device is "cpu"')
     missing = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:

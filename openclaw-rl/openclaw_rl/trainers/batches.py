@@ -1,11 +1,12 @@
-"""How a batch of samples is laid out for forward passes: rows of ids, and micro-batches of rows under a token budget.
+"""Layout of a batch for forward passes: rows of ids, and micro-batches of rows under a token budget.
 
-Promises: every trained token of every sample appears exactly once, with a position from which its own prefix, and
-nothing else, is seen. Rows are padded on the right, or packed one behind the other. Under a causal model padding after
-the end touches nothing before it, so no attention mask is needed and a row's numbers are those it has alone; packed
-rows are kept apart by the attention (`packed_attention`), and nothing is computed in vain. Turns that extend each other
-(one's prompt and response are the beginning of another's) share one row, so that a long conversation is computed once
-and not once per turn.
+Promises: every trained token of every sample appears exactly once, at a position that sees its own prefix only. A row's
+numbers are those it has alone.
+
+Rows are padded on the right, or packed one behind the other. Under a causal model padding after the end changes no
+position before it, so no attention mask is needed. Packed rows are kept apart by the attention (`packed_attention`),
+and waste no computation. Turns that extend each other share one row: one turn's prompt and response are the beginning
+of another's. So a long conversation is computed once and not once a turn.
 
 Leaves to others: the model, and every division.
 """
@@ -21,7 +22,7 @@ class Piece:
     """One sample's place in a row: its response is `row.ids[start : start + length]`."""
 
     index: int
-    """Of the sample in the batch."""
+    """The sample's index in the batch."""
     start: int
     length: int
     trained: tuple[int, ...]
@@ -31,6 +32,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Ids of one sequence, and the samples in it."""
+
     ids: Ids
     pieces: tuple[Piece, ...]
 
@@ -44,7 +47,7 @@ class MicroBatch:
 
     @property
     def lengths(self) -> list[int]:
-        """Of each row what is read: its last id is predicted only."""
+        """Positions of each row that are read: its last id is only predicted."""
         return [len(row.ids) - 1 for row in self.rows]
 
     @property
@@ -53,7 +56,7 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Computed positions, padding included."""
+        """Number of computed positions, padding included."""
         return sum(self.lengths) if self.is_packed else len(self.rows) * self.width
 
     @property
@@ -62,6 +65,7 @@ class MicroBatch:
 
 
 def piece_of(sample: Sample, index: int, temperature: float | None = None) -> Piece:
+    """Return the piece of a sample that is a row of its own; `temperature` replaces the sample's."""
     return Piece(
         index=index,
         start=len(sample.prompt_ids),
@@ -72,7 +76,7 @@ def piece_of(sample: Sample, index: int, temperature: float | None = None) -> Pi
 
 
 def rows_of(samples: Sequence[Sample], *, share_prefixes: bool = True) -> list[Row]:
-    """Rows, longest first; a sample whose ids begin another row's ids joins that row."""
+    """Return the rows, longest first. A sample whose ids begin another row's ids joins that row."""
     rows: list[tuple[Ids, list[Piece]]] = []
     for index in sorted(range(len(samples)), key=lambda i: (-_length(samples[i]), i)):
         ids, piece = samples[index].prompt_ids + samples[index].response_ids, piece_of(samples[index], index)
@@ -85,8 +89,8 @@ def rows_of(samples: Sequence[Sample], *, share_prefixes: bool = True) -> list[R
 
 
 def micro_batches(rows: Sequence[Row], token_budget: int, *, packed: bool = False) -> list[MicroBatch]:
-    """Cut rows, longest first, into passes of at most `token_budget` computed positions; a longer row goes alone.
-    Packed rows go to the first pass that has room for them, which leaves few passes half empty."""
+    """Cut rows, longest first, into passes of at most `token_budget` computed positions; a longer row goes alone."""
+    # A packed row goes to the first pass that has room for it, which leaves few passes half empty.
     cut: list[list[Row]] = []
     for row in sorted(rows, key=lambda r: -len(r.ids)):
         for part in cut if packed else cut[-1:]:

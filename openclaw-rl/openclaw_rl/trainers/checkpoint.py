@@ -1,10 +1,10 @@
-"""Checkpoint folders: written whole or not at all, and known to be whole when read.
+"""Checkpoint folders: written whole or not at all, and verified when read.
 
-    data_dir/versions/<lease_id>/   what the learner wrote, commit.json (the commit that publishes it), manifest.json
+    data_dir/versions/<lease_id>/   the learner's files, commit.json (the commit that publishes it), manifest.json
 
-Promises: a folder under its final name is complete and on disk. It is written as `.tmp-<lease_id>`, every file and the
-folder are fsynced, `manifest.json` (the sha256 of every other file) last, then renamed. `verify` refuses a torn folder
-by name and reason; the one file that may be missing is the optimizer state, which `prune` takes from old versions.
+Promises: a folder under its final name is complete and on disk. `write` fills `.tmp-<lease_id>` and fsyncs every file
+and the folder. It writes `manifest.json` (the sha256 of every other file) last, then renames. `verify` refuses a torn
+folder by name and reason. One file may be missing: the optimizer state, which `prune` deletes from old versions.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from openclaw_rl.errors import TrainerError
 
 MANIFEST_FILE, COMMIT_FILE = "manifest.json", "commit.json"
 OPTIMIZER_FILE = "optimizer.state"
-"""Safetensors by content, not by name: SGLang takes every `*.safetensors` of an adapter's folder for its weights."""
+"""Safetensors by content, not by name."""  # SGLang reads every `*.safetensors` of an adapter's folder as weights
 EMA_FOLDER = "ema"
-"""With `method.teacher = "ema"`: the EMA teacher beside the version, as a PEFT folder of its own (`ema`)."""
+"""Folder of the EMA teacher below its version, in PEFT's format (`method.teacher = "ema"`)."""
 
 
 def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
-    """Make `versions/<lease_id>` out of what `fill` writes. Nothing of it stays when anything fails."""
+    """Make `versions/<lease_id>` from the files that `fill` writes. On any failure no file stays."""
     unfinished, final = partial(versions, lease_id), versions / lease_id
     if not lease_id or Path(lease_id).name != lease_id or lease_id.startswith("."):
         raise TrainerError(f"lease id {lease_id!r} cannot name a folder")
@@ -50,12 +50,12 @@ def write(versions: Path, lease_id: str, fill: Callable[[Path], None]) -> Path:
 
 
 def partial(versions: Path, lease_id: str) -> Path:
-    """Where `write` builds the folder."""
+    """Return the path at which `write` builds the folder."""
     return versions / f".tmp-{lease_id}"
 
 
 def verify(folder: Path) -> None:
-    """Raises TrainerError, one line, unless the folder is whole."""
+    """Raise TrainerError, one line, unless the folder is whole."""
     try:
         files: dict[str, str] = json.loads((folder / MANIFEST_FILE).read_text())["files"]
         for name, digest in files.items():
@@ -78,22 +78,23 @@ def is_whole(folder: Path) -> bool:
 
 
 def is_pruned(folder: Path) -> bool:
-    """Whether the optimizer state was taken away (`prune`)."""
+    """Return True if `prune` deleted the optimizer state."""
     try:
         files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
         return OPTIMIZER_FILE in files and not (folder / OPTIMIZER_FILE).exists()
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # torn, or another trainer's: `verify` is who says so
+        return False  # torn, or another trainer's: `verify` reports that
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; half of it must never look like a checkpoint, so its manifest goes first."""
+    """Delete a folder."""
+    # The manifest first: half of the folder must never look like a checkpoint.
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune(versions: Path, keep: int, protected: Collection[Path]) -> None:
-    """Keep the newest `keep` optimizer states, and those of `protected`. Whole folders are the server's to remove."""
+    """Delete optimizer states, except the newest `keep` and those of `protected`. The server deletes whole folders."""
 
     def age(state: Path) -> int:
         return state.stat().st_mtime_ns

@@ -1,22 +1,25 @@
-"""The trainer API from the trainer's side: typed calls over HTTP.
+"""Typed HTTP client of the trainer API, and the lease session that both trainer loops share.
 
-Every call has a deadline. A refusal of what a lease says (409) is `CommitRefused`; a server that cannot be reached, or
-answers 5xx, is `ServerGone` and worth a retry; anything else is a `TrainerError`. Calls may be repeated: `commit` is
-idempotent by its lease.
+Every call has a deadline. An HTTP 409 raises `CommitRefused`: the lease is over, or the version is refused. A server
+that cannot be reached or answers 5xx raises `ServerGone`: the call may be repeated. Every other refusal raises
+`TrainerError`. `commit` is idempotent by its lease.
 
-Keeps a lease alive while its step runs, from a thread of its own.
+Needs httpx, pydantic and the standard library only: slime's environment has no structlog.
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import CommitRefused, TrainerError
 from openclaw_rl.trainer_protocol import (
     Commit,
@@ -39,13 +42,18 @@ from openclaw_rl.trainer_protocol import (
 from openclaw_rl.types import DropReason
 
 Reply = TypeVar("Reply", bound=BaseModel)
+Result = TypeVar("Result")
 
 CONNECT_S, ANSWER_S = 5.0, 60.0
-COMMIT_ATTEMPTS, COMMIT_PAUSE_S = 5, 1.0
+COMMIT_ATTEMPTS, COMMIT_PAUSE_S, LONGEST_COMMIT_PAUSE_S = 5, 1.0, 8.0
+LEASE_WAIT_S = 2.0
+"""Length of one long poll for a lease."""  # short, because a stop waits for it
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+LONGEST_RENEWAL_S = 60.0
 
 
 class ServerGone(TrainerError):
-    """The server did not answer, or is not ready: try again later."""
+    """The server did not answer, or is not ready: the call may be repeated later."""
 
 
 class TrainerClient:
@@ -63,7 +71,7 @@ class TrainerClient:
             headers={"authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             transport=transport,
-            trust_env=False,  # the server is named by its URL; a proxy of the environment has no part in this
+            trust_env=False,  # the URL names the server itself; HTTP_PROXY must not redirect the call
         )
 
     def close(self) -> None:
@@ -73,11 +81,11 @@ class TrainerClient:
         return self._call("tip", None, Tip)
 
     def lease(self, trainer: str, *, wait_s: float, n: int | None = None) -> LeaseBody | None:
-        """Waits up to wait_s on the server; None when no batch is ready."""
+        """Return a lease, or None if no batch becomes ready within `wait_s` on the server."""
         return self._call("lease", LeaseRequest(trainer=trainer, wait_s=wait_s, n=n), LeaseReply, extra_s=wait_s).lease
 
     def renew(self, lease: LeaseBody) -> float:
-        """When the lease now ends (Unix seconds). Raises CommitRefused when it is over."""
+        """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over."""
         return self._call("renew", LeaseRef(lease_id=lease.lease_id, fence=lease.fence), Renewed).expires_at
 
     def release(self, lease_id: str, fence: int, reason: str, drop: Mapping[str, DropReason] | None = None) -> None:
@@ -87,42 +95,47 @@ class TrainerClient:
         self._post("release", body)
 
     def commit(self, commit: Commit) -> int:
-        """The new weight version. Repeated when the server does not answer: it may have committed before it went."""
-        for attempt in range(COMMIT_ATTEMPTS):
+        """Commit the step and return the new weight version. Repeats the call while the server does not answer."""
+        # A server that did not answer may have committed: only the repeated call tells.
+        pauses = Backoff(COMMIT_PAUSE_S, max(COMMIT_PAUSE_S, LONGEST_COMMIT_PAUSE_S))
+        for _ in range(COMMIT_ATTEMPTS - 1):
             try:
                 return self._call("commit", commit, Committed).weight_version
             except ServerGone:
-                if attempt == COMMIT_ATTEMPTS - 1:
-                    raise
-                self._sleep(COMMIT_PAUSE_S * 2**attempt)
-        raise AssertionError("unreachable")
+                self._sleep(pauses.next_s())
+        return self._call("commit", commit, Committed).weight_version
 
     def durable(self, weight_version: int, failure: str | None = None) -> None:
-        """It is on disk; or, with a failure, no checkpoint of it could be kept."""
+        """Report that the version is on disk or, with `failure`, that its checkpoint could not be kept."""
         self._post("durable", Durable(weight_version=weight_version, failure=failure))
 
     def failed(self, trainer: str, reason: str) -> None:
-        """A step came to nothing, or there was none: for whoever asks the server how it goes."""
+        """Report that a step failed. The server shows the reason in `/healthz`."""
         self._post("failed", Failed(trainer=trainer, reason=reason[:1000]))
 
     def start(self, trainer: str) -> Started:
-        """This trainer holds nothing: versions that were not durable are lost. What to load, and where things are."""
+        """Report that this trainer holds no weights, and return what it has to load.
+
+        The server marks versions that were not durable as lost.
+        """
         return self._call("start", Start(trainer=trainer), Started)
 
     def leased(self, fence: int) -> LeaseBody:
-        """A live lease once more. Raises CommitRefused when it is over."""
+        """Return a live lease again. Raises CommitRefused when the lease is over."""
         lease = self._call("leased", Leased(fence=fence), LeaseReply).lease
         if lease is None:
             raise TrainerError(f"leased: the server knows no lease with fence {fence}")
         return lease
 
     def push_begin(self, weight_version: int, *, deadline_s: float, wait_s: float = 120.0) -> None:
-        """Returns when the engine is empty and waits for the weights. Raises CommitRefused when this version may not
-        serve."""
+        """Begin a push; return when the engine is empty and waits for the weights.
+
+        Raises CommitRefused when this version may not serve.
+        """
         self._post("push/begin", PushBegin(weight_version=weight_version, deadline_s=deadline_s), extra_s=wait_s)
 
     def push_end(self, weight_version: int, failure: str | None = None, *, wait_s: float = 120.0) -> None:
-        """Returns when the version serves. Raises CommitRefused when it may not."""
+        """End a push; return when the version serves. Raises CommitRefused when the version may not serve."""
         self._post("push/end", PushEnd(weight_version=weight_version, failure=failure), extra_s=wait_s)
 
     def _call(self, verb: str, body: BaseModel | None, reply: type[Reply], *, extra_s: float = 0.0) -> Reply:
@@ -130,7 +143,7 @@ class TrainerClient:
         try:
             return reply.model_validate_json(content)
         except ValidationError as error:
-            raise TrainerError(f"{verb}: the server answered what is not a {reply.__name__}: {error}") from error
+            raise TrainerError(f"{verb}: the server's answer is not a {reply.__name__}: {error}") from error
 
     def _post(self, verb: str, body: BaseModel | None, *, extra_s: float = 0.0) -> bytes:
         timeout = httpx.Timeout(ANSWER_S + extra_s, connect=CONNECT_S)
@@ -154,7 +167,7 @@ class TrainerClient:
 
 
 def _message(answer: httpx.Response) -> str:
-    """The error's text, in whichever form the server gave it."""
+    """Return the error's text: from `error.message`, `error`, `detail`, or the body."""
     try:
         body = json.loads(answer.content)
     except ValueError:
@@ -163,43 +176,139 @@ def _message(answer: httpx.Response) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
-LONGEST_PAUSE_S = 60.0
+class EventLog(Protocol):
+    """A logger of event names with fields. A structlog logger is one."""
+
+    def info(self, event: str, **fields: object) -> object: ...
+
+    def warning(self, event: str, **fields: object) -> object: ...
+
+    def error(self, event: str, **fields: object) -> object: ...
 
 
-@contextmanager
-def renewing(
-    client: TrainerClient,
-    lease: LeaseBody,
-    on_failure: Callable[[LeaseBody, TrainerError], None],
-    *,
-    moved_at: Callable[[], float] = time.monotonic,
-    on_hang: Callable[[], None] = lambda: None,
-) -> Iterator[Callable[[], bool]]:
-    """Renew at a third of the lease's time; gives a function that says whether the lease is still ours. `on_failure` is
-    told of calls that failed and will be made again. `moved_at`: when the step last made progress, by the monotonic
-    clock; one that made none for as long as a lease lives is renewed no more, and `on_hang` is called, in the thread
-    that does not hang."""
-    over, lost = threading.Event(), threading.Event()
+class StandardEventLog:
+    """Event log on the standard `logging` module, for environments without structlog."""
 
-    def renew() -> None:
-        # By a steady clock and the lease's own length: neither clock's hour matters.
-        while not over.wait(min(max(0.5, lease.lease_s / 3), LONGEST_PAUSE_S)):
-            if time.monotonic() - moved_at() > lease.lease_s:
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def info(self, event: str, **fields: object) -> None:
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._log(logging.ERROR, event, fields)
+
+    def _log(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        self._logger.log(level, " ".join([event, *(f"{name}={value}" for name, value in fields.items())]))
+
+
+@dataclass(slots=True, eq=False)
+class LeaseSession:
+    """One trainer's leases and its reports to the server.
+
+    A loop takes a lease, holds it while its step runs, and commits or releases it. The session renews the held lease,
+    finds a step that hangs, waits for a server that is away, and reports failed steps.
+    """
+
+    client: TrainerClient
+    trainer: str
+    """The trainer's name in the ledger: the same after a restart."""
+    stop: threading.Event
+    wait_s: float = LEASE_WAIT_S
+    pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
+    """Pauses between failed attempts; the first success resets them."""
+    on_hang: Callable[[], None] = lambda: None
+    """Called from the renewal thread when a step made no progress for the length of a lease."""
+    log: EventLog = field(default_factory=lambda: StandardEventLog(logging.getLogger(__name__)))
+    _progress_at: float = field(default_factory=time.monotonic, init=False)
+    _lost: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def take(self) -> LeaseBody | None:
+        """Return the next lease, or None if no batch became ready within `wait_s`."""
+        asked = time.monotonic()
+        lease = self.client.lease(self.trainer, wait_s=self.wait_s)
+        if lease is None and time.monotonic() - asked < self.wait_s / 2:
+            self.stop.wait(self.wait_s / 2)  # a server that is closing answers at once: do not spin
+        return lease
+
+    @contextmanager
+    def hold(self, lease: LeaseBody) -> Iterator[None]:
+        """Renew the lease from a thread until the block ends.
+
+        The thread renews at a third of the lease's length. It stops when the server refuses, and when the step made no
+        `progress` for the length of the lease; the lease `is_lost` then.
+        """
+        self.progress()
+        over, self._lost = threading.Event(), threading.Event()
+        thread = threading.Thread(
+            target=self._renew, args=(lease, over, self._lost), name=f"renew {lease.lease_id}", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=1.0)  # a renewal still in flight does no harm
+
+    @property
+    def is_lost(self) -> bool:
+        """True once the lease held last is no longer renewed."""
+        return self._lost.is_set()
+
+    def progress(self) -> None:
+        """Note that the step makes progress."""
+        self._progress_at = time.monotonic()
+
+    def release(self, lease: LeaseBody, reason: str, drop: Mapping[str, DropReason] | None = None) -> bool:
+        """Give the batch back, without the samples in `drop`. Return False if the server did not take it."""
+        try:
+            self.client.release(lease.lease_id, lease.fence, reason, drop)
+        except CommitRefused:
+            pass  # the lease is over: the batch waits already
+        except TrainerError as error:
+            self.log.warning("lease_not_released", lease=lease.lease_id, reason=reason, error=str(error))
+            return False
+        self.log.info("lease_released", lease=lease.lease_id, reason=reason)
+        return True
+
+    def report(self, reason: str) -> None:
+        """Report a failed step to the server."""
+        try:
+            self.client.failed(self.trainer, reason)
+        except TrainerError as error:
+            self.log.warning("failure_not_reported", reason=reason, error=str(error))
+
+    def when_server_answers(self, call: Callable[[], Result]) -> Result | None:
+        """Repeat the call while it raises ServerGone. Return its result, or None if `stop` is set meanwhile."""
+        while True:
+            self.progress()
+            try:
+                result = call()
+            except ServerGone as error:
+                pause_s = self.pauses.next_s()
+                self.log.warning("server_away", error=str(error), retry_s=pause_s)
+                if self.stop.wait(pause_s):
+                    return None
+            else:
+                self.pauses.reset()
+                return result
+
+    def _renew(self, lease: LeaseBody, over: threading.Event, lost: threading.Event) -> None:
+        # By the monotonic clock and the lease's length: a wall clock that is set has no effect.
+        while not over.wait(min(max(0.5, lease.lease_s / 3), LONGEST_RENEWAL_S)):
+            silent_s = time.monotonic() - self._progress_at
+            if silent_s > lease.lease_s:
                 lost.set()
-                on_hang()
+                self.log.error("step_hangs", lease=lease.lease_id, silent_s=round(silent_s, 1))
+                self.on_hang()
                 return
             try:
-                client.renew(lease)
+                self.client.renew(lease)
             except CommitRefused:
                 lost.set()
                 return
             except TrainerError as error:
-                on_failure(lease, error)
-
-    thread = threading.Thread(target=renew, name=f"renew {lease.lease_id}", daemon=True)
-    thread.start()
-    try:
-        yield lambda: not lost.is_set()
-    finally:
-        over.set()
-        thread.join(timeout=1.0)  # a renewal in flight may outlive us; it can do no harm
+                self.log.warning("renew_failed", lease=lease.lease_id, error=str(error))

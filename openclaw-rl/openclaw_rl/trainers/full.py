@@ -1,9 +1,8 @@
-"""The policy whose own weights are trained, all of them.
+"""Policy of full weights: all of the model's own weights are trained.
 
 Promises: with 16-bit weights the optimizer works on fp32 masters, and gradients are summed in fp32 however many passes
-a batch takes; a step is never lost to rounding. What is written is a Hugging Face folder in the precision that is
-served, so that an engine holds exactly the weights of the trainer's forward pass; the masters go with the optimizer's
-state.
+a batch takes. Rounding never loses a step. `save` writes a Hugging Face folder in the served precision, so that an
+engine holds exactly the weights of the trainer's forward pass. The masters go with the optimizer's state.
 
 Leaves to others: the forward passes (`policy`), the loss, the optimizer.
 """
@@ -30,6 +29,8 @@ _MASTER = "master."
 
 
 class FullPolicy(Policy):
+    """A policy whose every parameter is trained."""
+
     kind = WeightKind.FULL
     weights_file: ClassVar[str] = MODEL_FILE
 
@@ -41,7 +42,7 @@ class FullPolicy(Policy):
         load_base: "Callable[[], PreTrainedModel]",
         between: Callable[[], None] = lambda: None,
     ) -> None:
-        """load_base: the base once more, for version 0 and as a reference; on any device."""
+        """load_base: loads the base again, for version 0 and as the reference; on any device."""
         if settings.quantise != "none":
             raise SettingsError(f'trainer.quantise "{settings.quantise}": full weights are trained in 16 or 32 bits')
         super().__init__(base, settings, between=between)
@@ -83,7 +84,7 @@ class FullPolicy(Policy):
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """The base's tensors take the place of the policy's meanwhile; they stay on the device after the first use."""
+        """Compute with the base's tensors in place of the policy's. They stay on the device after the first use."""
         if self._reference is None:
             base = dict(self._load_base().named_parameters())
             self._reference = [base[name].detach().to(p.device, p.dtype) for name, p in self._own.items()]
@@ -113,7 +114,7 @@ class FullPolicy(Policy):
 
 
 def _into(master: nn.Parameter) -> Callable[[Tensor], None]:
-    """Add a pass's gradient to the master's, and free it."""
+    """Return a hook that adds a pass's gradient to the master's, and frees it."""
 
     def add(parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -129,7 +130,7 @@ def _into(master: nn.Parameter) -> Callable[[Tensor], None]:
 
 
 def _same_names(tensors: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """A tied tensor is written once, maybe under its other name; everything else has the name it has in the model."""
+    """Return the tensors by the model's names. A tied tensor is written once, maybe under its other name."""
     found = {name: tensors[name] for name in own if name in tensors}
     missing, spare = [name for name in own if name not in found], [name for name in tensors if name not in own]
     if len(missing) == len(spare) == 1:

@@ -1,8 +1,12 @@
-"""The same layers in fewer kernels: on a GPU a small model's step waits for launches more than for arithmetic.
+"""LoRA layers and norms in fewer kernels.
 
-A LoRA layer is three products and a sum, y = W x + s B A x, in five launches where PEFT takes nine, and without
-temporaries as wide as its output; a norm is one. Promises: values and gradients are PEFT's and the norm's own within
-the rounding of the precision computed in; a layer of another kind than these is left alone.
+On a GPU a small model's step waits for kernel launches more than for arithmetic.
+
+A LoRA layer is three products and a sum, y = W x + s B A x. Here it takes five launches where PEFT takes nine, and no
+temporaries as wide as its output. A norm takes one.
+
+Promises: values and gradients are PEFT's and the norm's own, within the rounding of the precision computed in. Layers
+of other kinds are left alone.
 
 Leaves to others: which models are trained so (`lora`, `policy`).
 """
@@ -20,8 +24,10 @@ ADAPTER = "default"
 
 
 class LoraProduct(torch.autograd.Function):
-    """x [N, I], weight [O, I], a [R, I], b [O, R] → weight x + scale b a x [N, O]. `a` and `b` may be wider in
-    precision than the rest, which is computed in x's; their gradients come back in their own."""
+    """x [N, I], weight [O, I], a [R, I], b [O, R] → weight x + scale b a x [N, O], in x's precision.
+
+    `a` and `b` may have a wider precision; their gradients have it too.
+    """
 
     @staticmethod
     def forward(
@@ -46,7 +52,7 @@ class LoraProduct(torch.autograd.Function):
 
 
 def fuse_lora(model: nn.Module) -> int:
-    """Give PEFT's plain LoRA layers the product above; how many."""
+    """Give PEFT's plain LoRA layers the product above. Return their number."""
     layers = [module for module in model.modules() if type(module) is PeftLinear and _is_plain(module)]
     for layer in layers:
         layer.forward = _forward_of(layer)
@@ -81,7 +87,7 @@ def _forward_of(layer: PeftLinear) -> Callable[..., Tensor]:
 
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> int:
-    """Give norms that are x / rms(x) · weight torch's own kernel, where it is seen to give their values; how many."""
+    """Give norms of the form x / rms(x) · weight torch's own kernel, if it gives their values. Return their number."""
     fused = 0
     for module in model.modules():
         weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)

@@ -1,15 +1,16 @@
-"""The local learner: a policy, its optimizer and the method's state, as one thing that loads, steps and writes.
+"""The local learner: a policy, its optimizer and the method's state, which load, step and write as one.
 
 Promises: N steps in a row equal k steps, a write, a load elsewhere and N − k steps, bit for bit. State files are
 safetensors and JSON, never a pickle.
 
-    adapter_config.json  adapter_model.safetensors   the PEFT adapter, what an engine serves; of full weights
+    adapter_config.json  adapter_model.safetensors   the PEFT adapter, which an engine serves; of full weights
     config.json  model.safetensors                   the model
     optimizer.state                                  AdamW's moments, fp32 masters, and the random generators
-    state.json                                       steps, the method's state, and which base it all started from
-    ema/                                             with `method.teacher = "ema"`: its adapter (`ema`)
+    state.json                                       steps, the method's state, and the hash of the base
+    ema/                                             with `method.teacher = "ema"`: its adapter (`lora`)
 
-Probes: a few forced tokens with the trainer's log-probs before and after a step, for the publisher's self-test.
+A step also measures probes: a few forced tokens with the trainer's log-probs before and after, for the publisher's
+self-test.
 """
 
 import json
@@ -38,12 +39,14 @@ from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.trainers.step import NotFinite, train_step
 from openclaw_rl.types import DropReason, Sample
 
+# Small: a probe compares two programs on equal ids, and needs neither the whole prompt nor the whole reply.
 PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 32, 32
-"""Small: a probe compares two programs on equal ids, and needs neither the whole prompt nor the whole reply."""
+STATE_FILE = "state.json"
+_RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
 
 
 def probe_rows(samples: Sequence[Sample]) -> MicroBatch:
-    """Of the samples with the longest replies: the prompt's end and the reply's beginning, at temperature 1."""
+    """Return the prompt's end and the reply's beginning of the samples with the longest replies, at temperature 1."""
     chosen = sorted(samples, key=lambda sample: (-len(sample.response_ids), sample.sample_id))[:PROBES]
     rows = []
     for index, sample in enumerate(chosen):
@@ -73,22 +76,20 @@ def probes_of(
     )
 
 
-STATE_FILE = "state.json"
-_RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
-
-
 class LearnerState(BaseModel):
-    """`state.json`."""
+    """The content of `state.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     base_hash: str
     method: str
     optimizer_steps: int
-    """Since the moments were last fresh: the warm-up's clock."""
+    """Steps since the moments were fresh; the warm-up counts them."""
     method_state: dict[str, float]
 
 
 class LocalLearner:
+    """The learner of the local trainer."""
+
     def __init__(
         self,
         policy: Policy,
@@ -107,13 +108,15 @@ class LocalLearner:
         if method_settings.needs_ema and isinstance(policy, LoraPolicy):
             self._teacher = EmaTeacher(policy, method_settings.ema_decay)
         self._bad_batches = 0
-        """Batches in a row whose numbers were not finite; at the second, the samples are at fault and not chance."""
+        """Batches in a row whose numbers were not finite."""
 
     # -- versions ------------------------------------------------------------------------------------------------------
 
     def load(self, folder: Path | None, *, fresh_moments: bool) -> None:
-        """A version's weights, moments, random generators and method state. Moments that are gone, or are not wanted,
-        start fresh with `warmup_steps`. Raises TrainerError."""
+        """Load a version's weights, moments, random generators and method state. Raises TrainerError.
+
+        Moments that are gone, or not wanted, start fresh with `warmup_steps`.
+        """
         if folder is None:
             self._policy.reset(self._settings.seed)
             self._optimizer.fresh()
@@ -222,7 +225,8 @@ class LocalLearner:
         return None
 
     def _blame(self, samples: Sequence[Sample]) -> dict[str, DropReason]:
-        """The first time nobody: the tip is loaded and the batch comes again. Then the samples, or it came for ever."""
+        """Return the samples to drop for a batch that was not finite: none the first time, all the second time."""
+        # After the first time the tip is loaded and the batch comes again; without a drop it would come for ever.
         self._bad_batches += 1
         return {} if self._bad_batches < 2 else {sample.sample_id: DropReason.NON_FINITE for sample in samples}
 
@@ -233,7 +237,7 @@ def _mean_abs_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[floa
 
 
 def _give_memory_back() -> None:
-    """A step's activations are gigabytes that the allocator keeps; between steps they are better with the engine."""
+    """Return the allocators' free memory to the system: between steps the engine needs those gigabytes."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     malloc.give_back()

@@ -1,8 +1,10 @@
 """The local trainer's process: `python -m openclaw_rl.trainers.local --config FILE`.
 
-Its composition root: reads one JSON file, takes the trainer's lock in the data directory, lowers its own priority,
-loads the base model and runs the loop. SIGTERM or SIGINT: the pass in hand is broken off, the batch goes back, exit 0.
-Exit 2: it cannot start, one line says why. Exit 75: a step hung.
+Its composition root reads one JSON file, takes the trainer's lock in the data directory, lowers its own priority, loads
+the base model and runs the loop.
+
+On SIGTERM or SIGINT it breaks off the running pass, gives the batch back and exits with 0. Exit 2: it cannot start, and
+one line names the reason. Exit 75: a step hung.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.types import WeightKind
 
 log = structlog.get_logger()
@@ -45,7 +47,7 @@ class TrainerConfig(BaseModel):
     data_dir: Path
     cache_dir: Path
     base_hash: str | None = None
-    """Of the base the engine serves; another one here is an error."""
+    """Hash of the base that the engine serves; another base here is an error."""
     weights: WeightKind = WeightKind.LORA
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()
@@ -53,10 +55,11 @@ class TrainerConfig(BaseModel):
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
     parent_pid: int | None = None
-    """For people; the lifeline (`openclaw_rl.processes.child_main`) is what ends an orphan."""
+    """For people only; the lifeline (`openclaw_rl.processes.child_main`) ends an orphan."""
 
     @classmethod
     def read(cls, file: Path) -> "TrainerConfig":
+        """Read the file. Raises SettingsError, which names the keys."""
         try:
             return cls.model_validate(json.loads(file.read_text()))
         except OSError as error:
@@ -84,7 +87,7 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         from openclaw_rl.trainers.loop import TrainerLoop
 
         torch.set_num_threads(config.trainer.threads)
-        disable_progress_bar()  # of a model that is written, in the log
+        disable_progress_bar()  # writing a model would print one into the log
         resolved = resolve.resolve(config.model, config.cache_dir)
         base_hash = resolve.base_hash(resolved)
         if config.base_hash is not None and config.base_hash != base_hash:
@@ -104,23 +107,17 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
         )
         client = TrainerClient(config.url, config.token.get_secret_value())
         try:
-            name = f"local@{socket.gethostname()}"  # not the pid: the ledger is to know us again after a restart
-            TrainerLoop(
-                client,
-                learner,
-                config.data_dir,
-                name=name,
-                stop=stop,
-                keep_optimizers=config.trainer.keep_checkpoints,
-                on_hang=lambda: os._exit(EXIT_HUNG),  # nothing else ends a thread that hangs; the server starts us anew
-            ).run()
+            name = f"local@{socket.gethostname()}"  # no pid: the ledger must know this trainer again after a restart
+            # Only the end of the process ends a thread that hangs; the server starts the next process.
+            session = LeaseSession(client, name, stop, on_hang=lambda: os._exit(EXIT_HUNG), log=log)
+            TrainerLoop(session, learner, config.data_dir, keep_optimizers=config.trainer.keep_checkpoints).run()
         finally:
             client.close()
 
 
 @contextmanager
 def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
-    """One trainer for a data directory. Waits for one that is on its way out; False when stopped meanwhile."""
+    """Hold the lock of the data directory; yield False if stopped while another trainer still holds it."""
     with os.fdopen(os.open(data_dir / "trainer.lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         waiting = False
         while not stop.is_set():
@@ -138,18 +135,18 @@ def _only_trainer(data_dir: Path, stop: threading.Event) -> Iterator[bool]:
 
 
 def step_back(nice: int) -> None:
-    """Let others have the cores first. Linux may group processes by session (autogroup); niceness then counts within a
-    group alone, and the server starts us in a session of our own: so the group is made as nice as we are.
-    """
+    """Lower the priority of this process, so that chats get the cores first."""
     os.nice(nice)
+    # Linux may group processes by session (autogroup). Niceness then counts within the group only, and the server
+    # starts the trainer in a session of its own: so the group gets the same niceness.
     group = Path("/proc/self/autogroup")
     if os.getsid(0) != os.getpid() or not group.exists() or not group.read_text().strip():
-        return  # not our session to change, or a kernel that does not group (the file is absent, or there and empty)
+        return  # another process's session, or a kernel that does not group (the file is absent or empty)
     for _ in range(3):
         try:
             group.write_text(f"{os.nice(0)}\n")
             return
-        except OSError:  # the kernel takes ten such changes a second from all users together
+        except OSError:  # the kernel accepts ten such changes a second from all users together
             time.sleep(0.2)
 
 

@@ -1,28 +1,29 @@
-"""The LoRA policy: a frozen base and one adapter (PEFT).
+"""The LoRA policy: a frozen base with one adapter (PEFT), and its EMA teacher.
 
-Promises: equal seeds give equal first adapters; the adapter's files are a PEFT folder that PEFT and SGLang load, in
-fp32. The base is never touched.
+Promises: equal seeds give equal first adapters. The adapter's files are a PEFT folder that PEFT and SGLang load, in
+fp32. Training never changes the base.
+
+The EMA teacher is a slow mean of the policy's versions, as an adapter of the same shape:
+
+    W̄_v = d · W̄_{v−1} + (1 − d) · s B_v A_v,   W̄_0 = 0: the base, which is the policy's start
+
+The mean is taken of the *product*. A mean of the factors is another adapter: B̄ Ā has the cross terms B_u A_w of
+versions that were never one policy, and the same product in other factors (B R)(R⁻¹ A) would give another mean. The
+mean of two products of rank r has rank 2r at most. Its best approximation of rank r (Eckart–Young) is kept, by a QR of
+the stacked factors and an SVD of a 2r × 2r core, never of a matrix of the model's size. `ema_truncation` is the share
+of W̄ that this leaves out; versions that follow each other differ little, so it is small.
+
+A restart continues the mean. A version from before the teacher starts one with that version.
 
 Leaves to others: the forward passes (`policy`), the loss, the optimizer, folders that must survive a crash
 (`checkpoint.py`).
-
-The EMA teacher: a slow mean of the policy's versions, as an adapter of the same shape beside theirs.
-
-    W̄_v = d · W̄_{v−1} + (1 − d) · s B_v A_v,   W̄_0 = 0: the base, which is what the policy starts as
-
-What is averaged is the *product*. A mean of the factors is another adapter: B̄ Ā has the cross terms B_u A_w of versions
-that never were one policy, and the same product in other factors (B R)(R⁻¹ A) would give another mean. The mean of two
-products of rank r has rank 2r at most; its best approximation of rank r (Eckart–Young) is kept, by a QR of the stacked
-factors and an SVD of a 2r × 2r core, never of a matrix of the model's size. `ema_truncation` reports the share of W̄
-that this leaves out; versions that follow each other differ little, so it is small.
-
-Promises: a restart goes on where it was; a version from before there was a teacher starts one as that version.
 """
 
 import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,26 +32,26 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from openclaw_rl.errors import SettingsError, TrainerError
 from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.trainers.checkpoint import EMA_FOLDER
 from openclaw_rl.trainers.fused import fuse_lora
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import WeightKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-from dataclasses import dataclass
-
-from torch.nn import functional
-
-from openclaw_rl.trainers.checkpoint import EMA_FOLDER
 
 ADAPTER_FILE = "adapter_model.safetensors"
+_A, _B = ".lora_A.", ".lora_B."
 _DEFAULT_TARGETS = TrainerSettings.model_fields["target_modules"].default
 
 
 class LoraPolicy(Policy):
+    """A policy whose adapter is trained."""
+
     kind = WeightKind.LORA
     weights_file: ClassVar[str] = ADAPTER_FILE
 
@@ -79,10 +80,10 @@ class LoraPolicy(Policy):
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """The adapter that changes nothing: A drawn from `seed` in the order of names, B zero."""
+        """Become version 0: A drawn from `seed` in the order of names, B zero, so the base's outputs are unchanged."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.parameters.items():
-            if ".lora_A." in name:
+            if _A in name:
                 drawn = torch.empty(parameter.shape, dtype=torch.float32)
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
                 parameter.copy_(drawn)
@@ -90,24 +91,26 @@ class LoraPolicy(Policy):
                 parameter.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of the adapter on the CPU, by PEFT's names."""
+        """Return a copy of the adapter on the CPU, by PEFT's names."""
         tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Write the adapter, or another one of its shape, as a PEFT folder: `adapter_config.json` and
-        `adapter_model.safetensors`."""
+        """Write the adapter, or `tensors` of its shape, as a PEFT folder.
+
+        The files are `adapter_config.json` and `adapter_model.safetensors`.
+        """
         save_file(dict(tensors or self.tensors()), folder / ADAPTER_FILE, metadata={"format": "pt"})
         config = copy.copy(self.model.peft_config["default"])
         config.inference_mode = True
-        config.base_model_name_or_path = None  # a path of this machine; `base_hash` in the ledger says which base it is
+        config.base_model_name_or_path = None  # a local path; the ledger keeps `base_hash`
         config.save_pretrained(str(folder))
 
     def load(self, folder: Path, kept: Mapping[str, Tensor] | None = None) -> None:
         set_peft_model_state_dict(self.model, self.read(folder))
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """The adapter of a PEFT folder. Raises TrainerError when it is of another shape, or not finite."""
+        """Return the adapter of a PEFT folder. Raises TrainerError when it is of another shape, or not finite."""
         tensors = load_file(folder / ADAPTER_FILE)
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {n: tuple(t.shape) for n, t in tensors.items()} != {n: tuple(t.shape) for n, t in expected.items()}:
@@ -126,8 +129,10 @@ class LoraPolicy(Policy):
 
 
 def target_modules(decoder: nn.Module, wanted: Sequence[str]) -> set[str]:
-    """The names PEFT adapts. The default names that a model lacks (GPT-2, Phi-3 …) are replaced by all its linear
-    layers; a name the user gave must exist. Raises SettingsError."""
+    """Return the names of the modules that PEFT adapts. Raises SettingsError if a name of the user does not exist.
+
+    Default names that a model lacks (GPT-2, Phi-3 …) are replaced by all its linear layers.
+    """
     linear = {name.rsplit(".", 1)[-1] for name, module in decoder.named_modules() if _is_linear(module)}
     missing = set(wanted) - linear
     if not missing:
@@ -145,21 +150,20 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """GPT-2's linear layer, whose weight lies the other way round."""
+    """Return True for GPT-2's linear layer, whose weight is transposed."""
     return type(module).__name__ == "Conv1D"
 
 
-_A, _B = ".lora_A.", ".lora_B."
-
-
 class EmaTeacher:
+    """The slow mean of a policy's versions."""
+
     def __init__(self, policy: LoraPolicy, decay: float) -> None:
-        """decay: share of the old mean that each version keeps."""
+        """decay: the share of the old mean that each new mean keeps."""
         self._policy, self._decay = policy, decay
         self._mean: dict[str, Tensor] = {}
 
     def load(self, version: Path | None) -> None:
-        """The mean of this version, whose adapter the policy holds; None: the base. Raises TrainerError."""
+        """Load the mean of this version, whose adapter the policy holds; None: the base. Raises TrainerError."""
         if version is None:
             self._mean = {name: torch.zeros_like(tensor) for name, tensor in self._policy.tensors().items()}
         elif (version / EMA_FOLDER).is_dir():
@@ -168,7 +172,7 @@ class EmaTeacher:
             self._mean = self._policy.tensors()
 
     def follow(self) -> float:
-        """Take the policy's new adapter into the mean; the share that the rank leaves out."""
+        """Add the policy's new adapter to the mean. Return the share that the rank leaves out."""
         old, new = self._mean, self._policy.tensors()
         self._mean, left_out, whole = {}, 0.0, 0.0
         for a_name in (name for name in new if _A in name):
@@ -190,11 +194,14 @@ class _Mean:
     b: Tensor  # [out, r]
     left_out: float
     whole: float
-    """Squared norms."""
+    """Squared norm of the mean; `left_out` is that of the part beyond the rank."""
 
 
 def _mean(old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], decay: float) -> _Mean:
-    """Of rank r nearest to decay · B_old A_old + (1 − decay) · B_new A_new. Shapes: A [r, in], B [out, r]."""
+    """Return the product of rank r nearest to decay · B_old A_old + (1 − decay) · B_new A_new.
+
+    Shapes: A [r, in], B [out, r].
+    """
     (a_old, b_old), (a_new, b_new) = old, new
     rank = a_new.shape[0]
     q_out, r_out = torch.linalg.qr(torch.cat([decay * b_old, (1 - decay) * b_new], 1).double())  # of [out, 2r]

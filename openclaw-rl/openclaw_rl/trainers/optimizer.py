@@ -1,4 +1,4 @@
-"""AdamW on the adapter's parameters with a linear warm-up after fresh moments, and its state as named tensors.
+"""AdamW on the trainable parameters with a linear warm-up after fresh moments, and its state as named tensors.
 
 Promises: saving and loading the state gives the same next step, bit for bit. State is tensors and numbers, no pickle.
 """
@@ -15,6 +15,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class PolicyOptimizer:
+    """AdamW with a warm-up, and its state by the parameters' names."""
+
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: TrainerSettings) -> None:
         self._parameters, self._settings = parameters, settings
         self._is_fused = all(parameter.is_cuda for parameter in parameters.values())
@@ -33,7 +35,7 @@ class PolicyOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step: warm-up step k of n takes (k + 1) / (n + 1) of the full rate."""
+        """Learning rate of the next step: warm-up step k of n takes (k + 1) / (n + 1) of the full rate."""
         share = min(1.0, (self.steps + 1) / (self._settings.warmup_steps + 1))
         return self._settings.learning_rate * share
 
@@ -46,7 +48,7 @@ class PolicyOptimizer:
                 parameter.grad.mul_(factor)
 
     def clip_gradients(self) -> float:
-        """The gradients' norm before clipping to `max_grad_norm`; not finite when they are not."""
+        """Clip the gradients to `max_grad_norm`. Return their norm before; not finite if they are not."""
         return float(nn.utils.clip_grad_norm_(list(self._parameters.values()), self._settings.max_grad_norm))
 
     def step(self) -> None:
@@ -56,7 +58,7 @@ class PolicyOptimizer:
         self.steps += 1
 
     def state(self) -> dict[str, Tensor]:
-        """`<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`; `steps` is kept apart."""
+        """Return `<parameter>.exp_avg`, `.exp_avg_sq` and `.step` of each parameter; the caller keeps `steps`."""
         tensors = {}
         for name, parameter in self._parameters.items():
             kept = self._adamw.state.get(parameter, {})
@@ -66,7 +68,7 @@ class PolicyOptimizer:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Raises TrainerError when the state is of other parameters."""
+        """Load the state. Raises TrainerError when it is of other parameters."""
         self.fresh()
         self.steps = steps
         for name, parameter in self._parameters.items():

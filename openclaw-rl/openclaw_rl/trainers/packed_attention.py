@@ -1,11 +1,13 @@
-"""Attention over sequences that lie one behind the other in a single row, none of which sees another.
+"""Attention over sequences packed one behind the other in a single row; no sequence sees another.
 
     row        a a a a b b b c c c c c        positions   0 1 2 3 0 1 2 0 1 2 3 4
 
-Promises: each sequence's numbers are those it has alone, within the kernel's rounding; memory grows with the row's
-length and never with its square. Two kernels, one meaning: `varlen` (torch's own variable-length flash attention,
-CUDA, 16 bits) and `split` (one causal SDPA call a sequence; any device and type). `choose_kernel` takes the first only
-where it was seen to equal the second on this very card, gradients included.
+Promises: each sequence's numbers are those it has alone, within the kernel's rounding. Memory grows with the row's
+length and never with its square.
+
+Two kernels compute the same: `varlen` (torch's own variable-length flash attention, CUDA, 16 bits) and `split` (one
+causal SDPA call a sequence; any device and type). `choose_kernel` measures both on the card, gradients included, and
+takes the first only where they agree.
 
 Leaves to others: positions, and whether a model's layers pass the layout on (`architecture` measures that).
 """
@@ -24,21 +26,21 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION_NAME = "openclaw_rl_packed"
-"""Under this name transformers finds `packed_attention`. Without a layout it is its `sdpa` to the letter."""
+"""Name of `packed_attention` in transformers' registry. Without a layout it is transformers' `sdpa`."""
 _LARGEST_HEAD = 256
 _TOLERANCE = 0.03
-"""Between two 16-bit kernels on values of size one; a neighbour that can be seen changes them by ten times as much."""
+"""Between two 16-bit kernels on values of size one. A neighbour that is seen changes them by ten times as much."""
 
 Kernel = Literal["varlen", "varlen_wide", "split"]
-"""`varlen_wide`: a torch whose kernel wants as many keys' heads as queries'."""
+"""`varlen_wide`: for a torch whose kernel needs as many heads of keys as of queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the sequences of a row lie."""
+    """Lengths and bounds of the sequences of a row."""
 
     lengths: tuple[int, ...]
-    starts: Tensor  # [S + 1] int32, on the device: 0, then where each sequence ends
+    starts: Tensor  # [S + 1] int32, on the device: 0, then the end of each sequence
     kernel: Kernel
 
     @classmethod
@@ -48,9 +50,32 @@ class PackedLayout:
 
     @property
     def positions(self) -> Tensor:
-        """[1, T]: each token's place in its own sequence."""
+        """[1, T]: each token's position in its own sequence."""
         places = torch.cat([torch.arange(length) for length in self.lengths])
         return places.unsqueeze(0).to(self.starts.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """A layer's attention scores: scale · q·k, soft-capped, of the keys in a window."""
+
+    scale: float
+    window: int | None = None
+    """A token sees itself and the `window - 1` before it; None: all before it."""
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, head_dim: int, options: Mapping[str, Any]) -> "ScoreRule":
+        """Read the rule from the options that transformers gives to an attention function.
+
+        Raises NotImplementedError for an option that packed attention does not support.
+        """
+        unknown = [name for name in ("s_aux", "position_bias", "cache") if options.get(name) is not None]
+        if unknown or options.get("dropout"):
+            raise NotImplementedError(f"packed attention knows no {', '.join(unknown) or 'dropout'}")
+        scaling = options.get("scaling")
+        scale = head_dim**-0.5 if scaling is None else scaling
+        return cls(scale, options.get("sliding_window"), options.get("softcap"))
 
 
 def packed_attention(
@@ -60,41 +85,32 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
     packed_layout: PackedLayout | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer. Shapes: query [1, Hq, T, D], key and value [1, Hkv, T, D]; gives
-    [1, T, Hq, D]. The mask is no one's where there is a layout. Raises NotImplementedError for what it does not know.
+    """Compute one layer's attention; transformers calls this function.
+
+    Shapes: query [1, Hq, T, D], key and value [1, Hkv, T, D]; returns [1, T, Hq, D]. With a layout the mask is not
+    read. Raises NotImplementedError for an option that it does not support.
     """
     if packed_layout is None:
-        plain: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return plain
-    unknown = [name for name in ("s_aux", "position_bias", "cache") if others.get(name) is not None]
-    if unknown or dropout:
-        raise NotImplementedError(f"packed attention knows no {', '.join(unknown) or 'dropout'}")
+    rule = ScoreRule.of(query.shape[-1], options)
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, H, D]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if packed_layout.kernel != "split" and softcap is None and _fits_varlen(q, k, v):
-        mixed = _varlen(q, k, v, packed_layout, scale, sliding_window)
-    else:
-        mixed = _split(q, k, v, packed_layout, scale, sliding_window, softcap)
+    use_varlen = packed_layout.kernel != "split" and rule.softcap is None and _fits_varlen(q, k, v)
+    mixed = (_varlen if use_varlen else _split)(q, k, v, packed_layout, rule)
     return mixed.unsqueeze(0), None
 
 
 def register() -> None:
-    """Make the name known to transformers, which keeps its own registry. Safe to call twice."""
+    """Register `packed_attention` with transformers. Safe to call twice."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 def choose_kernel(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """The fast kernel where it gives what the plain one gives: outputs and gradients of three short sequences."""
+    """Return the fast kernel if its outputs and gradients on three short sequences equal the plain kernel's."""
     generator = torch.Generator().manual_seed(0)
     lengths = (5, 33, 18)
 
@@ -109,7 +125,7 @@ def choose_kernel(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, 
         q, k, v = (tensor.clone().requires_grad_() for tensor in inputs)
         attend = _split if kernel == "split" else _varlen
         with torch.enable_grad():
-            out = attend(q, k, v, PackedLayout.of(lengths, device, kernel), head_dim**-0.5, None)
+            out = attend(q, k, v, PackedLayout.of(lengths, device, kernel), ScoreRule(head_dim**-0.5))
             return [out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))]
 
     plain = run("split")
@@ -130,9 +146,7 @@ def _fits_varlen(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return is_half and query.is_cuda and key.shape[-1] == value.shape[-1] == dim <= _LARGEST_HEAD and dim % 8 == 0
 
 
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
-) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule: ScoreRule) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     attend: Any = varlen_attn  # its signature grows from one torch to the next
@@ -141,16 +155,17 @@ def _varlen(
     if groups > 1 and layout.kernel == "varlen_wide":
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
         groups = 1
-    more = {"enable_gqa": groups > 1} if "enable_gqa" in known else {}
+    more: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in known else {}
     # The window counts the token itself: with W of them a token sees the W - 1 before it.
-    sides = (-1 if window is None or window >= longest else window - 1, 0)
+    sides = (-1 if rule.window is None or rule.window >= longest else rule.window - 1, 0)
+    more |= {"scale": rule.scale, "window_size": sides}
     starts = layout.starts
-    mixed: Tensor = attend(query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, **more)
+    mixed: Tensor = attend(query, key, value, starts, starts, longest, longest, **more)
     return mixed
 
 
 def _varlen_parameters() -> Mapping[str, inspect.Parameter]:
-    """What this torch's `varlen_attn` takes; nothing where it has none, or one that knows neither scale nor window."""
+    """Return the parameters of this torch's `varlen_attn`; empty if it is missing or takes no scale or window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -159,47 +174,36 @@ def _varlen_parameters() -> Mapping[str, inspect.Parameter]:
     return known if {"scale", "window_size"} <= known.keys() else {}
 
 
-def _split(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None = None,
-) -> Tensor:
+def _split(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule: ScoreRule) -> Tensor:
     ends = [0, *accumulate(layout.lengths)]
     parts = []
     for start, end in pairwise(ends):
         q, k, v = (tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))  # [1, H, N, D]
-        if softcap is not None:
-            out = _soft_capped(q, k, v, scale, window, softcap)
-        elif window is None or window >= end - start:
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+        is_grouped = q.shape[1] != k.shape[1]
+        if rule.softcap is not None:
+            out = _soft_capped(q, k, v, rule, rule.softcap)
+        elif rule.window is None or rule.window >= end - start:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=is_grouped)
         else:
-            mask = _visible(end - start, window, q.device)
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            mask = _visible(end - start, rule.window, q.device)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=is_grouped)
         parts.append(out.squeeze(0).transpose(0, 1))
     return torch.cat(parts)
 
 
-def _soft_capped(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, cap: float) -> Tensor:
-    """Gemma 2's scores, cap · tanh(score / cap), for which torch has no kernel: the plain formula."""
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, cap: float) -> Tensor:
+    """Compute Gemma 2's scores, cap · tanh(score / cap), by the plain formula: torch has no kernel for them."""
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
-    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / cap) * cap
+    scores = torch.tanh(q @ k.transpose(-1, -2) * rule.scale / cap) * cap
     length = q.shape[-2]
-    scores = scores.masked_fill(~_visible(length, window or length, q.device), -torch.inf)
+    scores = scores.masked_fill(~_visible(length, rule.window or length, q.device), -torch.inf)
     weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
     return weights.to(v.dtype) @ v
 
 
 def _visible(length: int, window: int, device: torch.device) -> Tensor:
-    """[N, N] bool: a token sees itself and the `window - 1` before it."""
+    """Return [N, N] bool: a token sees itself and the `window - 1` before it."""
     place = torch.arange(length, device=device)
     distance = place[:, None] - place[None, :]
     return (distance >= 0) & (distance < window)

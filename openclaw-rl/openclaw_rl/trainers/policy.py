@@ -1,16 +1,14 @@
 """A policy's forward passes: a causal language model, with log-probs at response positions only.
 
 Promises: the log-probs are those of a plain forward pass, log_softmax(logits / T) in fp32, however the rows of a
-micro-batch lie. The model is never in training mode: dropout would train a policy that nobody served. With 16-bit
-weights the matrix products are in 16 bits, and what is trained is kept in fp32.
+micro-batch are laid out. The model is never in training mode: dropout would train a policy that no engine served. With
+16-bit weights the matrix products are in 16 bits, and trained parameters are kept in fp32.
 
-Leaves to others: what is trained of the model and how it is written (`lora`, `full`), whether its rows can be packed
+`DeviceMemory` decides whether a pass keeps its activations or recomputes them. It compares an estimate from the model's
+shape (`models.memory`) with the device's free memory. Where the estimate is wrong memory runs out once: `assume_less`.
+
+Leaves to others: the trained part of the model and its files (`lora`, `full`), whether its rows can be packed
 (`architecture`), the loss, the optimizer.
-
-What the device of a policy has room for: decides whether a pass keeps its activations or computes them again.
-
-An estimate from the model's shape (`memory_budget`) against what the card has free right now. Where it is wrong memory
-runs out, once: `assume_less`.
 """
 
 import contextlib
@@ -40,12 +38,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MARGIN = 0.8
-"""Of the free memory: the estimate is of Llama-like layers, and gradients flow too."""
+"""Share of the free memory that activations may take: the estimate is of Llama-like layers, and gradients need room."""
+_CPU_CHUNK = 256
+"""Positions whose logits exist at once on a CPU; a GPU takes `LOGITS_AT_ONCE` logits in all."""
 
 
 class DeviceMemory:
+    """Free memory of the policy's device, against the activations of a pass."""
+
     def __init__(self, device: torch.device, token_bytes: int | None, fraction: float | None) -> None:
-        """token_bytes: activations of one token; None: this model's layers are not known, so never keep them."""
+        """token_bytes: activations of one token; None: unknown for this model's layers, so never keep them."""
         self._device, self._token_bytes, self._fraction = device, token_bytes, fraction
         self._keeps_little = False
         if device.type == "cuda" and fraction is not None:
@@ -67,29 +69,28 @@ class DeviceMemory:
         return self._token_bytes is not None and tokens * self._token_bytes <= _MARGIN * self._free()
 
     def assume_less(self) -> bool:
-        """Memory ran out: from now on every pass recomputes. False when that was so already."""
+        """Recompute in every pass from now on, because memory ran out. Return False if that was so already."""
         kept_more, self._keeps_little = not self._keeps_little, True
         return kept_more
 
     def _free(self) -> float:
         free, total = torch.cuda.mem_get_info(self._device)
         allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
-        free += reserved - allocated  # the allocator's own, to be used again
+        free += reserved - allocated  # the allocator's own free blocks
         return free if self._fraction is None else min(free, self._fraction * total - allocated)
 
 
-_CPU_CHUNK = 256
-"""Positions whose logits exist at a time; a GPU is given more of them, `LOGITS_AT_ONCE` logits in all."""
-
-
 class Policy(ABC):
-    """`between` is called before each decoder layer, forward and backward: a raise there ends a pass early, a pause
-    yields the processor."""
+    """A causal language model under training.
+
+    `between` is called before each decoder layer, forward and backward. An exception there ends the pass early; a pause
+    yields the processor.
+    """
 
     kind: ClassVar[WeightKind]
     weights_file: ClassVar[str]
     parameters: dict[str, nn.Parameter]
-    """The trainable ones, fp32 where the model has 16 bits, in the order of their names."""
+    """The trainable parameters, fp32 if the model has 16 bits, in the order of their names."""
 
     def __init__(
         self, base: "PreTrainedModel", settings: TrainerSettings, *, between: Callable[[], None] = lambda: None
@@ -102,7 +103,7 @@ class Policy(ABC):
         self._dtype: torch.dtype = base.dtype
         vocabulary = base.config.get_text_config().vocab_size
         self._chunk = _CPU_CHUNK if self.device.type == "cpu" else max(64, LOGITS_AT_ONCE // vocabulary)
-        self._card = DeviceMemory.of(base.config.to_dict(), self.device, settings)
+        self._memory = DeviceMemory.of(base.config.to_dict(), self.device, settings)
         self._decoder: nn.Module = base.get_decoder()
         with torch.no_grad():
             self._head = head_of(base)
@@ -120,23 +121,25 @@ class Policy(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what an engine serves."""
+        """Write the weights that an engine serves."""
 
     @abstractmethod
     def load(self, folder: Path, kept: Mapping[str, Tensor]) -> None:
-        """Become the version of a folder. `kept`: what `state` gave with it. Raises TrainerError when it is of another
-        shape, or not finite."""
+        """Become the version of a folder. Raises TrainerError when it is of another shape, or not finite.
+
+        kept: the tensors that `state` returned for this version.
+        """
 
     def state(self) -> dict[str, Tensor]:
-        """What `save` does not write and the next step needs."""
+        """Return the tensors that the next step needs and `save` does not write."""
         return {}
 
     def updated(self) -> None:  # noqa: B027
-        """`parameters` were changed by the optimizer."""
+        """Take over `parameters`, which the optimizer changed."""
 
     @abstractmethod
     def reference(self) -> AbstractContextManager[None]:
-        """Inside, the frozen base answers, without gradient."""
+        """Compute with the frozen base inside the block, without gradient."""
 
     def is_finite(self) -> bool:
         largest = nn.utils.get_total_norm([p.detach() for p in self.parameters.values()], math.inf)
@@ -149,23 +152,24 @@ class Policy(ABC):
         return self._kernel is not None
 
     def cut(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
-        """The rows in passes of at most `token_budget` positions, as this policy computes them best."""
+        """Cut the rows into passes of at most `token_budget` positions, packed if this policy packs."""
         return micro_batches(rows, token_budget, packed=self.is_packing)
 
     def recomputes(self, batch: MicroBatch, token_budget: int) -> bool:
-        """Whether a pass with gradient should keep one activation per layer only and compute the rest again."""
+        """Return True if a pass with gradient should keep one activation per layer and recompute the rest."""
         if self._settings.recompute != "auto":
             return self._settings.recompute == "always"
-        # A row over the budget came alone; its activations would not fit in the memory that the budget stands for.
-        return batch.tokens > token_budget or not self._card.holds_activations_of(batch.tokens)
+        # A row over the budget comes alone; its activations would not fit in the memory that the budget assumes.
+        return batch.tokens > token_budget or not self._memory.holds_activations_of(batch.tokens)
 
     def save_memory(self) -> bool:
-        """After memory ran out: keep less from now on. Whether there was less to keep."""
-        return self._card.assume_less()
+        """Keep fewer activations from now on, because memory ran out. Return False if none were kept already."""
+        return self._memory.assume_less()
 
     def log_probs(self, batch: MicroBatch, *, recompute: bool = False) -> dict[int, Tensor]:
-        """Sample index → log π(token | all before it) [T] at the sample's temperature; 0 without gradient where the
-        mask is False.
+        """Return by sample index log π(token | all before it) [T] at the sample's temperature.
+
+        Positions whose mask is False are 0, without gradient.
         """
         return {index: found.log_probs for index, found in self.token_log_probs(batch, recompute=recompute).items()}
 
@@ -177,11 +181,11 @@ class Policy(ABC):
         gather: Mapping[int, Sequence[Ids]] | None = None,
         unscaled: bool = False,
     ) -> dict[int, TokenLogProbs]:
-        """`log_probs`, and from the same logits those at temperature 1: with `unscaled` of the same tokens, and of the
-        ids that `gather` lists [T, K] for a sample's index. T tokens each; zeros where the mask is False.
+        """Return by sample index the `log_probs` [T], and from the same logits others at temperature 1.
 
-        Only trained positions reach the output head. `recompute`: keep one activation per layer and compute the rest
-        again in backward, a third more time for a tenth of the memory.
+        gather: sample index → [T, K] ids whose log-probs are wanted. unscaled: also those of the sampled tokens.
+        recompute: keep one activation per layer and recompute the rest in backward, a third more time for a tenth of
+        the memory. Positions whose mask is False are zeros; only trained positions reach the output head.
         """
         tables = {piece.index: gather[piece.index] for piece in batch.pieces if gather and piece.index in gather}
         width = max((len(row) for table in tables.values() for row in table), default=0)
@@ -197,7 +201,7 @@ class Policy(ABC):
                     ids.append(row.ids[piece.start + k])
                     temperatures.append(piece.temperature)
                     wanted = () if table is None else tuple(table[k])
-                    others.append(wanted + (0,) * (width - len(wanted)))  # cut away again below
+                    others.append(wanted + (0,) * (width - len(wanted)))  # cut off again below
         with self._precision():
             hidden = self._hidden(batch, recompute=recompute)  # [R * W, H]
             flat = selected_log_probs(
@@ -224,12 +228,12 @@ class Policy(ABC):
         return found
 
     def _precision(self) -> AbstractContextManager[object]:
-        """fp32 adapters beside 16-bit weights are multiplied in 16 bits, and their gradients arrive in fp32."""
+        """Return the autocast context: fp32 adapters beside 16-bit weights multiply in 16 bits, with fp32 gradients."""
         is_half = self._dtype in HALF
         return torch.autocast(self.device.type, self._dtype) if is_half else contextlib.nullcontext()
 
     def _hidden(self, batch: MicroBatch, *, recompute: bool) -> Tensor:
-        """[R * W, H] of padded rows, [T, H] of packed ones."""
+        """Return the hidden states: [R * W, H] of padded rows, [T, H] of packed ones."""
         self._recompute = recompute
         if batch.is_packed:
             if self._kernel is None:
@@ -243,7 +247,8 @@ class Policy(ABC):
         return decode(self._decoder, ids.to(self.device)).flatten(0, 1)
 
     def _wrap(self, layer: nn.Module) -> None:
-        """Our own activation checkpointing: transformers' needs training mode, which would switch dropout on."""
+        """Make a layer interruptible, and its activations recomputable."""
+        # transformers' own activation checkpointing needs training mode, which would switch dropout on.
         forward = layer.forward
 
         def interruptible(*args: Any, **kwargs: Any) -> Any:
@@ -263,7 +268,7 @@ class Policy(ABC):
 
 
 def _offsets(batch: MicroBatch) -> Iterator[int]:
-    """Where each row begins among the computed positions."""
+    """Yield each row's first position among the computed ones."""
     offset = 0
     for length in batch.lengths:
         yield offset
@@ -271,6 +276,6 @@ def _offsets(batch: MicroBatch) -> Iterator[int]:
 
 
 def _placed(values: Tensor, piece: Piece) -> Tensor:
-    """The values of a piece's trained tokens in their places among all T; zeros elsewhere."""
+    """Return [T, …]: a piece's values at its trained tokens, zeros elsewhere."""
     places = torch.tensor(piece.trained, device=values.device)
     return values.new_zeros(piece.length, *values.shape[1:]).index_put((places,), values)

@@ -1,8 +1,8 @@
 """One optimizer step on one batch: forward by micro-batches, loss, gradients, clipping, AdamW, finite checks.
 
-Promises: the divisors (a sample's trained tokens, the batch's samples) are known before the first micro-batch, so that
-how the batch is cut changes nothing. A sample without finite log-probs is left out and named, and the rest are scaled
-as if it had never come. Weights that are not finite are never reported as a step.
+Promises: the divisors (a sample's trained tokens, the batch's samples) are known before the first micro-batch, so the
+cut of the batch changes no gradient. A sample without finite log-probs is left out and named, and the rest are scaled
+as in a batch without it. Weights that are not finite are never reported as a step.
 """
 
 import math
@@ -29,7 +29,7 @@ class NotFinite(TrainerError):
 
 @dataclass(slots=True)
 class Accumulated:
-    """What one pass over the batch gave; the gradients are in the parameters."""
+    """Figures of one pass over the batch; the gradients are in the parameters."""
 
     loss: float = 0.0
     trained_tokens: int = 0
@@ -49,9 +49,10 @@ def train_step(
     settings: TrainerSettings,
     method_settings: MethodSettings,
 ) -> tuple[dict[str, float], list[int]]:
-    """Step once; the step's metrics (flat, finite) and the indices of samples left out because they are not finite.
+    """Step once. Return the metrics (flat, finite) and the indices of samples left out because they are not finite.
 
-    Raises NotFinite when nothing was left, or when gradients or new weights are not: then load the policy again.
+    Raises NotFinite when no sample is left, or when gradients or new weights are not finite. The policy must then be
+    loaded again.
     """
     started = time.perf_counter()
     optimizer.zero_grad()
@@ -101,7 +102,7 @@ def accumulate(
     *,
     share_prefixes: bool = True,
 ) -> Accumulated:
-    """Add the gradient of (1/B) Σ_samples loss_i / T_i to the parameters. The result's `loss` is the sum before 1/B."""
+    """Add the gradient of (1/B) Σ_samples loss_i / T_i to the parameters. `Accumulated.loss` is the sum before 1/B."""
     done = Accumulated()
     wanted = _Wanted(
         {k: ids for k, sample in enumerate(samples) if (ids := method.gathered_ids(sample)) is not None},
@@ -132,19 +133,19 @@ def accumulate(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What the losses need besides the sampled tokens' log-probs."""
+    """Log-probs that the losses need besides those of the sampled tokens."""
 
     gather: Mapping[int, Sequence[Ids]]
     """Sample index → [T, K]."""
     unscaled: bool
-    """At temperature 1: a sample has the teacher's side of its gap, and the trainer gives the student's."""
+    """Also at temperature 1: a sample has the teacher's side of its gap, and the trainer gives the student's."""
 
 
 def _finite(
     policy: Policy, batch: MicroBatch, settings: TrainerSettings, wanted: _Wanted, done: Accumulated
 ) -> tuple[MicroBatch, dict[int, TokenLogProbs]] | None:
-    """The micro-batch without samples that are not finite, and its log-probs. They must not even be part of the graph:
-    their zero gradient times their nan would be nan."""
+    """Return the micro-batch without samples that are not finite, and its log-probs; None if no sample is left."""
+    # They must not even be part of the graph: their zero gradient times their nan would be nan.
     while True:
         recompute = policy.recomputes(batch, settings.token_budget)
         found = policy.token_log_probs(batch, recompute=recompute, gather=wanted.gather, unscaled=wanted.unscaled)

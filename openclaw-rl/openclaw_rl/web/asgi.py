@@ -1,5 +1,5 @@
-"""ASGI without layers: read a body with a limit, answer JSON, stream events with keep-alives, and stop when the
-client leaves.
+"""ASGI without layers: read a body with a limit, answer JSON, stream events with keep-alives, and stop when the client
+leaves.
 """
 
 import asyncio
@@ -15,15 +15,17 @@ from openclaw_rl.web.errors import error as wire_error
 
 
 class ClientGone(Exception):
-    """The client left before its request was read; there is nobody to answer."""
+    """The client left before its request was read, so no answer is due."""
 
 
 _DISCARD_BYTES, _DISCARD_S = 64 * 2**20, 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, *, timeout_s: float | None = None) -> bytes:
-    """The request's body. Raises RequestError (413) as soon as it is known to be longer than `limit` bytes, or (408)
-    when it is not there after `timeout_s`, ClientGone.
+    """Return the request's body.
+
+    Raises RequestError: 413 as soon as the body is known to be longer than `limit` bytes, 408 when it is incomplete
+    after `timeout_s`. Raises ClientGone.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -53,8 +55,8 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
-    """`app`, for requests with bodies of up to `limit` bytes; what reads a body whole must not be given any. Paths that
-    begin with `but` bound their own."""
+    """Return `app` for requests with bodies of up to `limit` bytes. Paths below `but` have their own limit."""
+    # FastAPI reads a body whole, so the limit has to come before it.
     fault = _too_large(limit)
     text = wire_error(fault.message, status=fault.status, code=fault.code)
 
@@ -77,7 +79,7 @@ def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
             return message
 
         async def answered(message: Message) -> None:
-            """Whatever the app made of the broken body."""
+            """Pass on the app's answer, unless the body was too large."""
             nonlocal is_refused
             if left >= 0:
                 await send(message)
@@ -95,7 +97,7 @@ def _too_large(limit: int) -> RequestError:
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
-    """A JSON answer."""
+    """Send a JSON answer."""
     await send(_start(status, "application/json", {**headers, "content-length": str(len(body))}))
     await send({"type": "http.response.body", "body": body})
 
@@ -103,10 +105,10 @@ async def answer(send: Send, status: int, body: bytes, headers: Mapping[str, str
 async def answer_unread(
     receive: Receive, send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}
 ) -> None:
-    """Answer a request whose body was not read, so that the client can read the answer.
+    """Answer a request whose body was not read, in a way that the client can read the answer.
 
-    Closing while the client still sends would reset its connection; so the answer goes first, and what still comes is
-    thrown away for a moment.
+    Closing the connection while the client still sends would reset it. So the answer goes first, and the rest of the
+    body is discarded for `_DISCARD_S`.
     """
     headers = {**headers, "content-length": str(len(body)), "connection": "close"}
     await send(_start(status, "application/json", headers))
@@ -123,9 +125,9 @@ async def answer_unread(
 
 
 async def until_gone(receive: Receive, *works: Coroutine[Any, Any, None]) -> bool:
-    """Run the first of `works`, the others beside it; cancel all when the client disconnects. False: it did.
+    """Run the first of `works` and the others beside it. Return False when the client disconnected; all are cancelled.
 
-    An exception of the first is raised; the others end with it.
+    The others end with the first. Raises the exception of the first.
     """
 
     async def watch() -> None:
@@ -153,9 +155,9 @@ async def until_gone(receive: Receive, *works: Coroutine[Any, Any, None]) -> boo
 
 
 class EventSender:
-    """The response of one stream. The head goes out with the first event, or after `open_after_s` without one.
+    """Response of one stream. The head goes out with the first event, or after `open_after_s` without an event.
 
-    So a refusal that comes at once still has its own status, and a client hears from us soon.
+    So an early refusal still has its own status, and the client gets a head soon.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class EventSender:
         open_after_s: float,
         keepalive_s: float,
     ) -> None:
-        """is_held: the reply waits for a version; the head, which names it, then waits up to `keepalive_s` too."""
+        """is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`."""
         self._send, self._headers, self._opening, self._is_held = send, headers, opening, is_held
         self._open_after_s, self._keepalive_s = open_after_s, keepalive_s
         self._loop = asyncio.get_running_loop()
@@ -184,14 +186,14 @@ class EventSender:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:
-        """The last events."""
+        """Send the last events and end the stream."""
         self._is_over = True
         if not self.is_open:
             await self._open(b"")
         await self._send({"type": "http.response.body", "body": data})
 
     async def keep_alive(self) -> None:
-        """Runs beside the reply: opens the stream in time, then fills its silences."""
+        """Open the stream in time, then send keep-alives while the reply is silent. Runs beside the reply."""
         await asyncio.sleep(self._open_after_s)
         while self._is_held() and self._loop.time() - self._sent_at < self._keepalive_s:  # noqa: ASYNC110 (rare, short)
             await asyncio.sleep(self._open_after_s)
@@ -207,7 +209,7 @@ class EventSender:
     async def _open(self, data: bytes) -> None:
         self.is_open = True
         self._sent_at = self._loop.time()
-        # `is_open` first: whoever runs meanwhile must not open again.
+        # `is_open` was set first: another task that runs during this await must not open the stream again.
         await self._send(_start(200, "text/event-stream; charset=utf-8", self._headers()))
         await self._send({"type": "http.response.body", "body": self._opening + data, "more_body": True})
 
@@ -219,12 +221,12 @@ def _start(status: int, content_type: str, headers: Mapping[str, str]) -> dict[s
 
 
 def _header_value(text: str) -> bytes:
-    """A session id may come from a body and hold anything, a line break too."""
+    """Return a header value. A session id may come from a body and hold any character, line breaks included."""
     return "".join(char if char.isprintable() else " " for char in text).strip().encode("latin-1", "replace")
 
 
 async def run_to_completion(work: Coroutine[Any, Any, Any]) -> None:
-    """Run it to its end even when the caller is cancelled meanwhile; the cancellation goes on afterwards."""
+    """Run `work` to its end even when the caller is cancelled meanwhile; raise CancelledError afterwards."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

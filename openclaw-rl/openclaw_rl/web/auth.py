@@ -1,5 +1,6 @@
-"""Which caller a key belongs to, and whether a secret is the right one. Digests are compared, in constant time: neither
-time nor an error tells anything of a secret, its length included.
+"""Keys: the caller of an API key, and the check of a single secret.
+
+Only digests are compared, in constant time: neither time nor an error reveals a part of a secret, or its length.
 """
 
 import hmac
@@ -18,13 +19,16 @@ class Caller:
 
 
 class Keys:
-    """The chat keys. All of them are compared, whichever fits."""
+    """The chat keys. Every one of them is compared at each request, also after a match."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._callers = [(_digest(key.key.get_secret_value()), Caller(key.user, key.train)) for key in keys]
 
     def caller(self, authorization: str | None) -> Caller:
-        """The caller behind an Authorization header. Raises RequestError (401). Without keys everybody is `user`."""
+        """Return the caller of an Authorization header. Raises RequestError (401).
+
+        Without keys every caller is `user`.
+        """
         if not self._callers:
             return Caller("user", train=True)
         given = _digest(bearer(authorization))
@@ -44,16 +48,16 @@ class Secret:
 
     def __init__(self, secret: str) -> None:
         if not secret:
-            raise ValueError("an empty secret would let everybody in")
+            raise ValueError("an empty secret would let every client in")
         self._digest = _digest(secret)
 
     def opens(self, authorization: str | None) -> bool:
-        """Whether an Authorization header holds it."""
+        """Return True when the Authorization header holds the secret."""
         return hmac.compare_digest(self._digest, _digest(bearer(authorization)))
 
 
 def bearer(authorization: str | None) -> str:
-    """The token of `Bearer TOKEN`; empty, which is nobody's, when there is none."""
+    """Return the token of `Bearer TOKEN`; without a token the empty string, which opens no door."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 

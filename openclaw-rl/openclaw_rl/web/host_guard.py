@@ -1,13 +1,14 @@
-"""What a web page may not do to a listener without keys.
+"""Protection of a listener without keys against web pages.
 
-A page that somebody has open can send requests to 127.0.0.1. With a name of its own that resolves there (DNS rebinding)
-it can read the answers too; without, it can still post chats and feedback that the model would learn from. So a
-listener that asks for no key takes only requests
+A page in the user's browser can send requests to 127.0.0.1. With a name of its own that resolves to 127.0.0.1 (DNS
+rebinding) it can read the answers too. Without such a name it can still post chats and feedback, and the model would
+learn from them. A listener without keys therefore accepts only requests
 
-* whose `Host` is an address, `localhost`, or a name from `server.allowed_hosts` (rebinding needs a name), and
-* that no page of another origin sent (browsers then say `Origin`, other clients do not).
+* whose `Host` is an address, `localhost`, or a name from `server.allowed_hosts`, because rebinding needs a name; and
+* that no page of another origin sent: browsers then send `Origin`, other clients do not.
 
-Everything else is a 403 in OpenAI's error form, before its body is read. Where keys are asked for, they are the door.
+Every other request gets a 403 in OpenAI's error form before its body is read. A listener with keys needs no such check:
+a page does not have a key.
 """
 
 import ipaddress
@@ -21,7 +22,7 @@ from openclaw_rl.web.asgi import answer_unread
 
 
 def local_only(app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
-    """`app`, behind these two checks. They cost a microsecond a request, and nothing a token."""
+    """Return `app` behind these two checks. They cost 1 µs a request, and no time a token."""
     names = frozenset({"localhost", *(name.lower().rstrip(".") for name in allowed_hosts)})
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +56,7 @@ def _problem(scope: Scope, names: frozenset[str]) -> tuple[str, str] | None:
 
 
 def _name(host: str) -> str:
-    """The host of `host:port`, without the brackets of an IPv6 address."""
+    """Return the host of `host:port`, without the brackets of an IPv6 address."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host

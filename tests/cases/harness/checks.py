@@ -11,7 +11,7 @@ Op = Callable[[Any, Any], bool]
 
 
 def failures(checks: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, said: Mapping[str, Any]) -> list[str]:
-    """The checks that do not hold, in words. said: predicates of the evidence behind plain-language alternatives."""
+    """Return the failed checks, in words. said: predicates of the evidence behind plain-language alternatives."""
     return [problem for check in checks if (problem := _failure(check, found, said)) is not None]
 
 
@@ -74,7 +74,7 @@ def _is_strict_json(text: str) -> bool:
 
 
 def _no_cross_pair(samples: Any, pairs: Any) -> bool:
-    """Each sample's request and next state are of one of the pairs."""
+    """Return True if each sample's request and next state are of one of the pairs."""
     return all(any(a in str(one["request_text"]) and b in one["next_state_text"] for a, b in pairs) for one in samples)
 
 
@@ -122,6 +122,6 @@ _OPS: dict[str, Op] = {
     "increased_by": lambda a, b: a[-1] - a[0] == b,  # of what was read before and after
 }
 _ABSENT = frozenset({"is_null", "null_or_empty", "finite_or_absent"})
-"""What is not there is null to them."""
+"""For these an absent value is null."""
 _SINGLE = frozenset({"eq", "ne", "in", "lt", "le", "gt", "ge", "contains", "not_contains", "regex"})
-"""With `[*]` these must hold of each item, and of one at least."""
+"""With `[*]` these must hold for each item, and for one at least."""

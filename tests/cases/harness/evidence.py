@@ -1,4 +1,4 @@
-"""What a case's checks may look at: the clients' answers, the ledger's turns and samples, the stubs' calls, metrics."""
+"""Evidence for a case's checks: clients' answers, the ledger's turns and samples, the stubs' calls, metrics."""
 
 import json
 import re
@@ -38,13 +38,16 @@ def evidence(server: Server, seen: Sequence[Seen], stubs: Stubs, vocabulary: Voc
 
 
 def clients(seen: Sequence[Seen]) -> dict[str, Any]:
-    """What the clients saw."""
+    """Answers of the clients."""
     return {"resp": [_response(one) for one in seen], "sse": [_stream(one) for one in seen if one.is_stream]}
 
 
 def _beside_the_largest(seen: Sequence[Seen]) -> dict[str, Any]:
-    """What the others heard until the largest request had its answer: how many answers of `/healthz`, and the longest
-    silence of them all, as a share of the time from the first thing heard."""
+    """Return the signs of life for the other clients until the largest request had its answer.
+
+    They are the number of answers of `/healthz`, and the longest silence of all, as a share of the time since the first
+    sign.
+    """
     largest = max(seen, key=lambda one: len(json.dumps(one.request.get("body"))))
     end, others = largest.heard_at[-1], [one for one in seen if one is not largest]
     heard = [at for at in sorted(at for one in others for at in one.heard_at) if at < end]
@@ -56,7 +59,7 @@ def _beside_the_largest(seen: Sequence[Seen]) -> dict[str, Any]:
 
 
 def _asked(seen: Sequence[Seen], calls: int) -> list[Seen | None]:
-    """The request behind each engine call, as far as they came one by one."""
+    """Return the request behind each engine call, as far as they came one by one."""
     found: list[Seen | None] = [one for one in seen if one.request.get("parallel_group") is None]
     return found + [None] * calls
 

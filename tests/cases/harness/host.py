@@ -1,9 +1,9 @@
-"""Server processes: importing the server takes seconds, a fork of a process that has done so milliseconds.
+"""Fork server processes. Importing the server takes seconds; a fork of a process that has imported it, milliseconds.
 
     python -m harness.host FOLDER    (reads one JSON object of settings a line, answers with the pid of the new server)
 
-The host only forks; each server is ended by whoever asked for it. It ends with its standard input. A server's wall
-clock is the machine's and as many seconds on as its file `wall` says: all of Python's `time.time`, while it runs.
+The host only forks; the caller ends each server that it asked for. The host ends with its standard input. A server's
+wall clock (Python's `time.time`) is the machine's plus the seconds in its file `wall`, also while it runs.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _START_S = 120.0
 
 
 def stub_settings(url: str) -> dict[str, Any]:
-    """Of a server whose engine and judge are the stubs at `url`: one chat key, one vote a turn, no trainer of ours."""
+    """Return the settings of a server over the stubs at `url`: one chat key, one vote a turn, no trainer of ours."""
     return {
         "server.api_keys": [{"key": "test-key", "user": "tester"}],
         "engine.kind": "url",
@@ -48,7 +48,7 @@ class Server:
     pid: int = 0
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns. The block that started it may end then as ever."""
+        """Send SIGKILL and wait for the end. The block that started the server may end as usual afterwards."""
         os.kill(self.pid, signal.SIGKILL)
         while _is_alive(self.pid):
             time.sleep(0.01)
@@ -58,7 +58,7 @@ class Server:
         return self.log_file.read_text()
 
     def set_wall_clock(self, ahead_s: float) -> None:
-        """Of this server, and of those started in this folder later; negative: set back."""
+        """Set the wall clock of this server, and of later ones in this folder; negative: back."""
         with _wall_file(self.log_file.parent).open("r+b") as file:
             file.write(struct.pack("d", ahead_s))
 
@@ -88,7 +88,7 @@ class Host:
 
     @asynccontextmanager
     async def server(self, folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[Server]:
-        """One server with its own data directory, ended with the block."""
+        """Run one server with its own data directory; it ends with the block."""
         pid, server = self._fork(folder, settings, None)
         try:
             yield await asyncio.to_thread(_wait_for, server, pid)
@@ -97,7 +97,7 @@ class Host:
 
     @contextmanager
     def running(self, folder: Path, settings: Mapping[str, Any], *, umask: int | None = None) -> Iterator[Server]:
-        """The same where there is no event loop. umask: of that process."""
+        """Run one server without an event loop. umask: of that process."""
         pid, server = self._fork(folder, settings, umask)
         try:
             yield _wait_for(server, pid)

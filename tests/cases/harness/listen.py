@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """Its URL."""
+    """Serve the app; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     runner = uvicorn.Server(
         uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)

@@ -63,7 +63,7 @@ class Vocabulary:
         return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
     def ids(self, pieces: Sequence[str]) -> list[int]:
-        """Each piece encoded alone, the ids joined; `<eos>` is the end of a turn."""
+        """Encode each piece alone and join the ids; `<eos>` is the end of a turn."""
         found: list[int] = []
         for piece in pieces:
             found += self.tokenizer.encode("<|im_end|>" if piece == "<eos>" else piece, add_special_tokens=False).ids
@@ -73,6 +73,6 @@ class Vocabulary:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def controls(self, ids: Sequence[int]) -> int:
-        """How many of them are control tokens."""
+        """Return the number of control tokens among the ids."""
         known = {self.tokenizer.token_to_id(text) for text in (*SPECIAL, *MARKS)}
         return sum(token in known for token in ids)

@@ -1,4 +1,4 @@
-"""A case's requests, in order or together, and what its clients saw."""
+"""Play a case's requests, in order or together, and keep the clients' answers."""
 
 import asyncio
 import json
@@ -23,9 +23,9 @@ class Seen:
     body: str = ""
     elapsed_s: float = 0.0
     heard_at: list[float] = field(default_factory=list)
-    """When something of the answer came, and when it was over (monotonic)."""
+    """Times at which a part of the answer came, and of its end (monotonic)."""
     left_at: float | None = None
-    """When the client hung up (monotonic)."""
+    """Time at which the client left (monotonic)."""
 
     @property
     def json(self) -> Any:
@@ -40,7 +40,7 @@ class Seen:
 
 
 async def play(url: str, requests: Sequence[Mapping[str, Any]]) -> list[Seen]:
-    """All of them; those of one `parallel_group` together."""
+    """Play all requests; those of one `parallel_group` together."""
     seen: list[Seen] = []
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False, limits=limits) as client:

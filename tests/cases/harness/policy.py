@@ -1,6 +1,6 @@
-"""A case's pieces as a policy of `FakeEngine`: the reply is as scripted, its log-probs tell whose weights sampled it.
+"""A case's pieces as a policy of `FakeEngine`: a scripted reply, with log-probs that identify the sampling weights.
 
-Unlike `stubs` the engine behind it can load adapters, replace its weights, and go on with a reply that was cut.
+Unlike `stubs`, the engine behind it can load adapters, replace its weights, and resume a cut reply.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from openclaw_rl.types import LogProbs
 @dataclass(frozen=True, slots=True)
 class ScriptedPolicy(ToyPolicy):
     reply: tuple[int, ...] = ()
-    """What it says to everything, the end token left out."""
+    """Its reply to every prompt, without the end token."""
     opening: tuple[int, ...] = field(default=())
-    """What the template writes before a reply."""
+    """Ids that the template writes before a reply."""
 
     def next_token(self, ids: Sequence[int], seed: int) -> int:
         size = len(self.opening)
@@ -32,7 +32,7 @@ def scripted(vocabulary: Vocabulary, pieces: Sequence[str]) -> ScriptedPolicy:
 
 
 class FlatPolicy(ToyPolicy):
-    """What `stubs` answers when it scores, whatever the weights."""
+    """Policy with the log-prob that `stubs` answers to scoring calls; it is the same for all weights."""
 
     def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
         return (-0.5,) * (len(ids) - start)

@@ -1,7 +1,7 @@
 """The scripted engine, judge and teacher of a case, on one port: the dialect under `/`, the judge under `/v1`.
 
-Replies are used in order, or the first unused one whose `match` is in the last user message; when none is left, the
-last goes on. A piece is one event. What came and what went is kept in `calls`.
+Replies are used in order, or the first unused one whose `match` is in the last user message. After the last reply, that
+one repeats. A piece is one event. `calls` keeps requests and replies.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class EngineCall:
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
     made_at: list[float] = field(default_factory=list)
-    """When each piece was (monotonic)."""
+    """Time of each piece (monotonic)."""
     is_aborted: bool = False
 
 
@@ -42,7 +42,7 @@ class Stubs:
     """An ASGI app."""
 
     def __init__(self, case: Mapping[str, Any], vocabulary: Vocabulary, *, pace: float) -> None:
-        """pace: seconds that a second of the case lasts here."""
+        """pace: seconds of this run for a second of the case."""
         self._engine = _Script(case.get("engine", []))
         self._judge, self._teacher = _Script(case.get("judge", [])), case.get("teacher", [])
         self._vocabulary, self._pace = vocabulary, pace

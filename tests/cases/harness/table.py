@@ -8,15 +8,18 @@ HEAD = """\
 # Public cases
 
 The cases are in `tests/data/open_cases.jsonl`: faults that users of comparable servers reported, each with a small
-input and the right behaviour. Those marked *server* run on the real server over stubs of engine, judge and teacher
-(`harness/`), and their checks are evaluated as they stand in the file, with two exceptions: in AS-1 `/v1/models`
-answers without a key, because OpenClaw asks so, and what bounds a time (ST-1, ST-6, JV-3, CO-2) is a count, an order or
-a share, as `COUNTED` in `test_cases.py` says: a stopwatch would find fault with a busy machine. ST-1 and CO-2 run in a
-fraction of their time. *Parser* ones go to the parser they are about. The rest need a trainer, a swap, a kill or a
-start that fails: each is played by the test named *as the case has it*, with the checks of the file, and its clauses
-have tests of their own. Of those checks one is not evaluated: in CL-2 an engine cannot have another template, because
-it is sent ids; and CL-1's ten seconds are the process's own time on a CPU. Written by `python -m harness.table`,
-checked by `test_cases.py`.
+input and the right behaviour.
+
+- *Server* cases run on the real server over stubs of engine, judge and teacher (`harness/`). Their checks are evaluated
+  as in the file, with two exceptions. In AS-1 `/v1/models` answers without a key, because OpenClaw sends none there.
+  Bounds of a time (ST-1, ST-6, JV-3, CO-2) are counts, orders or shares (`COUNTED` in `test_cases.py`), because a
+  stopwatch fails on a busy machine. ST-1 and CO-2 run in a fraction of their time.
+- *Parser* cases call their parser.
+- The other cases need a trainer, a swap, a kill or a failing start. The test named *as the case has it* plays each one
+  with the checks of the file, and its clauses have their own tests. One of those checks is not evaluated: in CL-2 an
+  engine cannot have another template, because it gets ids. CL-1's ten seconds are the process's own time on a CPU.
+
+`python -m harness.table` writes this page; `test_cases.py` checks it.
 
 | case | about | where |
 | --- | --- | --- |

@@ -1,6 +1,8 @@
-"""The real trainer beside a server over a stub engine: loop, learner and LoRA, of a random Llama with the vocabulary of
-words. Its log-probs are not the stub's: `LENIENT` lets the gate and the self-test pass whatever comes of it, and
-`tiny_settings` masks only what is beyond all measure.
+"""The real trainer beside a server over a stub engine: loop, learner and LoRA of a random Llama with a vocabulary of
+words.
+
+Its log-probs differ from the stub's, so `LENIENT` lets every version pass the gate and the self-test, and
+`tiny_settings` masks only extreme tokens.
 """
 
 import threading
@@ -15,7 +17,7 @@ from harness.host import Server
 from harness.model import CONTEXT
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.loop import TrainerLoop
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -43,5 +45,5 @@ def tiny_trainer(server: Server, settings: TrainerSettings) -> Iterator[TrainerL
     learner = LocalLearner(policy, METHOD, settings, MethodSettings(), base_hash="stub")
     token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
     client = TrainerClient(server.url, token)
-    yield TrainerLoop(client, learner, server.data_dir, name="tiny", stop=threading.Event(), lease_wait_s=30)
+    yield TrainerLoop(LeaseSession(client, "tiny", threading.Event(), wait_s=30), learner, server.data_dir)
     client.close()

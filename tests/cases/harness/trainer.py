@@ -23,7 +23,7 @@ class ToyTrainer:
         kind: WeightKind = WeightKind.LORA,
         token: str | None = None,
     ) -> None:
-        """token: the one that the server keeps in its data directory when None."""
+        """token: None means the one in the server's data directory."""
         self.client = TrainerClient(url, token or (data_dir / "keys" / "trainer.token").read_text().strip())
         self._data_dir, self._policy, self._kind = data_dir, policy, kind
 
@@ -37,7 +37,7 @@ class ToyTrainer:
         *,
         weights: bytes | None = None,
     ) -> Commit:
-        """One step on this batch, on disk: what is left is to commit it. change: of what it measured."""
+        """Run one step on this batch and write it to disk, without the commit. change: edits its report."""
 
         def fill(folder: Path) -> None:
             (folder / WEIGHTS_FILE).write_bytes(weights or lease.lease_id.encode() * 64)

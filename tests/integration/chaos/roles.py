@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from chaos.faults import Rates, faulty
 from chaos.memory import tell_what_is_held
 from chaos.stubs import TimedEngine, stub_judge
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.server import app
@@ -123,14 +124,11 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
     def train(_: dict[str, Any]) -> None:
         configure_log("warning", process="trainer")
         torch.set_num_threads(1)
-        trainer_loop.LONGEST_PAUSE_S = 2.0
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         client = trainer_client.TrainerClient(f"http://127.0.0.1:{place.server_port}", TRAINER_TOKEN)
-        loop = trainer_loop.TrainerLoop(
-            client, ToyLearner(policy), place.data_dir, name="toy", stop=stop, keep_optimizers=KEEP_OPTIMIZERS
-        )
-        loop.run()
+        session = trainer_client.LeaseSession(client, "toy", stop, pauses=Backoff(1.0, 2.0))
+        trainer_loop.TrainerLoop(session, ToyLearner(policy), place.data_dir, keep_optimizers=KEEP_OPTIMIZERS).run()
         client.close()
 
     return {"engine": serve_engine, "judge": serve_judge, "server": serve, "trainer": train}

@@ -4,6 +4,7 @@ A process gets one `Fate`: at its n-th transition that fits, it writes which one
 """
 
 import functools
+import inspect
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ from openclaw_rl.trainers.loop import TrainerLoop
 GROUP_POINTS = ("taken", "mid_group", "before_commit", "committed", "answered")
 """Of one group of the writer: taken from the queue; some jobs done; all done, not committed; committed, not answered;
 answered, and nobody has acted on it yet."""
-_OFTEN = ("begin", "finish", "pair", "record_verdict", "record_sample", "lease", "commit", "set_version_state")
+_OFTEN = ("begin", "finish", "pair", "record_verdict", "record_sample", "_grant", "commit", "set_version_state")
 _RARELY = ("abandon", "drop", "count_side", "renew", "release", "reject", "rollback", "set_pin", "set_learning")
 """What jobs of the ledger's writer do, by the ledger's method that handed them in."""
 _OPENING = ("migrate", "_claim", "abandon_interrupted", "expire")
@@ -135,8 +136,11 @@ def hook_server(death: Death) -> None:
 
 
 def _work(job: Any) -> str:
-    """The ledger's method that handed the job in: `Ledger.begin.<locals>.<lambda>` → `begin`."""
-    return str(job.work.__qualname__).split(".")[1]
+    """Return the name of the ledger's method that handed the job in; `write` has its body in a closure."""
+    found = (
+        inspect.getclosurevars(job.work).nonlocals.get("body", job.work) if inspect.isfunction(job.work) else job.work
+    )
+    return str(getattr(found, "__name__", found))
 
 
 def hook_trainer(death: Death) -> None:

@@ -16,6 +16,7 @@ import uvicorn
 from kill.fork_server import Role
 from kill.points import Death, Fate, hook_server, hook_trainer
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.server import app
@@ -94,20 +95,13 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
         hook_trainer(death)
         configure_log("warning", process="trainer")
         torch.set_num_threads(1)
-        trainer_loop.FIRST_PAUSE_S, trainer_loop.LONGEST_PAUSE_S = 0.05, 0.2
         trainer_client.COMMIT_PAUSE_S = 0.02
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         client = trainer_client.TrainerClient(place.url, TRAINER_TOKEN)
-        trainer_loop.TrainerLoop(
-            client,
-            ToyLearner(policy, death),
-            place.data_dir,
-            name="toy",
-            stop=stop,
-            keep_optimizers=KEEP_OPTIMIZERS,
-            lease_wait_s=0.3,
-        ).run()
+        session = trainer_client.LeaseSession(client, "toy", stop, wait_s=0.3, pauses=Backoff(0.05, 0.2))
+        learner = ToyLearner(policy, death)
+        trainer_loop.TrainerLoop(session, learner, place.data_dir, keep_optimizers=KEEP_OPTIMIZERS).run()
         client.close()
 
     return {"engine": serve_engine, "server": serve, "trainer": train}

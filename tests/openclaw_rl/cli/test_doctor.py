@@ -1,4 +1,4 @@
-"""`openclaw-rl doctor`: what it looks at, and how it says what it finds."""
+"""`openclaw-rl doctor`: its checks, and the lines that it prints."""
 
 import json
 import socket
@@ -73,7 +73,7 @@ def test_the_node_answers_by_its_own_interpreter(question):
 
 
 def test_an_environment_that_does_not_know_this_project_answers_for_itself_alone(question, tmp_path):
-    """Ours holds torch and numpy; that one holds nothing, and must not be told to hold ours."""
+    """Our environment holds torch and numpy. The other one is empty, and the report must not list ours for it."""
     venv.create(tmp_path / "bare", symlinks=True)
     found = examine(Question(question.settings, slime_python=str(tmp_path / "bare/bin/python")), [doctor.node])
     assert {"slime", "Megatron-LM", "sglang", "ray", "torch", "numpy"} <= {finding.what for finding in found}

@@ -1,4 +1,4 @@
-"""The command line: what it says when it cannot do what is asked, in one line and with exit code 2."""
+"""The command line: a command that cannot run prints one line and exits with code 2."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def admin(tmp_path: Path) -> Iterator[list[str | None]]:
-    """A server with one answer for each path; the keys it was shown."""
+    """Yield the keys that a server got; it has one answer for each path."""
     shown: list[str | None] = []
 
     class Answer(BaseHTTPRequestHandler):

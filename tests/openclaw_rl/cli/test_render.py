@@ -1,4 +1,4 @@
-"""What people read on a terminal: every number under a name, and no character that moves the cursor."""
+"""Text for a terminal: every number has a name, and no character moves the cursor."""
 
 import time
 from typing import Any

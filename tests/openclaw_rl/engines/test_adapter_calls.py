@@ -5,8 +5,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from engine_client import SETTINGS, request, served
+from engine_client import request, served
 
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
 
@@ -34,13 +35,13 @@ async def test_adapters_change_log_probs_and_unload_waits_for_their_users(tmp_pa
         assert not fake.adapters
 
 
-@pytest.mark.parametrize(("kind", "stays"), [("sglang", True), ("embedded", False)])
+@pytest.mark.parametrize(("kind", "stays"), [("sglang", True), ("url", True), ("embedded", False)])
 async def test_an_adapter_whose_requests_sglang_may_have_miscounted_is_not_unloaded(
     tmp_path: Path, kind: str, stays: bool
 ) -> None:
     """An unload there would wait for ever, and hold up every load. A fresh load of the name starts a fresh count."""
     fake = FakeEngine()
-    async with served(fake, SETTINGS.model_copy(update={"kind": kind})) as engine:
+    async with served(fake, loses_adapter_count=load_kind(kind).loses_adapter_count) as engine:
         for name in ("refused", "whole"):
             await engine.load_adapter(name, tmp_path)
         fake.script(Scripted(ids=(), refuse=(400, "too long")))

@@ -1,4 +1,4 @@
-"""A ledger in a temporary folder, a clock that only tests move, and turns made to order."""
+"""A ledger in a temporary folder, a clock that only tests move, and a driver that brings turns to a state."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class ManualClock:
 
 @dataclass
 class Driver:
-    """Walks turns through a ledger, so that a test says only what it is about."""
+    """Brings turns through a ledger, so that a test names only the values that it checks."""
 
     ledger: Ledger
     count: int = 0

@@ -1,8 +1,8 @@
-"""A process to be killed: it walks turns through a ledger as fast as it can and says on stdout what the ledger
+"""Process that the test kills: it brings turns through a ledger without a pause and prints what the ledger
 acknowledged.
 
-It forks once per line on stdin, so that a new victim costs milliseconds. A line of output is one fact: `pid N`, `open`,
-then `served TURN`, `trained VERSION TURN…`, `rolled_back VERSION`, `rejected VERSION…`; after the victim's death
+It forks once per line on stdin, so that a new process costs milliseconds. A line of output is one fact: `pid N`,
+`open`, then `served TURN`, `trained VERSION TURN…`, `rolled_back VERSION`, `rejected VERSION…`; after the fork's death
 `ended`.
 """
 

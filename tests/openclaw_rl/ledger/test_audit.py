@@ -1,4 +1,4 @@
-"""The audit finds what it is there to find: each line breaks one promise behind the ledger's back."""
+"""The audit finds every kind of violation: each case breaks one promise by SQL that bypasses the ledger."""
 
 import sqlite3
 

@@ -1,4 +1,4 @@
-"""The pieces: found again by any number of ids, in few wordings of SQL."""
+"""Pieces are found by any number of ids, with few different SQL statements."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What goes in comes out, in as few bytes as it needs."""
+"""Packed token data unpacks to the same values and has the smallest possible size."""
 
 import numpy as np
 from hypothesis import given

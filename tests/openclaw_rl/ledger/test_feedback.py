@@ -1,5 +1,5 @@
-"""What a user says of a turn, at every place the turn can stand: it wins, it is never applied twice, and no turn trains
-twice for it."""
+"""Feedback on a turn in every state: it wins over the judge, takes effect once, and no turn trains twice because of
+it."""
 
 import sqlite3
 from dataclasses import replace

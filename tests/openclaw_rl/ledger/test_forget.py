@@ -1,14 +1,16 @@
-"""A forgotten session is gone from the file, and nothing else is; a backup is the ledger as it was at one moment."""
+"""A forgotten session leaves no byte in the file, and other sessions stay; a backup is the ledger at one moment."""
 
 import asyncio
+import inspect
 import stat
 
 import pytest
 from turns import make_request, make_turn
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
-from openclaw_rl.ledger import Forgotten, Ledger, deletion, forget, turns
+from openclaw_rl.ledger import Forgotten, Ledger, deletion
 from openclaw_rl.ledger.snapshot import backup, compact
+from openclaw_rl.ledger.store import write
 from openclaw_rl.messages import Message
 from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import DropReason, Feedback, NextState, SideCount
@@ -127,18 +129,18 @@ async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(
     before = await driver.served(session="theirs", prompt=(9,))
     running = make_request("running", user="bob", session="b", text="x", prompt=(9,))
     await ledger.begin(running)
-    carry_out = forget.carry_out
+    carry_out = inspect.unwrap(Ledger._carry_out)
 
-    def later(db, plan, *, at):
+    def later(ledger, db, plan):
         question, answer = Message(role="user", content="question 1"), Message(role="assistant", content="answer 1")
         asked = make_request("late", question, user="bob", session="c", prompt=(1, 2, 3))
-        turns.begin(db, asked)
+        inspect.unwrap(Ledger.begin)(ledger, db, asked)
         turn = make_turn("turn-late", request="running", reply=answer)
-        turns.finish(db, turn, driver.key, at=at)
-        turns.pair(db, before, NextState((question,)), "side", at=at)
-        return carry_out(db, plan, at=at)
+        inspect.unwrap(Ledger.finish)(ledger, db, turn, driver.key)
+        inspect.unwrap(Ledger.pair)(ledger, db, before, NextState((question,)), by_request_id="side")
+        return carry_out(ledger, db, plan)
 
-    monkeypatch.setattr(forget, "carry_out", later)
+    monkeypatch.setattr(Ledger, "_carry_out", write(later))
     assert (await ledger.forget("mine")).turns == 1
     assert (await ledger.turn("turn-late")).turn.reply.content == "answer 1"
     assert (await ledger.turn(before)).next_state.messages[0].content == "question 1"
@@ -147,17 +149,17 @@ async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(
 
 async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger, driver, monkeypatch):
     await driver.served(session="mine")
-    carry_out, seen = forget.carry_out, []
+    carry_out, seen = inspect.unwrap(Ledger._carry_out), []
 
-    def later(db, plan, *, at):
+    def later(ledger, db, plan):
         if not seen:
             asked = make_request("more", session="mine", text="and then?")
-            turns.begin(db, asked)
-            turns.abandon(db, "more", DropReason.CANCELLED, "")
+            inspect.unwrap(Ledger.begin)(ledger, db, asked)
+            inspect.unwrap(Ledger.abandon)(ledger, db, "more", DropReason.CANCELLED)
         seen.append(plan)
-        return carry_out(db, plan, at=at)
+        return carry_out(ledger, db, plan)
 
-    monkeypatch.setattr(forget, "carry_out", later)
+    monkeypatch.setattr(Ledger, "_carry_out", write(later))
     await ledger.forget("mine")
     assert len(seen) == 2
     assert (await ledger.counts())["requests"] == 0
@@ -166,7 +168,7 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
 async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_and_loses_the_tokens(
     ledger, driver, ledger_path
 ):
-    """Of a large file too, where nothing is written anew."""
+    """Also in a large file, which is not rewritten."""
     version, _ = await driver.step()
     (before,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
     assert before.prompt_ids
@@ -178,8 +180,8 @@ async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_
 
 
 async def test_a_conversation_without_an_id_is_named_by_any_of_its_replies(ledger, driver):
-    """Its first question and answer tell it: not what another said in the same words, nor what was answered otherwise,
-    nor what has an id. A retry that nobody went on from goes too."""
+    """Its first question and answer identify it. Equal words of another user, another answer, and sessions with an id
+    stay. A retry that no request continued goes too."""
     system, hi = Message(role="system", content="be kind"), Message(role="user", content="hi")
     yes, no = Message(role="assistant", content="yes"), Message(role="assistant", content="no")
     more, bye = Message(role="user", content="more"), Message(role="user", content="bye")
@@ -238,7 +240,7 @@ async def test_a_user_is_forgotten_with_all_sessions(ledger, driver):
 
 
 async def test_who_sent_background_requests_alone_is_forgotten_too(ledger, driver, ledger_path):
-    """Nothing that was said is kept of them, but whose they were."""
+    """The ledger keeps no content of them, only their user and session."""
     for user, session in (("ann", "of-titles"), ("ann", None), ("bob", "of-titles"), ("eve", None)):
         await ledger.count_side(SideCount(user, session, "title", 1, 1, 200, 1.0))
     with pytest.raises(LedgerError, match="several users have a session 'of-titles': ann, bob"):

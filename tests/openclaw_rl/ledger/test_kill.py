@@ -1,4 +1,4 @@
-"""`kill -9` at any moment: what was acknowledged is there, and the file keeps every promise."""
+"""After `kill -9` at any moment all acknowledged changes are in the file, and the audit is clean."""
 
 import os
 import random
@@ -48,7 +48,7 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
 
 
 def _one_life(child: "subprocess.Popen[str]", seed: int, *, facts: int) -> list[list[str]]:
-    """Everything the victim said; it is killed once it has opened the ledger and told `facts` facts."""
+    """Return all lines of the process; it is killed once it has opened the ledger and printed `facts` facts."""
     child.stdin.write(f"{seed}\n")
     child.stdin.flush()
     told: list[list[str]] = []

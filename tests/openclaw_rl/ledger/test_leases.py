@@ -1,4 +1,4 @@
-"""Batches: when one is handed out, what is in it, and how it ends."""
+"""Leases: their conditions, their samples, and their ends."""
 
 from dataclasses import replace
 

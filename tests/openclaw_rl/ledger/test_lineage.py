@@ -1,4 +1,4 @@
-"""Commits, and what becomes of the samples when the chain of versions is cut."""
+"""Commits, and the samples of versions that are cut off the chain."""
 
 import math
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""Any sequence of calls, crashes between them included, against a model that knows nothing of SQL.
+"""Random sequences of calls and crashes give the same states as a model without SQL.
 
-The model holds turns, versions and the lease in plain dicts and says what each call must do. After every step the audit
-is clean, the states and counts are the model's, and no turn has trained two versions of one ancestry.
+The model has turns, versions and the lease in plain dicts and predicts the result of each call. After every step the
+audit is clean, the states and counts are the model's, and no turn has trained two versions of one ancestry.
 """
 
 import shutil

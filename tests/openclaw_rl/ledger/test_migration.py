@@ -1,4 +1,4 @@
-"""Files that an older release wrote: they come to today's schema with all that is in them."""
+"""Files of an older release migrate to today's schema without a loss."""
 
 import sqlite3
 from dataclasses import replace
@@ -15,7 +15,7 @@ OLDER = range(1, len(MIGRATIONS))
 
 
 def write_older(new: Path, old: Path, schema: int) -> None:
-    """What `new` holds, as a release of an older schema would have written it."""
+    """Copy the rows of `new` into a file of an older schema."""
     old.parent.mkdir(exist_ok=True)
     with sqlite3.connect(old, isolation_level=None) as db:
         db.execute("PRAGMA journal_mode = WAL")

@@ -1,4 +1,4 @@
-"""Opening: one server at a time, the right model, the right schema, and order after a crash."""
+"""Opening: one server at a time, the right model, the right schema, and recovery after a crash."""
 
 import os
 import sqlite3

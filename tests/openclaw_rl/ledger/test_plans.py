@@ -1,4 +1,4 @@
-"""What calls cost as the ledger grows: SQLite's own plan of every statement of every call that is made all the time."""
+"""No frequent call reads a table that grows: SQLite's plan of each statement of each such call shows it."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -16,9 +16,9 @@ from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, Versio
 _SMALL = ("meta", "counter", "open_turn")
 """Tables that do not grow with the turns."""
 _NONE = ("CONSTANT", "(subquery-1)")
-"""No tables: a row of constants, and what a limited subquery gave."""
+"""Sources of a plan that are no tables: a row of constants, and the result of a limited subquery."""
 _FEW = ("version_unfinished", "version_folder", "version_serving", "lease_live", "request_running")
-"""Partial indexes: of what is on its way, or still has weights."""
+"""Partial indexes: of versions that are not decided yet, or still have weights."""
 _STATEMENTS = ("SELECT", "INSERT", "REPLACE", "UPDATE", "DELETE")
 
 

@@ -1,4 +1,4 @@
-"""Which versions' weights may go, and what is refused once they went."""
+"""Weights that may be pruned, and calls that are refused after it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A secret that was said is in no file: not as text, not as tokens; and what becomes of its turn."""
+"""A secret is in no file, neither as text nor as tokens; its turn is recorded and never trained on."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from openclaw_rl.types import DropReason, Feedback, NextState, Request, Turn, Tu
 
 KEY = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12"
 IDS = tuple(ord(char) for char in KEY)
-"""As a tokenizer of characters would have it."""
+"""Ids of the key from a tokenizer of characters."""
 
 
 def request(name: str, *messages: Message, **fields: Any) -> Request:

@@ -1,4 +1,4 @@
-"""What people and gates see."""
+"""Reads of the ledger for people and for the gate."""
 
 from openclaw_rl.types import DropReason, SideCount, TurnState, Verdict, VersionRun
 
@@ -89,8 +89,8 @@ async def test_the_newest_prompts_of_recent_sessions(ledger, driver):
 
 
 async def test_what_users_said_counts_no_silence_and_loses_nothing_to_a_step(ledger, driver):
-    """D29: a turn without a verdict is no verdict of 0, whatever ended it; one that is judged while a batch trains, or
-    after it was trained, stands with the version that gave the reply; tools are not users."""
+    """A turn without a verdict is no verdict of 0, for any drop reason. A verdict that comes while a batch trains, or
+    later, counts for the version that gave the reply. Tool results are not users."""
     first = await driver.sampled()
     late = await driver.paired()
     await driver.served()  # nobody answered it

@@ -1,4 +1,4 @@
-"""What is over and old goes, in small steps, with its contents; what waits stays; the ledger stays whole."""
+"""Old turns that are over go, in small steps, with their contents; turns that wait stay; the audit stays clean."""
 
 import asyncio
 

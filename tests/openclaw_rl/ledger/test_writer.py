@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 class Commits(list[str]):
-    """What the writer's connection was asked to do."""
+    """Statements that the writer's connection ran."""
 
     def connect(self, path):
         db = connect(path)
@@ -239,7 +239,7 @@ async def test_closing_writes_what_was_handed_in(writer, path):
 
 async def test_whoever_waits_is_told_when_the_writer_breaks(writer):
     class Broken(BaseException):
-        """What no job may raise."""
+        """An exception that no job should raise."""
 
     def break_down(db):
         raise Broken

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import convert
 from openclaw_rl.models import resolve as resolve_module
 from openclaw_rl.models.identity import hash_tensors
-from openclaw_rl.models.resolve import base_hash, load_model, load_tokenizer, resolve, tokenizer_folder
+from openclaw_rl.models.resolve import base_hash, load_model, resolve, tokenizer_folder
 from openclaw_rl.settings import ModelSettings
 
 
@@ -56,7 +56,7 @@ def test_a_plain_folder_stays_where_it_is(folder, tmp_path):
     resolved = resolve(ModelSettings(path=str(folder)), tmp_path)
     assert (resolved.name, resolved.folder) == ("tiny-llama", folder)
     assert tokenizer_folder(ModelSettings(path=str(folder)), tmp_path) == folder
-    assert load_tokenizer(resolved).eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(resolved.folder).eos_token_id == 2
 
 
 def test_the_hash_is_kept_outside_the_users_folder_and_follows_the_files(folder, tmp_path):
@@ -80,7 +80,7 @@ def test_another_weight_format_is_converted_once(without_safetensors, folder, tm
     for name, tensor in original.state_dict().items():
         assert torch.equal(converted.state_dict()[name], tensor)
     assert base_hash(resolved) == hash_tensors(resolved.folder)
-    assert load_tokenizer(resolved).eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(resolved.folder).eos_token_id == 2
 
 
 def test_processes_may_race(without_safetensors, tmp_path):

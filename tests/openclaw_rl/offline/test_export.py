@@ -1,5 +1,4 @@
-"""Turns and samples as files: every row is there, as the ledger has it, in both formats, and a running server minds
-nothing."""
+"""Turns and samples as files: every row of the ledger is there, in both formats; a running server is not disturbed."""
 
 import json
 import stat
@@ -22,7 +21,9 @@ TOOLS = '[{"type":"function","function":{"name":"f"}}]'
 
 @pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
-    """Open while the test exports: one trained-on turn with everything, a demonstration, one dropped turn."""
+    """Yield a ledger that is open while the test exports: one trained-on turn with every field, a demonstration, one
+    dropped turn.
+    """
     ledger = await Ledger.open(
         tmp_path / "l.sqlite", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
     )

@@ -1,5 +1,8 @@
 """Training from a ledger, offline: a model of two layers learns from chats that a real ledger holds, and the same seed
-learns the same. (The bundled model and a running server are in `tests/integration/test_loop.py`.)"""
+learns the same.
+
+(The bundled model and a running server: `tests/integration/test_loop.py`.)
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -31,7 +34,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
-    """Two layers of random weights, a byte-level tokenizer, a template."""
+    """Return a folder with a model of two layers of random weights, a byte-level tokenizer and a template."""
     import torch
 
     folder = tmp_path_factory.mktemp("tiny")
@@ -62,8 +65,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
 
 @pytest.fixture
 async def ledger(tmp_path: Path, model: ModelSettings) -> AsyncIterator[Ledger]:
-    """Open while the tests replay. Six judged turns (one of another user), a neutral one, one that opted out, one that
-    had grown stale, and a demonstration."""
+    """Yield a ledger that is open while the tests replay. It holds six judged turns (one of another user), a neutral
+    one, one that opted out, one that had grown stale, and a demonstration.
+    """
     frontend = FrontEnd(model, Path(model.path))
     ledger = await Ledger.open(
         tmp_path / "data" / "ledger.sqlite3",

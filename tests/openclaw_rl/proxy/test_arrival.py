@@ -1,4 +1,4 @@
-"""The engine is asked beside the ledger, not after it: what a slow ledger may hold up, and what it may not."""
+"""The engine is asked beside the ledger, not after it: the parts of a reply that a slow ledger delays."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -51,7 +51,7 @@ async def test_nothing_of_a_reply_goes_out_before_its_request_is_recorded(qwen, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_of_a_reply_goes_out_when_its_recording_is_broken(qwen, proxy_over, stream: bool) -> None:
-    """Not by the ledger's own errors, which leave a turn unrecorded, but by a fault of ours."""
+    """A fault of our own code, not an error of the ledger, which would leave the turn unrecorded."""
 
     async def broken(request) -> None:
         raise OverflowError("a fault of ours")
@@ -72,7 +72,7 @@ async def test_nothing_of_a_reply_goes_out_when_its_recording_is_broken(qwen, pr
 
 
 async def test_a_request_that_ends_before_it_is_recorded_is_recorded_first(qwen, slow_ledger) -> None:
-    """The engine refuses it at once; the client of the next one leaves."""
+    """The engine refuses the first request at once; the client of the second one leaves."""
     async with slow_ledger(qwen) as (proxy, go):
         proxy.fake.script(Scripted(ids=(), refuse=(422, "no")), Scripted(ids=ids_of(qwen, "Hello"), hold_after=0))
         refused = asyncio.create_task(proxy.post(HI))
@@ -101,3 +101,14 @@ async def test_a_client_of_a_slow_ledger_hears_that_we_are_there(qwen, slow_ledg
                 if line.startswith(":"):
                     break
             go.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_to_the_first_token_is_counted_once_a_reply(qwen, proxy_over, stream: bool) -> None:
+    async with proxy_over(qwen) as proxy:
+        for n in range(1, 3):
+            reply = await proxy.post({**HI, "stream": stream, "max_tokens": 5})
+            assert reply.status_code == 200
+            durations = proxy.deps.health.first_token
+            assert durations.cumulative()[-1] == ("+Inf", float(n))
+            assert 0 < durations.total_s < 60

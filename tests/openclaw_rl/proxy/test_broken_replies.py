@@ -1,4 +1,4 @@
-"""What the chat routes make of clients that leave, engines that refuse or break off, ledgers that cannot write."""
+"""The chat routes with clients that leave, engines that refuse or break off, ledgers that cannot write."""
 
 import asyncio
 import json
@@ -213,8 +213,8 @@ async def test_one_chat_too_many_is_503_with_retry_after(qwen, proxy_over) -> No
 
 
 async def test_a_client_that_left_is_written_to_no_more(qwen, proxy_over, caplog: pytest.LogCaptureFixture) -> None:
-    """Many tokens wait, and the client's end is known no sooner than the first of them is written to it. asyncio warns
-    from the fifth such write on."""
+    """Many tokens wait, and only the first write to the client shows that it left. asyncio warns from the fifth such
+    write on."""
     writers: list[asyncio.StreamWriter] = []
     event = b'data: {"output_ids":[%d],"meta_info":{}}\n\n' % ids_of(qwen, "l")[0]
 

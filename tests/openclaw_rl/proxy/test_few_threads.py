@@ -1,4 +1,4 @@
-"""The tokenizer library meets the main thread, event loops and two threads more."""
+"""The tokenizer library runs in the main thread, event loops and two more threads only."""
 
 import asyncio
 import threading

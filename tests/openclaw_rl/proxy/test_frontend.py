@@ -1,4 +1,4 @@
-"""What a message becomes in the prompt, and what a front end refuses to start with."""
+"""Messages in the prompt, and model folders that the front end refuses."""
 
 import json
 import shutil

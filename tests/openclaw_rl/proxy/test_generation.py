@@ -11,7 +11,7 @@ from waiting import until
 from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.errors import EngineRefused, RequestError
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.testing import FakeEngine, Scripted
 from openclaw_rl.types import SamplingParams
 
@@ -38,9 +38,7 @@ def generation(
         serving,
         rid="r",
         prompt_ids=(1, 5, 6),
-        sampling=SamplingParams(max_new_tokens=limit, **params),  # type: ignore[arg-type]
-        end_ids={END},
-        extras=extras,
+        decoding=Decoding(SamplingParams(max_new_tokens=limit, **params), {END}, extras),  # type: ignore[arg-type]
     )
 
 
@@ -97,7 +95,7 @@ async def test_an_engine_that_never_comes_back_is_given_up_as_503() -> None:
 
 
 class Watched(VersionAdmission):
-    """Keeps how long whoever waits for the gate would wait; it shuts before the fourth wait, for good."""
+    """Keeps the timeout of each wait for admission; before the fourth wait it holds for ever."""
 
     def __init__(self) -> None:
         super().__init__(hold_s=60.0)
@@ -192,7 +190,7 @@ async def test_closing_gives_the_version_back_and_aborts() -> None:
 
 
 async def test_an_engine_that_came_back_empty_faster_than_anyone_looked_costs_no_chat(tmp_path: Path) -> None:
-    """It answers 4xx for an adapter it had a moment ago: the reply waits until the adapter is there again."""
+    """The engine answers 4xx for an adapter that it had before: the reply waits until the adapter is loaded again."""
     engine, serving = FakeEngine(), serving_base()
     await engine.load_adapter("policy-v3", tmp_path)
     serving.switch(3, "policy-v3")

@@ -1,4 +1,4 @@
-"""Names that are ours, names that are not, and versions that are served no longer."""
+"""Our own model names, aliases, and versions that are no longer served."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Ids to reply: the same whether they come alone or at once; never half a character, a stop string or half a call."""
+"""Ids to reply: equal in pieces and at once; never half a character, a stop string or half a call."""
 
 import json
 

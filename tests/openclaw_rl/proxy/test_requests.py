@@ -1,4 +1,4 @@
-"""What clients send: parameters, fields of others, bad input; and what becomes of their turns."""
+"""Requests of clients: parameters, unknown fields, bad input; and the turns that they make."""
 
 import json
 
@@ -165,7 +165,7 @@ async def test_a_large_body_is_refused_without_being_read(qwen, proxy_over) -> N
 
 
 async def test_a_reply_without_tokens_is_served_and_never_a_sample(qwen, proxy_over) -> None:
-    """Case TN-5: the end token was all it said, or it was cut before the first."""
+    """Case TN-5: the reply is only the end token, or it was cut before its first token."""
     async with proxy_over(qwen) as proxy:
         proxy.fake.script(Scripted(ids=ids_of(qwen, "END of it")))
         reply = await proxy.post({**HI, "stop": "END"})

@@ -1,4 +1,4 @@
-"""The chat routes over a fake engine, on a real socket: what goes over the wire, and what is recorded of it."""
+"""The chat routes over a fake engine, on a real socket: bytes on the wire, and recorded turns."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Piecewise tokenising equals full tokenising, is not repeated, and never makes a control id of what a client typed."""
+"""Piecewise tokenising equals full tokenising, is not repeated, and makes no control id of a client's text."""
 
 import ctypes
 import json
@@ -48,7 +48,7 @@ def messages_of(contents: list[str]) -> list[Message]:
 
 
 def whole(frontend: FrontEnd, messages: list[Message], tools: list | None = None) -> tuple[int, ...]:
-    """What the tokenizer itself makes of the rendered text in one go."""
+    """Return the ids of the whole rendered text by the tokenizer itself."""
     tokenizer = frontend._tokenizer
     rows = [{**message.model_dump(exclude_none=True), "content": message.text()} for message in messages]
     text = tokenizer.apply_chat_template(rows, tools=tools, tokenize=False, add_generation_prompt=True)
@@ -172,7 +172,7 @@ def test_a_full_cache_takes_no_more_memory_than_it_says(smollm: FrontEnd) -> Non
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc that tells what its heap holds")
 def test_the_library_keeps_as_many_words_as_it_is_told_in_few_threads(smollm: FrontEnd) -> None:
-    """They are in no heap of Python's, for each thread that ever tokenised: by the library's default up to 80 MB."""
+    """The words are outside Python's heap, for each thread that ever tokenised: by default up to 80 MB."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = type(
         "Mallinfo", (ctypes.Structure,), {"_fields_": [(str(k), ctypes.c_size_t) for k in range(10)]}

@@ -1,4 +1,4 @@
-"""Adapters on the engine: loaded beside those that replies use, let go when none does."""
+"""Adapters on the engine: loaded beside those that replies use, unloaded when no reply does."""
 
 import asyncio
 from pathlib import Path
@@ -70,6 +70,6 @@ async def test_what_is_remembered_of_versions_ends_with_their_weights(world: Wor
         return len(await world.ledger.version_folders()) == 2
 
     await until(is_pruned)
-    async with world.publisher._turn:  # the pruning is over
+    async with world.publisher._swap:  # the pruning is over
         assert set(world.publisher._adapters._ours) == {"policy-v5", "policy-v6"}
     assert set(world.serving._lora_paths) <= {0}

@@ -1,4 +1,4 @@
-"""An engine that was away, or of which nobody knows what it holds: it gets back what it should serve."""
+"""An engine that was away, or whose weights are unknown, gets back the version that should serve."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ async def test_an_engine_that_came_back_empty_gets_the_serving_weights(full_worl
 
 
 async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_was_pushed(full_world: World) -> None:
-    """The engine may still be reading the new weights: what it says it holds proves nothing."""
+    """The engine may still be reading the new weights: the version that it names is no proof."""
     base, folder = await full_world.ledger.version(0), full_world.folder
     engine, serving = FakeEngine(), VersionAdmission(120)
     policy = PolicyEngine(engine, serving, PublisherSettings(), folder, base_folder=folder / "base")

@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.errors import EngineError, EngineGone, EngineRefused
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.full_swap import FullWeightSwap
 from openclaw_rl.testing import FakeEngine, Scripted
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
@@ -37,9 +37,9 @@ class World:
             self.serving,
             rid=f"r{number}",
             prompt_ids=(*PROMPT, 7 + number),
-            sampling=SamplingParams(max_new_tokens=tokens),
-            end_ids=(),
-            extras=EngineExtras(json_schema=json_schema, ignore_eos=True),
+            decoding=Decoding(
+                SamplingParams(max_new_tokens=tokens), (), EngineExtras(json_schema=json_schema, ignore_eos=True)
+            ),
         )
         async with running, aclosing(running.events()) as events:
             async for _ in events:

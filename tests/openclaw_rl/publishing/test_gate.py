@@ -1,4 +1,4 @@
-"""What a version must pass: bounds of KL, canaries, the engine's numbers. Over the real ledger and a fake engine."""
+"""The gate's tests: bounds of KL, canaries, the engine's numbers. Over the real ledger and a fake engine."""
 
 import asyncio
 

@@ -78,7 +78,7 @@ async def test_weights_that_the_engine_has_no_numbers_for_are_swapped_back(full_
 async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
     full_world: World, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
-    """It is waited for: known before the swap, nothing is swapped; found out behind it, what served is put back."""
+    """The publisher waits for it: it makes no swap, or puts the old version back if the swap was made."""
     monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
     number = await full_world.commit_full()
     mute = Speechless(seeds=frozenset({BASE_SEED, BASE_SEED ^ number}))
@@ -103,3 +103,21 @@ async def test_an_engine_that_has_no_numbers_at_all_condemns_no_weights(
     full_world.engine.policy = ToyPolicy()
     await ends(full_world, number, VersionState.SERVING)
     assert full_world.serving.current == number
+
+
+def assert_timed_once(world: World) -> None:
+    assert world.health.gate.cumulative()[-1] == ("+Inf", 1.0)
+    assert world.health.push.cumulative()[-1] == ("+Inf", 1.0)
+    assert 0 < world.health.push.total_s < 30
+
+
+async def test_the_gate_and_the_load_of_an_adapter_are_timed(world: World) -> None:
+    await publish(world, await world.commit(sampled_by=0))
+    assert_timed_once(world)
+
+
+async def test_the_gate_and_the_push_of_full_weights_are_timed(full_world: World) -> None:
+    number = await full_world.commit_full()
+    full_world.publisher.wake()
+    await ends(full_world, number, VersionState.SERVING)
+    assert_timed_once(full_world)

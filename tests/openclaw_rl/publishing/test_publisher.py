@@ -7,6 +7,7 @@ from publishing import Speechless, World, publish, until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineGone, LedgerError
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import ToyPolicy
@@ -109,7 +110,8 @@ async def test_a_restart_serves_what_the_ledger_says_and_finishes_what_was_begun
     serving = VersionAdmission(5.0)
     world.engine.go_down()
     world.engine.come_up()
-    again = Publisher(world.ledger, world.engine, serving, PublisherSettings(), world.folder)
+    settings = PublisherSettings()
+    again = Publisher(world.ledger, PolicyEngine(world.engine, serving, settings, world.folder), settings)
     await again.restore()
     assert serving.current == first
     task = asyncio.create_task(again.run())
@@ -123,7 +125,7 @@ async def test_a_restart_serves_what_the_ledger_says_and_finishes_what_was_begun
 
 
 async def test_steps_that_come_faster_than_gates_are_served_all_the_same(world: World) -> None:
-    """Seen on a real engine: while each gate ran another commit came, and nothing was ever served."""
+    """Seen on a real engine: while each gate ran another commit came, and no version was ever served."""
     check = world.publisher._gate.check
     made = []
 
@@ -193,7 +195,7 @@ async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> 
     async with world.serving.use(first):  # a running reply keeps the first one loaded
         second = await world.commit(sampled_by=first)
         await publish(world, second)
-        swap = world.publisher._turn
+        swap = world.publisher._swap
         await swap.acquire()
     pinning = asyncio.create_task(world.publisher.pin(first))
     await asyncio.sleep(0.02)  # it waits for the swap at hand

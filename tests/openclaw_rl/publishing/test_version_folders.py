@@ -1,4 +1,4 @@
-"""Which folders of `versions/` survive a start."""
+"""Folders of `versions/` that survive a start."""
 
 from pathlib import Path
 

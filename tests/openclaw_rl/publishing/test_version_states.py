@@ -1,4 +1,4 @@
-"""What becomes of versions that do not serve."""
+"""States of versions that do not serve."""
 
 from publishing import World, until
 

@@ -19,10 +19,9 @@ from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.proxy.generation import EngineExtras, Generation, Sampled
-from openclaw_rl.publishing.engine_weights import RemoteOnlyWeights
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
+from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
@@ -55,8 +54,9 @@ class World:
             VersionAdmission(120),
         )
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
-        self.publisher = Publisher(ledger, self.engine, self.serving, settings, folder, base_folder=folder / "base")
-        self.pushes = TrainerPushes(self.publisher.pushed.take)
+        policy = PolicyEngine(self.engine, self.serving, settings, folder, base_folder=folder / "base")
+        self.publisher = Publisher(ledger, policy, settings)
+        self.pushes = self.publisher.pushes
         self.watchdog = EngineWatchdog(
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
@@ -76,7 +76,7 @@ class World:
             token=TOKEN,
             lease_wait=LeaseWait(),
             on_commit=lambda _: self.publisher.wake(),
-            describe=self.publisher.pushed.describe,
+            describe=self.pushes.describe,
         )
         app.include_router(router)
         app.include_router(build_push_router(ledger, token=TOKEN, pushes=self.pushes, on_start=on_start))
@@ -145,9 +145,7 @@ class World:
             self.serving,
             rid=f"r{number}",
             prompt_ids=(*PROMPT, 7 + number),
-            sampling=SamplingParams(max_new_tokens=60),
-            end_ids=(),
-            extras=EngineExtras(ignore_eos=True),
+            decoding=Decoding(SamplingParams(max_new_tokens=60), (), EngineExtras(ignore_eos=True)),
         )
         async with running, aclosing(running.events()) as events:
             async for _ in events:
@@ -286,7 +284,7 @@ async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_
 
 
 async def test_an_engine_without_numbers_takes_no_weights_and_costs_none(world: World) -> None:
-    """What it holds is gone with the push: there would be nothing to tell whose fault it is."""
+    """The push overwrites its weights: afterwards no test could tell the engine's fault from the version's."""
     number = await world.commit(probe_error=0.0)
     score = world.engine.score
 

@@ -1,17 +1,17 @@
-"""What wakes a stage, what rests, what is tried while everything fails, what a ledger that cannot write costs."""
+"""A stage: its wakes and rests, the circuit breaker, and a ledger that cannot write."""
 
 import asyncio
 
 from workers import MemoryLedger, ScriptedJudge, judging
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.scoring.stage import RetryTimes
+from openclaw_rl.scoring.stage import CircuitBreaker, RetryTimes
 from openclaw_rl.settings import JudgeSettings
 
 
 async def test_a_new_turn_wakes_the_worker() -> None:
     ledger, wake = MemoryLedger(), asyncio.Event()
-    async with judging(ledger, ScriptedJudge(), wake=wake, pace=RetryTimes(poll_s=1000.0)):
+    async with judging(ledger, ScriptedJudge(), wake=wake, times=RetryTimes(poll_s=1000.0)):
         await asyncio.sleep(0)
         ledger.add("late")
         wake.set()
@@ -83,7 +83,7 @@ async def test_a_ledger_outage_loses_no_verdict() -> None:
 
 async def test_a_turn_the_ledger_refuses_does_not_spin() -> None:
     judge, ledger = ScriptedJudge(), MemoryLedger(refused={"a"}).add("a", "b", "c")
-    async with judging(ledger, judge, pace=RetryTimes(poll_s=0.01, first_rest_s=1000.0, longest_rest_s=1000.0)):
+    async with judging(ledger, judge, times=RetryTimes(poll_s=0.01, first_rest_s=1000.0, longest_rest_s=1000.0)):
         assert await ledger.until(2) == {"b": 1, "c": 1}
     assert judge.seen.count("a") == 1
 
@@ -101,7 +101,7 @@ class CountingEvent(asyncio.Event):
 async def test_busy_workers_do_not_spin_on_a_rested_turn() -> None:
     judge, ledger, wake = ScriptedJudge({"a": [JudgeError("x")]}), MemoryLedger().add("a"), CountingEvent()
     judge.asked = {name: asyncio.Event() for name in "abc"}
-    async with judging(ledger, judge, wake=wake, pace=RetryTimes(poll_s=1000.0, first_rest_s=0.5)):
+    async with judging(ledger, judge, wake=wake, times=RetryTimes(poll_s=1000.0, first_rest_s=0.5)):
         await judge.asked["a"].wait()  # it fails, and rests
         judge.hold = asyncio.Event()
         ledger.add("b", "c")
@@ -113,3 +113,20 @@ async def test_busy_workers_do_not_spin_on_a_rested_turn() -> None:
         assert wake.clears - before <= 2
         judge.hold.set()
         assert await ledger.until(3) == dict.fromkeys("abc", 1)
+
+
+def test_the_breaker_trips_after_three_turns_probes_and_closes() -> None:
+    breaker = CircuitBreaker(RetryTimes(first_rest_s=1000.0, longest_rest_s=1000.0))
+    assert [breaker.record_failure(name) for name in ("a", "a", "b", "c")] == [False, False, False, True]
+    assert breaker.is_open
+    assert breaker.excuses("c")
+    assert breaker.probed == {"c"}
+    assert 20.0 < breaker.rest_s <= 30.0  # the longest pause between probes
+    breaker.start_round()
+    assert breaker.probed == frozenset()
+    assert not breaker.record_failure("a"), "it has tripped"
+    excused = [breaker.excuses("a") for _ in range(501)]
+    assert excused == [True] * 500 + [False]
+    assert breaker.close()
+    assert not breaker.is_open
+    assert not breaker.close()

@@ -8,6 +8,7 @@ from workers import FAST, SETTINGS, MemoryLedger, ScriptedJudge, judging
 from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.methods.base import Dropped, ScoringTools
+from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import judge_turns, score_turns
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
@@ -53,7 +54,7 @@ async def test_undecided_is_not_asked_again() -> None:
 async def test_a_bug_climbs() -> None:
     ledger = MemoryLedger().add("a")
     with pytest.raises(ExceptionGroup) as caught:
-        await judge_turns(ledger, ScriptedJudge({"a": [KeyError("bug")]}), SETTINGS, asyncio.Event(), pace=FAST)
+        await judge_turns(ledger, ScriptedJudge({"a": [KeyError("bug")]}), SETTINGS, asyncio.Event(), times=FAST)
     assert caught.group_contains(KeyError)
 
 
@@ -95,7 +96,13 @@ async def test_scoring_makes_samples_or_reasons() -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
             score_turns(
-                ledger, method, ScoringTools(), asyncio.Event(), sampled=sampled, workers=2, retries=2, pace=FAST
+                ledger,
+                method,
+                ScoringTools(),
+                StageLimits(workers=2, retries=2),
+                asyncio.Event(),
+                sampled=sampled,
+                times=FAST,
             )
         )
         ended = await ledger.until(5)

@@ -44,7 +44,7 @@ class CharacterFrontEnd:
 
 
 class JudgingEngine(FakeEngine):
-    """Votes −1, finds no hint, and never answers what is asked about the slow turn in `hangs`."""
+    """Votes −1, finds no hint, and never answers a call of the kind `hangs` about the slow turn."""
 
     def __init__(self, hangs: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
 
 @asynccontextmanager
 async def workers(ledger: Ledger, engine: FakeEngine, settings: Settings) -> AsyncIterator[ServerEvents]:
-    """What `app` starts, until the block ends."""
+    """Run the workers that `app` starts, until the block ends."""
     events, serving = ServerEvents(), VersionAdmission(hold_s=1.0)
     serving.switch(0, None)
     core: Any = SimpleNamespace(
@@ -106,7 +106,7 @@ async def sampled(ledger: Ledger, name: str) -> None:
 async def test_a_judge_that_writes_for_ever_holds_up_no_other_kind(
     ledger: Ledger, hangs: str, max_running: int
 ) -> None:
-    """D28: a place of the teacher is never held by a generation, nor one of the verdicts by the hints."""
+    """A generation never holds a slot of the teacher, and hints never hold a slot of the verdicts."""
     engine = JudgingEngine(hangs)
     settings = load(None, OWN_JUDGE | {"engine.max_running": max_running}, {})
     async with asyncio.timeout(20), workers(ledger, engine, settings) as events:

@@ -1,4 +1,6 @@
-"""The keeper of the gate: shut while the engine is down, open when it serves, restored after any absence."""
+"""The engine watchdog: chats are held while the engine is down, and admitted when it serves; its version is restored
+after any absence.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -64,7 +66,7 @@ async def test_a_restore_that_fails_is_tried_again_behind_a_shut_gate(watched: W
 
 
 async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
-    """An engine that is not ours was restarted between two polls: its adapters are gone."""
+    """Another program restarted its engine between two polls: the adapters are gone."""
     watched = Watched()
     polls = iter([True, False, True, True])
     done = asyncio.Event()

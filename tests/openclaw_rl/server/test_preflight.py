@@ -1,4 +1,4 @@
-"""Everything that is wrong is named before anything heavy begins (`tests/cases/test_start.py`: case CL-1)."""
+"""The server names all problems before the engine and the front end load (`tests/cases/test_start.py`: case CL-1)."""
 
 import os
 import socket

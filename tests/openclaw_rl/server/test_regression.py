@@ -1,4 +1,4 @@
-"""The permutation test for a fall between versions: hand-made runs, false alarms, and what it must not see."""
+"""The permutation test for a fall between versions: hand-made runs, false alarms, and falls that it must not report."""
 
 import random
 import tracemalloc
@@ -11,7 +11,7 @@ from openclaw_rl.server.regression import find_drop
 
 
 def run(*stretches: tuple[range, float], seed: int = 0, per_version: int = 8) -> list[tuple[int, int]]:
-    """For each (versions, share of praise): `per_version` verdicts a version, +1 or −1."""
+    """Return `per_version` verdicts a version, +1 or −1, for each (versions, share of praise)."""
     rng = random.Random(seed)
     return [
         (v, 1 if rng.random() < share else -1)
@@ -56,21 +56,22 @@ def test_turns_of_an_older_version_that_ended_late_count_for_it() -> None:
 
 
 def test_a_slow_fall_is_seen_before_a_hundred_turns_of_it() -> None:
-    """From 80 % praise to 10 % over six versions of 16 turns: what the wrong sign of a reward does."""
+    """From 80 % praise to 10 % over six versions of 16 turns: the effect of a reward with the wrong sign."""
     slow = [(range(i, i + 1), share) for i, share in enumerate((0.8, 0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1))]
     for seed in range(5):
         assert find_drop(run(*slow, seed=seed, per_version=16)) is not None
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """One test of each of 200 even runs: p < 0.01 is to be met about twice; 9 or more has a chance below 1e-3."""
+    """One test of each of 200 even runs: p < 0.01 should occur about twice; 9 or more has a chance below 1e-3."""
     runs = (run((range(12), 0.5), seed=seed) for seed in range(200))
     assert sum(find_drop(verdicts, permutations=400, p_value=0.01) is not None for verdicts in runs) <= 8
 
 
 def test_a_look_after_every_batch_finds_as_good_as_nothing_where_nothing_happens() -> None:
-    """What the watch does: 25 looks at each of 20 even runs of 200 turns. One alarm in 30,000 turns is promised; two in
-    these 4,000 have a chance below 1 %."""
+    """The monitor tests 25 times in each of 20 even runs of 200 turns. The promise is one alarm in 30,000 turns; two in
+    these 4,000 have a chance below 1 %.
+    """
     alarms = 0
     for seed in range(20):
         verdicts = run((range(25), (0.6, 0.9)[seed % 2]), seed=seed)

@@ -1,4 +1,4 @@
-"""Which base an engine serves, when it tells its hash, its path, or a path that is not here."""
+"""The hash of the base that an engine serves, when it reports its hash, its path, or a path of another host."""
 
 from pathlib import Path
 

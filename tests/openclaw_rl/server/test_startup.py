@@ -1,4 +1,4 @@
-"""Wall clocks are set; what is written down goes on evenly."""
+"""A wall clock is set; the times that the server writes go on evenly."""
 
 from openclaw_rl.server.startup import SteadyClock
 

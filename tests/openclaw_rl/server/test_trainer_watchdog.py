@@ -1,23 +1,23 @@
-"""A trainer's silence: by a clock of the test's own, and over a process that says nothing.
+"""A trainer's silence: by a clock of the test's own, and over a real process that is silent.
 
 (A lease that runs out: `tests/degradation/test_trainer.py`.)
 """
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, TrainerHeartbeat, end_when_hung
 from openclaw_rl.telemetry.health import Health
 
 
 class Hours:
-    """A process and its last word, as old as the test says."""
+    """A process and its heartbeat, both as old as the test sets."""
 
     def __init__(self, *, lease_s: float = 900.0) -> None:
         self.pid: int | None = 1
@@ -45,7 +45,7 @@ class Hours:
         self.pid, self.started_at = len(self.ended_after) + 2, self.now
 
     def passes(self, minutes: int, *, speaks: bool = False) -> list[str]:
-        """Looked at twice a minute; what is told at the end."""
+        """Look twice a minute for this time, and return the problems at the end."""
         for _ in range(2 * minutes):
             self.now += 30
             if speaks:
@@ -110,7 +110,7 @@ async def test_a_process_that_hangs_before_its_first_batch_is_started_again(
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.LONGEST_WATCH_S", 0.01)
     monkeypatch.setattr("openclaw_rl.server.trainer_watchdog.SILENT_S", 0.1)
     health = Health()
-    child = Child("trainer", "a_trainer", [], python=sys.executable, log_file=tmp_path / "log", stop_grace_s=1.0)
+    child = Child("trainer", ChildCommand("a_trainer"), log_file=tmp_path / "log", stop_grace_s=1.0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(child.run())
         watching = tasks.create_task(end_when_hung(child, NoLeases(), health, TrainerHeartbeat(), lease_s=0.1))

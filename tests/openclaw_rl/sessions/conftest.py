@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from openclaw_rl.messages import Message
+from openclaw_rl.sessions.canonical import turn_key
 from openclaw_rl.sessions.classify import Classified, classify, identify
-from openclaw_rl.sessions.pairing import Paired, Pairing, turn_key
+from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.types import OpenTurn, Scope, TurnType
 
 TRAFFIC = Path(__file__).parents[2] / "data" / "openclaw_traffic"
@@ -18,7 +19,7 @@ TRAFFIC = Path(__file__).parents[2] / "data" / "openclaw_traffic"
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded request, as the proxy would understand it."""
+    """One recorded request, as the proxy parses it."""
 
     headers: dict[str, str]
     body: dict[str, Any]
@@ -26,7 +27,7 @@ class Recorded:
     classified: Classified
     scope: Scope
     reply: Message | None
-    """What the server answered; None for an error."""
+    """Reply of the server; None for an error."""
 
 
 def _recorded(request: dict[str, Any]) -> Recorded:
@@ -73,7 +74,7 @@ class Play:
     count: int = 0
 
     def serve(self, scope: Scope, messages: list[Message], reply: str | Message, name: str | None = None) -> str:
-        """A reply to these messages is complete."""
+        """Add the complete reply to these messages."""
         reply = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         name = name or f"t{self.count}"
         self.count += 1

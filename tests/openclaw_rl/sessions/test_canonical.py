@@ -1,4 +1,4 @@
-"""Canonical messages: what a client changes on the way back does not matter, everything else does."""
+"""Canonical messages: a client's own changes on the way back are ignored, all others count."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_what_clients_change_on_the_way_back() -> None:
 
 
 def test_a_stamp_that_a_reply_repeats_is_lost_on_the_way_back() -> None:
-    """Seen with the real client and the bundled model: the reply began with the stamp of the question it repeated."""
+    """Seen with the real client and the bundled model: the reply began with the repeated time stamp of the question."""
     stamp = "[Sat 2026-11-28 17:21 UTC] "
     said = "And what helps me to wake up early?\n\nTo some extent, it's about your own circadian rhythms."
 

@@ -1,4 +1,4 @@
-"""Main or side: what the caller says, then OpenClaw's marks, then the setting."""
+"""Main or side: by the caller's word, then by OpenClaw's marks, then by the setting."""
 
 import pytest
 

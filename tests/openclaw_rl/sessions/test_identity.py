@@ -1,4 +1,4 @@
-"""Session identity, in the order of the design."""
+"""Session identity: each source, in its order."""
 
 import pytest
 

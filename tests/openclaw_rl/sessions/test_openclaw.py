@@ -1,4 +1,4 @@
-"""OpenClaw's marks: what is stripped, what is background, and that a quoted mark is neither."""
+"""OpenClaw's marks: stripped text, background requests, and quoted marks, which are neither."""
 
 import json
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, Message
-from openclaw_rl.sessions.pairing import Pairing, turn_key
+from openclaw_rl.sessions.canonical import turn_key
+from openclaw_rl.sessions.pairing import Pairing
 from openclaw_rl.types import OpenTurn, Scope
 
 S = Scope("uma", "s")
@@ -267,7 +268,7 @@ def test_the_key_survives_a_restart(play, chat) -> None:
 
 @dataclass
 class Conversation:
-    """A client's view of its chat, and what it knows about the replies in it."""
+    """A client's view of its chat, and the turn of each reply in it."""
 
     scope: Scope
     messages: list[Message]
@@ -285,7 +286,7 @@ STEPS = st.tuples(
 @given(st.lists(st.booleans(), min_size=4, max_size=4), st.lists(STEPS, max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_random_conversations_pair_right(named: list[bool], steps: list[tuple[int, str, int]]) -> None:
-    """No pair across conversations, no turn lost, no turn paired twice; what a client continues is what pairs."""
+    """No pair across conversations, no turn lost, no turn paired twice; the continued turn is the one that pairs."""
     pairing, count = Pairing(10_000), 0
     owner: dict[str, int] = {}
     ended: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Sessions over a real ledger: what is paired, what survives a restart, and that a broken ledger breaks no chat."""
+"""Sessions over a real ledger: pairs, a restart, and a broken ledger that breaks no chat."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ class Client:
         at: float = NOW,
         begin: bool = True,
     ) -> tuple[Request, Turn]:
-        """A request that is being answered, and what its answer will be."""
+        """Start a request; return it with its coming reply."""
         request = Request(
             request_id=f"r{self.count}",
             scope=scope,
@@ -80,7 +80,7 @@ class Client:
         return request, turn
 
     async def ask(self, messages: list[Message], reply: str | Message = "", **more: Any) -> tuple[str, str | None]:
-        """Send a request and get the reply: the new turn's id, and that of the turn this request answered."""
+        """Send a request and get the reply: the id of the new turn, and of the turn that the request answered."""
         request, turn = await self.begin(messages, reply, **more)
         answered = await self.sessions.observe(request)
         await self.sessions.served(request, turn)
@@ -181,7 +181,7 @@ async def test_old_turns_expire(ledger: Ledger, chat, monkeypatch: pytest.Monkey
 
 
 async def sweep(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One round of what the app lets run for ever."""
+    """Run one round of `expire_forever`."""
     swept = asyncio.Event()
 
     async def one_sweep(seconds: float) -> None:
@@ -198,7 +198,7 @@ async def sweep(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_request_whose_end_could_not_be_written_ends_once_the_ledger_can(
     client: Client, chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it counted as running, and its session could never be forgotten."""
+    """Without its end the request would count as running, and its session could never be forgotten."""
 
     async def full(*_: object, **__: object) -> None:
         raise LedgerUnavailable("disk full")
@@ -267,7 +267,7 @@ async def test_what_could_not_be_paired_ends_visibly(ledger: Ledger, client: Cli
 
 
 async def test_the_recorded_traffic_in_a_real_ledger(client: Client, traffic) -> None:
-    """Every main reply of the recordings is in the ledger, paired with what its user said next; no side request is."""
+    """Every main reply of the recordings is in the ledger, paired with its user's next message; no side request is."""
     mains = 0
     for name in (
         "interleaved_two_sessions",

@@ -1,4 +1,4 @@
-"""The recorded traffic of a real OpenClaw pairs right: every main turn with its true next state, and nothing else.
+"""The recorded traffic of a real OpenClaw: every main turn pairs with its true next state, and no other pair is made.
 
 Each recording is played in order: main requests are observed, and the recorded reply is the turn. Names are request
 numbers.
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from openclaw_rl.messages import Message
+from openclaw_rl.sessions.canonical import turn_key
 from openclaw_rl.sessions.openclaw import strip_wrapping
-from openclaw_rl.sessions.pairing import Paired, Pairing, turn_key
+from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.types import OpenTurn, Scope, TurnType
 
 
@@ -20,7 +21,7 @@ class Replay:
 
     pairing: Pairing = field(default_factory=lambda: Pairing(1000))
     pairs: dict[str, list[str]] = field(default_factory=dict)
-    """Turn → what its next state says, wrapping stripped."""
+    """Turn → text of its next state, without wrapping."""
     reactions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     superseded: list[str] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
@@ -93,7 +94,7 @@ def test_the_telegram_reaction_belongs_to_the_reply_before(traffic) -> None:
 
 
 def test_all_recordings_at_once_pair_as_alone(traffic) -> None:
-    """Sessions A and B go on through several recordings; nothing crosses over."""
+    """Sessions A and B continue through several recordings; no turn pairs across them."""
     replay = Replay()
     for name in ("interleaved_two_sessions", "tool_call_turn", "side_memory_flush", "side_cron_and_subagent"):
         replay.play(traffic(name), prefix=f"{name}.")
@@ -111,7 +112,7 @@ def test_all_recordings_at_once_pair_as_alone(traffic) -> None:
 
 @pytest.mark.parametrize("keep_id", [True, False])
 def test_the_reply_before_a_compaction_pairs_after_it(traffic, keep_id: bool) -> None:
-    """The recording starts behind the turn it compacts, so that turn is made from the history that the client had."""
+    """The recording starts after the compacted turn, so that turn is made from the client's history."""
     before, after = traffic("side_memory_flush")[2], traffic("side_compaction")[1]
     tail = [message for message in after.messages if message.role != "system"][1:]
     at = next(k for k, message in enumerate(tail) if message.text() == "Longer turn reply.")

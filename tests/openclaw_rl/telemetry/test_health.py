@@ -1,25 +1,11 @@
-"""Counters and means beside the ledger, as operators read them."""
+"""Parts that fail and work again, and the durations of the work, as `Health` counts them."""
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from openclaw_rl.telemetry import health as meters_module
-from openclaw_rl.telemetry import metrics
-from openclaw_rl.telemetry.health import Health
-
-
-def test_meters_are_rendered_beside_the_ledgers_counts() -> None:
-    health = Health()
-    health.count("hindsight_scored")
-    health.count("hindsight_scored")
-    for value in (0.5, 1.0):
-        health.observe("gap_abs", value)
-    text = metrics.render({"trained": 3}, 7, health)
-    assert 'openclaw_rl_ledger{what="trained"} 3\n' in text
-    assert 'openclaw_rl_scoring{what="hindsight_scored"} 2\n' in text
-    assert 'openclaw_rl_scoring_mean{what="gap_abs"} 0.75\n' in text
-    assert text.endswith("\n")
+from openclaw_rl.telemetry import health as health_module
+from openclaw_rl.telemetry.health import Durations, Health
 
 
 def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
@@ -46,7 +32,7 @@ def test_a_part_may_be_out_of_order_by_one_failure() -> None:
 
 def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.reset_defaults()
-    monkeypatch.setattr(meters_module, "log", structlog.get_logger())  # without the level that another test set
+    monkeypatch.setattr(health_module, "log", structlog.get_logger())  # without the level that another test set
     health = Health()
     with capture_logs() as lines:
         for n in range(1000):
@@ -63,11 +49,9 @@ def test_a_part_that_fails_a_thousand_times_is_two_lines_in_the_log(monkeypatch:
     assert health.failures == {"engine": 1001}
 
 
-def test_metrics_name_the_parts_that_are_out_of_order() -> None:
-    health = Health()
-    for _ in range(3):
-        health.failed("judge", "down")
-    text = metrics.render({}, 0, health, ["judge: failed 3 times", "ledger: disk full"])
-    assert 'openclaw_rl_out_of_order{part="judge"} 1\n' in text
-    assert 'openclaw_rl_out_of_order{part="ledger"} 1\n' in text
-    assert 'openclaw_rl_failures_total{part="judge"} 3\n' in text
+def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
+    durations = Durations((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 7.0):  # a bound belongs to its bucket
+        durations.observe(seconds)
+    assert durations.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
+    assert durations.total_s == pytest.approx(7.65)

@@ -1,4 +1,4 @@
-"""The phases from a batch's last feedback to its version, from a story written by hand."""
+"""The phases from a batch's last feedback to its version, from hand-written records."""
 
 import json
 from datetime import datetime

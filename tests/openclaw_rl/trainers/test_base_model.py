@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from close import assert_close
 from transformers import LlamaForCausalLM
 
 from openclaw_rl.errors import SettingsError
@@ -51,7 +52,7 @@ def test_what_is_trained_is_what_the_run_says(resolved: ResolvedModel, batch: li
     for passed in lora.cut(rows_of(batch), 1000):
         ours, theirs = lora.log_probs(passed), full.log_probs(passed)
         for index in ours:
-            torch.testing.assert_close(ours[index], theirs[index])
+            assert_close(ours[index], theirs[index])
 
 
 def test_a_missing_library_is_named(resolved: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from close import approx
 
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.settings import MethodSettings, TrainerSettings
@@ -128,7 +129,7 @@ def test_probes_are_forced_log_probs_at_temperature_one(
             with torch.no_grad():
                 log_probs = torch.log_softmax(model(input_ids=ids).logits[0], -1)[len(probe.prompt_ids) - 1 : -1]
             expected = log_probs.gather(-1, torch.tensor(probe.response_ids)[:, None]).squeeze(-1)
-            assert ours == pytest.approx(expected.tolist(), abs=1e-5)
+            assert ours == approx(expected.tolist())
     assert result.metrics["probe_shift"] > 0
 
 
@@ -164,7 +165,8 @@ def test_a_long_sample_within_the_limit_goes_alone(
     step(learner, samples)
     step(wide, samples)
     for name, values in weights(learner).items():
-        torch.testing.assert_close(values, weights(wide)[name], rtol=1e-3, atol=1e-5)
+        # Adam divides by the gradient: the rounding of a small one is a share of a whole step.
+        torch.testing.assert_close(values, weights(wide)[name], rtol=0, atol=0.01 * small.learning_rate)
 
 
 def test_numbers_that_are_not_finite_blame_the_samples_only_the_second_time(

@@ -17,6 +17,7 @@ from typing import TypeVar
 import pytest
 import torch
 import uvicorn
+from close import approx
 from fastapi import FastAPI
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -198,7 +199,7 @@ def test_the_process_trains_commits_and_stops(
             logits = model(input_ids=torch.tensor([probe.prompt_ids + probe.response_ids])).logits[0]
         log_probs = torch.log_softmax(logits[len(probe.prompt_ids) - 1 : -1], -1)
         expected = log_probs.gather(-1, torch.tensor(probe.response_ids)[:, None]).squeeze(-1)
-        assert probe.log_probs == pytest.approx(expected.tolist(), abs=1e-5)
+        assert probe.log_probs == approx(expected.tolist())
 
 
 def test_killed_in_a_step_and_started_again_it_trains_each_sample_once(
@@ -252,8 +253,10 @@ def test_one_trainer_for_a_data_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_own_session", [True, False])
 def test_it_steps_back_with_its_session_and_with_no_other(is_own_session: bool) -> None:
-    """Where the kernel groups processes by session, niceness counts only within one. The child alone can say what it is
-    in: a new session may be given a group where ours has none (an empty file), and a kernel may have no groups at all.
+    """If the kernel groups processes by session, niceness counts only within a group.
+
+    Only the child knows its group. A new session may get a group where ours has an empty file, and a kernel may have no
+    groups at all.
     """
     code = """
 import json, os, pathlib

@@ -14,8 +14,7 @@ from openclaw_rl.errors import TrainerError
 from openclaw_rl.trainer_protocol import Commit, SampleBody, Tip
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import NoStep, Step
-from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.trainers.loop import TrainerLoop, WrongBase
+from openclaw_rl.trainers.loop import WrongBase
 from openclaw_rl.types import DropReason, Sample, WeightKind
 
 
@@ -111,15 +110,7 @@ def test_a_lease_is_renewed_while_its_step_runs(bench: Bench) -> None:
 
 def test_a_step_that_hangs_is_renewed_no_longer_and_somebody_is_told(bench: Bench) -> None:
     hangs = threading.Event()
-    bench.loop = TrainerLoop(
-        TrainerClient("http://server", "t", transport=httpx.MockTransport(bench.api), sleep=lambda _: None),
-        bench.learner,
-        bench.data_dir,
-        name="test",
-        stop=bench.stop,
-        lease_wait_s=0.0,
-        on_hang=hangs.set,
-    )
+    bench.restart(on_hang=hangs.set)
 
     def hang(between: Callable[[], None]) -> None:
         assert hangs.wait(120)
@@ -230,7 +221,7 @@ def test_a_server_that_comes_back_is_waited_for(bench: Bench, monkeypatch: pytes
         return bench.stop.is_set()
 
     bench.api.hooks["tip"] = lambda: httpx.Response(503, json={})
-    bench.loop._stop = type("Stop", (), {"wait": staticmethod(wait), "is_set": bench.stop.is_set})()  # type: ignore[assignment]
+    bench.loop._session.stop = type("Stop", (), {"wait": staticmethod(wait), "is_set": bench.stop.is_set})()
     bench.api.after["commit"] = bench.stop.set
     bench.loop.run()
     assert pauses[:3] == [1.0, 2.0, 4.0]

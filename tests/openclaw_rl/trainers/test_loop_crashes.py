@@ -1,4 +1,4 @@
-"""What a crash of the trainer at each point leaves, and what the next start makes of it."""
+"""A crash of the trainer at each point, and the next start."""
 
 from collections.abc import Callable
 from pathlib import Path

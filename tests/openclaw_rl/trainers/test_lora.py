@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from close import assert_close, largest
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -54,7 +55,7 @@ def test_log_probs_equal_a_plain_forward_pass(
     ours = all_log_probs(policy, batch, budget, recompute=recompute)
     for sample, log_probs in zip(batch, ours, strict=True):
         mask = torch.tensor(sample.loss_mask)
-        torch.testing.assert_close(log_probs[mask], plain(policy.model, sample)[mask], rtol=0, atol=1e-5)
+        assert_close(log_probs[mask], plain(policy.model, sample)[mask])
         assert (log_probs[~mask] == 0).all()
 
 
@@ -66,7 +67,7 @@ def test_turns_in_one_row_have_the_numbers_they_have_alone(
     first = make_sample("first", prompt=4, response=3)
     second = make_sample("second", prompt=(*first.prompt_ids, *first.response_ids, 9, 9), response=3, temperature=1.0)
     for sample, log_probs in zip([first, second], all_log_probs(policy, [first, second], 1000), strict=True):
-        torch.testing.assert_close(log_probs, plain(policy.model, sample), rtol=0, atol=1e-5)
+        assert_close(log_probs, plain(policy.model, sample))
 
 
 @pytest.mark.parametrize("budget", [1, 1000])
@@ -97,13 +98,13 @@ def test_other_ids_stand_in_their_own_tokens_places(
             assert unscaled is not None
             row = table[start + k - 1]
             expected = row[ids[start + k]] if is_trained else torch.zeros(())
-            torch.testing.assert_close(unscaled[k], expected, rtol=0, atol=1e-5)
+            assert_close(unscaled[k], expected)
             if n not in gather:
                 assert gathered is None
                 continue
             assert gathered is not None
             wanted = row[list(gather[n][k])] if is_trained else torch.zeros(2 + n)
-            torch.testing.assert_close(gathered[k].detach(), wanted, rtol=0, atol=1e-5)
+            assert_close(gathered[k].detach(), wanted)
 
 
 def test_recomputation_changes_no_gradient(
@@ -118,7 +119,7 @@ def test_recomputation_changes_no_gradient(
     kept, recomputed = gradients(False), gradients(True)
     assert len(kept) == len(recomputed) == 2 * 2 * 7  # A and B of seven modules in two layers
     for a, b in zip(kept, recomputed, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        assert_close(a, b, ulps=2**14, scale=largest(kept))
 
 
 def test_a_new_adapter_changes_nothing_and_comes_from_its_seed(
@@ -136,7 +137,7 @@ def test_a_new_adapter_changes_nothing_and_comes_from_its_seed(
     base = make_model()
     for sample, log_probs in zip(batch, all_log_probs(policy, batch, 1000), strict=True):
         mask = torch.tensor(sample.loss_mask)
-        torch.testing.assert_close(log_probs[mask], plain(base, sample)[mask], rtol=0, atol=1e-6)
+        assert_close(log_probs[mask], plain(base, sample)[mask])
 
 
 def test_the_reference_is_the_base(make_model: MakeModel, settings: TrainerSettings, batch: list[Sample]) -> None:
@@ -147,7 +148,7 @@ def test_the_reference_is_the_base(make_model: MakeModel, settings: TrainerSetti
         referenced = all_log_probs(policy, batch, 1000)
     for sample, log_probs in zip(batch, referenced, strict=True):
         mask = torch.tensor(sample.loss_mask)
-        torch.testing.assert_close(log_probs[mask], plain(base, sample)[mask], rtol=0, atol=1e-6)
+        assert_close(log_probs[mask], plain(base, sample)[mask])
         assert not log_probs.requires_grad
     assert all_log_probs(policy, batch, 1000)[0].requires_grad
 
@@ -163,7 +164,7 @@ def test_the_folder_is_one_that_peft_loads(
     assert "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight" in names
     loaded = PeftModel.from_pretrained(make_model(), tmp_path)
     for sample in batch:
-        torch.testing.assert_close(plain(loaded, sample), plain(policy.model, sample), rtol=0, atol=1e-6)
+        assert_close(plain(loaded, sample), plain(policy.model, sample))
     assert str(tmp_path) not in (tmp_path / "adapter_config.json").read_text()  # no path of this machine
 
     again = LoraPolicy(make_model(), settings)
@@ -198,7 +199,7 @@ def test_other_architectures_get_all_their_linear_layers(settings: TrainerSettin
     for recompute in (False, True):  # dropout must act in neither
         for sample, log_probs in zip(batch, all_log_probs(policy, batch, 1000, recompute=recompute), strict=True):
             mask = torch.tensor(sample.loss_mask)
-            torch.testing.assert_close(log_probs[mask], plain(policy.model, sample)[mask], rtol=0, atol=1e-5)
+            assert_close(log_probs[mask], plain(policy.model, sample)[mask])
 
 
 def test_a_module_name_that_the_user_gave_must_exist(make_model: MakeModel, settings: TrainerSettings) -> None:

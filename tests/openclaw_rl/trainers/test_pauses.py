@@ -1,4 +1,4 @@
-"""Where a pass can be ended or paused: before each layer, on the way forward and on the way back."""
+"""A pass can be ended or paused before each layer, forward and backward."""
 
 from collections.abc import Callable
 

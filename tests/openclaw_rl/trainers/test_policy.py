@@ -1,4 +1,4 @@
-"""When a pass recomputes its activations, and what happens when memory runs out."""
+"""Passes that recompute their activations, and a policy that runs out of memory."""
 
 from collections.abc import Callable
 from typing import Any

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from openclaw_rl.methods.binary_rl import METHOD
 from openclaw_rl.models import resolve
@@ -25,7 +26,8 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
     resolved: resolve.ResolvedModel, tmp_path: Path
 ) -> None:
     settings = TrainerSettings()
-    tokenizer, model = resolve.load_tokenizer(resolved), resolve.load_model(resolved)
+    tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
+    model = resolve.load_model(resolved)
     base_hash = resolve.base_hash(resolved)
 
     def sample(name: str, question: str, answer: str, reward: float) -> Sample:

@@ -1,4 +1,4 @@
-"""Sources as slime's would look if it were nothing but what the plugin takes for granted."""
+"""Sources of a slime that holds only the code that the plugin relies on."""
 
 FILES = {
     "slime/ray/placement_group.py": """

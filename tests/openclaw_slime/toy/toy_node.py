@@ -1,5 +1,6 @@
-"""A server with a real ledger, trainer API, publisher and keeper, and toy weights: a version's weights are the list of
-the samples it was trained on, so that what serves can be held against what the ledger says.
+"""A server with a real ledger, trainer API, publisher and watchdog, and toy weights.
+
+A version's weights are the list of the samples it was trained on, so that tests can compare them with the ledger.
 """
 
 import asyncio
@@ -18,8 +19,8 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
 from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
@@ -89,11 +90,10 @@ class ToyServer:
         self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
         self.serving = VersionAdmission(120)
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
-        publisher = Publisher(
-            self.ledger, self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base"
-        )
+        policy = PolicyEngine(self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base")
+        publisher = Publisher(self.ledger, policy, settings)
         await publisher.restore()
-        pushes = TrainerPushes(publisher.pushed.take)
+        pushes = publisher.pushes
         watchdog = EngineWatchdog(
             self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
         )
@@ -103,14 +103,12 @@ class ToyServer:
             await self.ledger.revoke(trainer=name, reason="started again")
             await self.ledger.lose_undurable("started again")
             publisher.wake()
-            tip = await publisher.pushed.describe(await self.ledger.tip())
+            tip = await pushes.describe(await self.ledger.tip())
             return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings())
 
         app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}
-        app.include_router(
-            build_trainer_router(self.ledger, describe=publisher.pushed.describe, health=self.health, **parts)
-        )
+        app.include_router(build_trainer_router(self.ledger, describe=pushes.describe, health=self.health, **parts))
         app.include_router(build_push_router(self.ledger, token=TOKEN, pushes=pushes, on_start=on_start))
 
         @app.exception_handler(EngineError)
@@ -146,7 +144,7 @@ class ToyServer:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after it runs."""
+    """The process is gone: no code after it runs."""
 
 
 class _Remote:
@@ -157,7 +155,7 @@ class _Remote:
 
 
 _ray = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda refs, num_returns, timeout: (refs, []))
-"""What `ray.get` and `ray.wait` are for values that are there."""
+"""`ray.get` and `ray.wait` for values that are already there."""
 
 
 class ToyMegatron:

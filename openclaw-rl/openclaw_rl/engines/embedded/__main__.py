@@ -1,6 +1,4 @@
-"""`python -m openclaw_rl.engines.embedded`: one model behind the engine dialect. The server starts it; a person may
-too.
-"""
+"""Command line of the embedded engine: `python -m openclaw_rl.engines.embedded` serves one model in the dialect."""
 
 import argparse
 import asyncio
@@ -18,14 +16,14 @@ from openclaw_rl.settings import EngineSettings, ModelSettings
 HELP = """\
 Serve a causal language model over HTTP in SGLang's native dialect: token ids in, token ids and log-probs out.
 
-The server starts this process by itself; run it by hand to try the engine alone, or to share one engine between
+The server starts this process by itself. Start it yourself to try the engine alone, or to share one engine between
 servers:
 
   python -m openclaw_rl.engines.embedded --port 30001
   curl -s 127.0.0.1:30001/generate -H 'Content-Type: application/json' \\
        -d '{"input_ids": [1, 4093, 198], "sampling_params": {"max_new_tokens": 8}, "return_logprob": true}'
 
-SIGTERM finishes the running replies, then leaves. A second one leaves at once.
+SIGTERM finishes the running replies, then exits. A second SIGTERM exits at once.
 """
 
 
@@ -36,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config", type=Path, help="JSON file with everything below and more; the flags are not read then"
+        "--config", type=Path, help="JSON file with all values below and more; the other flags are then ignored"
     )
     parser.add_argument(
         "--model", default="bundled", help="`bundled`, a folder, a .gguf file or a Hugging Face name (default: bundled)"
@@ -75,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(config: EngineConfig) -> None:
     # A step has hundreds of short parallel sections. By default OpenMP threads spin so long between them that they
-    # starve each other, and everything else, as soon as another process wants a core; a short spin is as fast on a
+    # starve each other, and the other processes, as soon as one of those wants a core; a short spin is as fast on a
     # quiet machine. GNU's runtime reads this when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     # oneDNN keeps a compiled kernel for every number of rows it has met, 1,024 by default: prompts come in all lengths,

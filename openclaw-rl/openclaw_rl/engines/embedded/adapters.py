@@ -1,9 +1,8 @@
-"""The loaded adapters by name, and who uses them. Lives on the event loop.
+"""LoRA adapters: a registry of the loaded ones and their requests, and the reader of PEFT folders.
 
-A request holds its adapter from arrival to end, so an unload that waits for the holders never pulls weights from under
-a reply. From the moment an unload is asked for, the name is unknown to new requests.
-
-Reads a PEFT LoRA folder into per-layer low-rank pairs: y += x Aᵀ Bᵀ, the scale folded into B.
+The registry (`Adapters`) belongs to the event loop. A request holds its adapter from arrival to end, so an unload waits
+for the holders and never removes the weights of a running reply. From the call of `unload` on, the name is unknown to
+new requests. `read_adapter` reads a folder into low-rank pairs per layer: y += x Aᵀ Bᵀ, the scale folded into B.
 """
 
 import asyncio
@@ -22,17 +21,21 @@ from torch import Tensor
 from openclaw_rl.engines.embedded.runner import Adapter
 from openclaw_rl.errors import EngineRefused
 
+_KEY = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
+
 
 class Adapters:
+    """Registry of the loaded adapters and of the number of requests that hold each."""
+
     def __init__(self, load: Callable[[str, Path], Adapter], drop: Callable[[Adapter], Awaitable[None]]) -> None:
-        """load: reads a PEFT folder, in a thread of its own. drop: forgets an adapter that nobody uses any more."""
+        """load: reads a PEFT folder, in a thread of its own. drop: frees an adapter that no request holds."""
         self._load, self._drop = load, drop
         self._loaded: dict[str, Adapter] = {}
         self._folders: dict[str, Path] = {}
         self._loading: set[str] = set()
         self._users: dict[Adapter, int] = {}
         self._idle: dict[Adapter, asyncio.Event] = {}
-        """Set when the last user of an adapter that is being unloaded lets go."""
+        """Per adapter that is being unloaded: set when its last request releases it."""
 
     @property
     def names(self) -> list[str]:
@@ -40,10 +43,11 @@ class Adapters:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Name → folder it was loaded from."""
+        """The folder that each adapter was loaded from, by name."""
         return {name: self._folders[name] for name in self._loaded}
 
     async def load(self, name: str, folder: Path) -> None:
+        """Load the adapter under a new name. Raises EngineRefused."""
         if name in self._loaded or name in self._loading:
             raise EngineRefused(f"LoRA adapter {name!r} is already loaded", status=400)
         self._loading.add(name)
@@ -54,7 +58,7 @@ class Adapters:
             self._loading.discard(name)
 
     async def unload(self, name: str) -> None:
-        """Returns when its last request has ended and it is gone."""
+        """Return when the adapter's last request has ended and its weights are free. Raises EngineRefused."""
         adapter = self._loaded.pop(name, None)
         if adapter is None:
             raise EngineRefused(f"LoRA adapter {name!r} is not loaded", status=400)
@@ -65,7 +69,7 @@ class Adapters:
         await self._drop(adapter)
 
     def hold(self, name: str | None) -> Adapter | None:
-        """The adapter, until `release`; None for the base."""
+        """Return the adapter and hold it until `release`; None for the base. Raises EngineRefused."""
         if name is None:
             return None
         loaded = self._loaded.get(name)
@@ -84,11 +88,10 @@ class Adapters:
                 self._idle[adapter].set()
 
 
-_KEY = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
+    """The two factors of one projection's adapter, transposed."""
+
     a_t: Tensor  # [in, r]
     b_t: Tensor  # [r, out]
 
@@ -97,12 +100,13 @@ class LowRank:
 
 
 LayerPairs = dict[str, LowRank]
-"""By projection name (`q_proj`)."""
+"""The pairs of one layer, by projection name (`q_proj`)."""
 
 
 def read_adapter(folder: Path, shapes: list[dict[str, torch.Size]], device: torch.device) -> list[LayerPairs]:
-    """One entry per layer. shapes: the base's weights by layer and projection. Raises EngineRefused for what we would
-    serve wrong.
+    """Read a PEFT folder, one entry per layer. Raises EngineRefused for an adapter that we would serve wrong.
+
+    shapes: those of the base's weights, by layer and projection.
     """
     try:
         config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_bytes())
@@ -136,7 +140,7 @@ def read_adapter(folder: Path, shapes: list[dict[str, torch.Size]], device: torc
 
 
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
-    """alpha / r, or alpha / √r; the first pattern that ends the module's path overrides alpha, as in PEFT."""
+    """Return alpha / r, or alpha / √r. The first pattern that ends the module's path overrides alpha, as in PEFT."""
     alpha = float(config["lora_alpha"])
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):

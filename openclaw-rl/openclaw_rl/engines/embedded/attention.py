@@ -1,8 +1,8 @@
-"""Attention of one step: each span over its own sequence, whose keys and values it first extends.
+"""Attention of one step: each span over its own sequence, after its new keys and values are written.
 
-Sequences that decode one token and sit side by side (`seats`) are computed together, padded to the longest; the others
-one after the other. All views and indices are cut once per step, for every layer at a time: with hundreds of small
-calls in a step, slicing would cost as much as some of the arithmetic.
+Sequences that decode one token and have seats (`DecodeBatch`) are computed together, padded to the longest; the others
+one after the other. All views and indices are made once per step for all layers. A step has hundreds of small calls, so
+slicing per layer would cost as much as some of the arithmetic.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class StepAttention:
         kv_heads: int,
         head_dim: int,
     ) -> None:
-        """Room for the new tokens must be reserved. seated: those that sit in `blocks`, in order."""
+        """seated: the sequences with seats in `blocks`, in order. The caller has reserved room for the new tokens."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         seats = {id(kv): at for at, kv in enumerate(seated)}
         together = sorted((rows for rows in spans if id(rows.kv) in seats), key=lambda rows: seats[id(rows.kv)])
@@ -47,7 +47,7 @@ class StepAttention:
         self._places = [_Place(rows) for rows in spans if id(rows.kv) not in seats]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """qkv [N, heads + 2 kv_heads, head_dim], the first two parts rotated → [N, heads * head_dim]."""
+        """Map qkv [N, heads + 2 kv_heads, head_dim], the first two parts rotated, to [N, heads * head_dim]."""
         if self._table is not None and self._table.is_whole_step(qkv.shape[0]):
             return self._table(layer, qkv, self._heads)
         if self._table is None and len(self._places) == 1:
@@ -106,11 +106,11 @@ class _Table:
             self._mask = mask.repeat_interleave(kv_heads, 0)[:, None]  # [n * kv_heads, 1, longest]
 
     def is_whole_step(self, count: int) -> bool:
-        """Whether the step's `count` tokens are these sequences', in the order of their seats."""
+        """Return True if the step's `count` tokens are those of these sequences, in the order of their seats."""
         return self._in_order and count == self.rows.shape[0]
 
     def __call__(self, layer: int, qkv: Tensor, heads: int) -> Tensor:
-        """[n, heads * head_dim], in the order of the seats."""
+        """Return [n, heads * head_dim], in the order of the seats."""
         if not self.is_whole_step(qkv.shape[0]):
             qkv = qkv.index_select(0, self.rows)
         n, _, head_dim = qkv.shape
@@ -139,7 +139,7 @@ class _Place:
         else:  # [count, kv_heads, head_dim]
             self.new_keys = kv.keys[:, :, start:stop].transpose(1, 2).unbind(0)
             self.new_values = kv.values[:, :, start:stop].transpose(1, 2).unbind(0)
-        # One token sees everything, a whole prompt is plainly causal; several tokens after a prefix need a mask.
+        # One token attends to all, a whole prompt is plainly causal; several tokens after a prefix need a mask.
         self.mask: Tensor | None = None
         if rows.count > 1 and start > 0:
             blocked = torch.full((rows.count, stop), float("-inf"), device=kv.keys.device)

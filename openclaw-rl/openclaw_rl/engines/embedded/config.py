@@ -1,4 +1,4 @@
-"""What the embedded engine's process is told: one JSON file, written by the server that starts it."""
+"""Configuration of the embedded engine's process: one JSON file, which the server writes."""
 
 import ipaddress
 from pathlib import Path
@@ -24,7 +24,7 @@ class EngineConfig(Branch):
     @field_validator("host")
     @classmethod
     def _is_loopback(cls, host: str) -> str:
-        """The engine has no keys: whoever reaches it may load weights into it."""
+        """Refuse other hosts: the engine asks for no key, and any client could load weights into it."""
         if not ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback:
             raise ValueError("the engine has no keys, so it listens on loopback alone")
         return host

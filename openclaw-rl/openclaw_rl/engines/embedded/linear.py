@@ -1,10 +1,10 @@
-"""y = x Wᵀ + b on a CPU, by whichever of torch's kernels is fastest for so many rows. All are plain fp32 products.
+"""Linear layers y = x Wᵀ + b on a CPU, by the fastest of torch's kernels for each number of rows.
 
-Decoding is bound by reading W once per step. MKL's path behind `F.linear` keeps one core at a third of its bandwidth
-for few rows; the same product with the weight on the left does not. For several rows oneDNN is ahead, most of all over
-weights in its own blocked order, which are a second copy: made when rows first come together, for models small enough.
-Measured on 2 cores of an AMD EPYC, a pass of a 135M model's linear layers: one row 44 → 15 ms, four rows 60 → 22 ms,
-eight rows 56 → 38 ms, and a third less with blocked weights.
+All of these kernels are plain fp32 products. Decoding is bound by reading W once per step. MKL's path behind `F.linear`
+uses a third of one core's bandwidth for few rows; the same product with the weight on the left does not have that
+limit. For several rows oneDNN is faster, most of all over weights in its own blocked order. Those are a second copy,
+made for small models when a step first has several rows. Measured on 2 cores of an AMD EPYC, a pass of a 135M model's
+linear layers: one row 44 → 15 ms, four rows 60 → 22 ms, eight rows 56 → 38 ms, and a third less with blocked weights.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from torch import Tensor
 
 _FEW_ROWS = 5
 _WIDE = 1024
-"""From this input width on, oneDNN is ahead from three rows."""
+"""Input width from which oneDNN is faster from three rows."""
 _PACKED_ROWS = range(3, 33)
-"""Fewer rows do better without, more gain little: a chunk of a prompt does not cause a second copy."""
+"""Numbers of rows for packed weights: fewer are slower, and a prompt's chunk gains too little for a second copy."""
 
 
 class Linear:
-    """A linear layer over a weight it does not copy, unless it may pack it."""
+    """A linear layer over a weight that it does not copy, unless it may pack it."""
 
     __slots__ = ("_halves", "_has_onednn", "_may_pack", "_on_cpu", "_packed", "bias", "weight")
 
@@ -38,7 +38,7 @@ class Linear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [N, in], contiguous → [N, out], contiguous."""
+        """Map x [N, in], contiguous, to [N, out], contiguous."""
         rows, width = x.shape
         if not self._on_cpu or rows == 0:
             return F.linear(x, self.weight, self.bias)
@@ -54,20 +54,20 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         return y if self.bias is None else y.add_(self.bias)
 
-    # What follows a product is free while its result is in the cache, so packed weights do it in the same kernel.
+    # An operation on a product costs no time while the product is in the cache: packed weights do both in one kernel.
 
     def plus(self, x: Tensor, y: Tensor) -> Tensor:
-        """y + self(x); y may be overwritten."""
+        """Return y + self(x); y may be overwritten."""
         packed = self._packed_for(x.shape[0])
         return y.add_(self(x)) if packed is None else _onednn_binary(x, y, packed, self.bias, "add")
 
     def times(self, x: Tensor, y: Tensor) -> Tensor:
-        """y * self(x); y may be overwritten."""
+        """Return y * self(x); y may be overwritten."""
         packed = self._packed_for(x.shape[0])
         return y.mul_(self(x)) if packed is None else _onednn_binary(x, y, packed, self.bias, "mul")
 
     def silu(self, x: Tensor) -> Tensor:
-        """silu(self(x))"""
+        """Return silu(self(x))."""
         packed = self._packed_for(x.shape[0])
         return F.silu(self(x)) if packed is None else _onednn(x, packed, self.bias, "swish")
 
@@ -97,7 +97,7 @@ class FusedLinear:
         return torch.cat([layer(x) for layer in self.layers], 1)
 
     def split(self, whole: Tensor) -> Sequence[Tensor]:
-        """The layers' parts of it."""
+        """Return each layer's part of the joined output."""
         return whole.split([layer.weight.shape[0] for layer in self.layers], 1)
 
     def _fused(self, x: Tensor) -> Tensor | None:

@@ -1,9 +1,6 @@
-"""The weights of a Llama-family model as its safetensors hold them: mapped, not copied, when in fp32 and on the CPU.
+"""Reader of a Llama-family model folder: the shape from config.json, the weights from its safetensors.
 
-Reads a Llama-family config.json: the numbers of the forward, or None for a model that needs another forward.
-
-It does without transformers, whose import costs seconds and memory at every start of the engine; only a scaled rope
-asks it.
+Weights in fp32 on the CPU are mapped, not copied.
 """
 
 import json
@@ -22,11 +19,15 @@ from openclaw_rl.errors import EngineRefused
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _SCALED_ROPES = frozenset({"linear", "llama3", "yarn"})
 """Ropes whose frequencies do not depend on the length of the text."""
+QKV, OUT, GATE, UP, DOWN = ("q_proj", "k_proj", "v_proj"), "o_proj", "gate_proj", "up_proj", "down_proj"
+PROJECTIONS = (*QKV, OUT, GATE, UP, DOWN)
+_PACK_BELOW = 1 << 30
+"""Bytes of a model up to which its weights may be held twice (`linear`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that make one member of the family."""
+    """The numbers that distinguish one member of the family from another."""
 
     layers: int
     hidden: int
@@ -36,12 +37,14 @@ class Shape:
     eps: float
     vocab_size: int
     is_tied: bool
-    """Whether the output head is the embedding."""
+    """The output head is the embedding."""
     rope_type: str
     rope_theta: float
 
 
 def read_shape(folder: Path) -> Shape | None:
+    """Return the shape that config.json gives; None for a model that needs another forward."""
+    # Without transformers: its import costs seconds and memory at every start of the engine.
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
     windows = set(config.get("layer_types") or ()) - {"full_attention"}
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
@@ -77,10 +80,11 @@ def read_shape(folder: Path) -> Shape | None:
 
 
 def rope_frequencies(folder: Path, shape: Shape) -> tuple[Tensor, float]:
-    """([head_dim / 2] inverse frequencies, factor of cos and sin), as transformers computes them."""
+    """Return ([head_dim / 2] inverse frequencies, factor of cos and sin), as transformers computes them."""
     if shape.rope_type == "default":
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float) / shape.head_dim
         return 1.0 / (shape.rope_theta**exponents), 1.0
+    # Only a scaled rope pays for this import.
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -89,14 +93,10 @@ def rope_frequencies(folder: Path, shape: Shape) -> tuple[Tensor, float]:
     return frequencies, factor
 
 
-QKV, OUT, GATE, UP, DOWN = ("q_proj", "k_proj", "v_proj"), "o_proj", "gate_proj", "up_proj", "down_proj"
-PROJECTIONS = (*QKV, OUT, GATE, UP, DOWN)
-_PACK_BELOW = 1 << 30
-"""Bytes of a model up to which its weights may be held twice (`linear`)."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
+    """Weights of one decoder layer."""
+
     attention_norm: Tensor
     mlp_norm: Tensor
     q_norm: Tensor | None
@@ -109,13 +109,15 @@ class Layer:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """Of every projection, by name."""
+        """The weight shape of every projection, by name."""
         layers = [*self.qkv.layers, self.out, self.gate, self.up, self.down]
         return {name: linear.weight.shape for name, linear in zip(PROJECTIONS, layers, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
+    """Weights of the whole model."""
+
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
@@ -123,7 +125,7 @@ class Weights:
 
 
 def read_weights(folder: Path, shape: Shape, device: torch.device) -> Weights:
-    """Raises EngineRefused when the folder does not hold this architecture's tensors."""
+    """Read the weights. Raises EngineRefused when the folder does not hold this architecture's tensors."""
     tensors: dict[str, Tensor] = {}
     try:
         for file in sorted(folder.glob("*.safetensors")):

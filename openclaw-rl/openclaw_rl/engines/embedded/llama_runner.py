@@ -1,8 +1,8 @@
-"""The fast runner: a hand-written forward of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3), in fp32.
+"""The fast runner: our own forward of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3), in fp32.
 
-All new tokens of a step run together through every linear layer, whatever sequence, length or adapter they belong to;
-attention goes sequence by sequence, or over those that sit together (`seats`). Spans are ordered by adapter, so that
-an adapter's rows are one slice. It computes what transformers computes; the tests hold it to that.
+All new tokens of a step run together through every linear layer, across sequences, lengths and adapters. Attention runs
+sequence by sequence, or over the seated sequences together (`DecodeBatch`). Spans are ordered by adapter, so that the
+rows of an adapter are one slice. Tests compare its log-probs with those of transformers.
 """
 
 import time
@@ -37,6 +37,8 @@ from openclaw_rl.errors import EngineRefused
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenLogits:
+    """Logits that the head computes from hidden states when they are read."""
+
     hidden: Tensor  # [keep, hidden], normed
     head: Linear
 
@@ -48,10 +50,12 @@ class HiddenLogits:
 
 
 _Group = tuple[int, int, list[LayerPairs]]
-"""Rows begin … end run under one adapter."""
+"""Rows begin … end, which run under one adapter, and that adapter's pairs."""
 
 
 class LlamaRunner:
+    """`Runner` of the Llama family."""
+
     can_share = True
 
     def __init__(
@@ -64,7 +68,7 @@ class LlamaRunner:
         threads: int = 1,
         seats: int = 0,
     ) -> None:
-        """threads: the most CPU threads of a step. seats: sequences whose attention may be computed together."""
+        """threads: limit of a step's CPU threads. seats: sequences whose attention may be computed together."""
         self._shape, self._device = shape, device
         self._threads = ThreadChooser(threads)
         self._seats = DecodeBatch(seats, layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
@@ -160,19 +164,19 @@ class LlamaRunner:
         return rows, groups
 
     def _rope(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, head_dim]; the first half of sin negated, so that rotating is x cos + roll(x) sin."""
+        """Return cos and sin [N, 1, head_dim]. The first half of sin is negated: rotating is x cos + roll(x) sin."""
         angles = torch.tensor(positions, dtype=torch.float32, device=self._device)[:, None] * self._frequencies
         cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x / √(mean x² + eps) * weight, in fewer kernels than torch's own."""
+        """Return x / √(mean x² + eps) * weight, in fewer kernels than torch's own."""
         width = x.shape[-1]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.div(x, length.mul_(width**-0.5).hypot_(self._root_eps)).mul_(weight)
 
     def _add_adapters(self, index: int, name: str, y: Tensor, x: Tensor, groups: Sequence[_Group]) -> None:
-        """To a projection y of x, each adapter's part for its rows."""
+        """Add each adapter's part to its rows of y, a projection of x."""
         for begin, end, pairs in groups:
             pair = pairs[index].get(name)
             if pair is not None:
@@ -188,7 +192,7 @@ class LlamaRunner:
         attention: StepAttention,
         groups: Sequence[_Group],
     ) -> Tensor:
-        """hidden + attention(norm(hidden)); hidden may be overwritten, as in `_mlp`."""
+        """Return hidden + attention(norm(hidden)); hidden may be overwritten, as in `_mlp`."""
         shape = self._shape
         x = self._norm(hidden, layer.attention_norm)
         projected = layer.qkv(x)
@@ -228,7 +232,7 @@ class LlamaRunner:
         return Adapter(name, read_adapter(folder, shapes, self._device))
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Nothing else holds it: it is freed with its last reference."""
+        """Do no work: the adapter is freed with its last reference."""
 
     def load_weights(self, folder: Path) -> None:
         try:

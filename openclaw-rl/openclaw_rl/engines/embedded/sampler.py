@@ -1,8 +1,9 @@
-"""From logits to tokens and log-probs, in fp32.
+"""Sampler: tokens and log-probs from logits, in fp32.
 
-A log-prob is of softmax(logits / temperature), whatever top-p, top-k or min-p cut away before the draw. The draw
-inverts the cumulative distribution at a number that depends only on the request's seed and the token's position: the
-same whoever shares the batch, and a seeded reply resubmitted as prompt + tokens so far goes on as it would have.
+A log-prob is of softmax(logits / temperature), before top-p, top-k or min-p limit the draw. The draw inverts the
+cumulative distribution at a number that depends only on the request's seed and the token's position. So the other
+requests of the batch do not change it, and a seeded reply goes on unchanged after a resubmission as prompt + tokens so
+far.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ class Sampled:
 
 
 def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
-    """One token for each row of logits [B, V]."""
+    """Draw one token for each row of logits [B, V]."""
     logits = _reshaped(logits, jobs)
     temperatures = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=logits.device)
     scaled = logits / temperatures[:, None]  # [B, V]
@@ -49,7 +50,7 @@ def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
 
 
 def score(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, TopLogProbs]]:
-    """Log-probs at temperature 1 of given next tokens; logits [N, V]."""
+    """Return the log-probs at temperature 1 of given next tokens, and the `top` likeliest; logits [N, V]."""
     log_norm = logits.logsumexp(-1)
     targets = torch.tensor(ids, device=logits.device)
     log_probs = logits.gather(-1, targets[:, None])[:, 0] - log_norm
@@ -62,16 +63,14 @@ def score(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, Top
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for this seed and position."""
+    """Return a number in [0, 1) for this seed and position."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 def _invert(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """The first token whose cumulative weight exceeds u times the total; never one of weight 0. weights [B, V].
-
-    By blocks first, then within one: a cumulative sum of a whole row costs more than the rest of the draw.
-    """
+    """Return the first token whose cumulative weight exceeds u · total, never one of weight 0. weights [B, V]."""
+    # By blocks first, then within one: a cumulative sum of a whole row costs more than the rest of the draw.
     blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))  # [B, n, block]
     sums = blocks.sum(-1).double()  # [B, n]
     ends = sums.cumsum(-1)
@@ -84,14 +83,14 @@ def _invert(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def _first_above(ends: Tensor, points: Tensor) -> Tensor:
-    """[B, 1]: the first index whose cumulative sum exceeds the point; by rounding a point may reach the total, then the
-    last one that adds to it."""
+    """Return [B, 1]: the first index whose cumulative sum exceeds the point, at most the last of weight > 0."""
+    # By rounding a point may reach the total.
     last = (ends < ends[:, -1:]).sum(-1, keepdim=True)
     return torch.minimum(torch.searchsorted(ends, points, right=True), last)
 
 
 def _truncated(weights: Tensor, jobs: Sequence[Job]) -> Tensor:
-    """Zero what top-k, top-p and min-p cut away; each looks at the untruncated distribution, as in SGLang."""
+    """Zero the weights outside top-k, top-p and min-p; each reads the untruncated distribution, as in SGLang."""
     for row, job in enumerate(jobs):
         params = job.sampling
         if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
@@ -106,8 +105,8 @@ def _truncated(weights: Tensor, jobs: Sequence[Job]) -> Tensor:
 
 
 def _head(weights: Tensor, total: Tensor, params: EngineSampling) -> tuple[Tensor, Tensor]:
-    """The largest weights in order, with their ids: as many as any cut can keep. Sorting a whole row costs
-    milliseconds."""
+    """Return the largest weights in order, with their ids: as many as any cut can keep."""
+    # Sorting a whole row costs milliseconds.
     size = max(_HEAD, params.top_k)
     if size < weights.shape[0]:
         ordered, indices = weights.topk(size)
@@ -119,7 +118,7 @@ def _head(weights: Tensor, total: Tensor, params: EngineSampling) -> tuple[Tenso
 
 
 def _reshaped(logits: Tensor, jobs: Sequence[Job]) -> Tensor:
-    """Frequency and presence penalties over the reply, repetition penalty over prompt and reply; then biases."""
+    """Apply frequency and presence penalties over the reply, repetition penalty over prompt and reply, then biases."""
     reshaped = [row for row, job in enumerate(jobs) if _reshapes(job.sampling)]
     if not reshaped:
         return logits

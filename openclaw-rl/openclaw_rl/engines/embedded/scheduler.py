@@ -1,12 +1,12 @@
-"""The model thread: decides what runs in each step, runs it, samples, and ends what is over.
+"""Scheduler on the model thread: choose the work of each step, run it, sample, and finish the complete replies.
 
-A step is one ragged pass over one new token of every reply that decodes and a chunk of the prompts that wait. Prompts
-go by priority, then arrival; their chunk shrinks while replies decode, most of all when those matter more (a chat
-beside background scoring: `background`). More requests than `max_running` wait; a chat that waits takes the place of a
-background request, whose KV stays in the prefix cache meanwhile.
+A step is one ragged pass over one new token of every decoding reply and a chunk of the waiting prompts. Prompts go by
+priority, then arrival. Their chunk shrinks while replies decode, most of all beside replies of higher priority (a chat
+beside background scoring: `BackgroundShare`). Requests beyond `max_running` wait. A waiting chat takes the place of a
+background request, whose KV stays in the prefix cache until it runs again.
 
-The event loop talks to it through `call`: functions that the thread runs between two steps. Nothing here is shared
-otherwise.
+The event loop reaches the scheduler through `call` and `post`: functions that the thread runs between two steps. The
+two threads share no other state.
 """
 
 import asyncio
@@ -30,13 +30,15 @@ T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
 
 _SCORE_ROWS = 64
-"""Prompt positions whose logits are computed together: a row is as wide as the vocabulary."""
+"""Prompt positions whose logits are computed together. A row is as wide as the vocabulary."""
 _MIN_CHUNK = 16
 _SHARE_GAIN = 64
-"""A prompt waits a step rather than compute this many tokens that a neighbour computes right now."""
+"""Number of tokens for which a prompt waits a step, when another prompt computes them in this step."""
 
 
 class Scheduler:
+    """The requests of one engine, and the loop that runs them."""
+
     def __init__(self, runner: Runner, *, max_running: int, prefill_chunk: int, cache_tokens: int) -> None:
         self._runner = runner
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
@@ -49,7 +51,7 @@ class Scheduler:
         self._is_paused = False
         self._stop = threading.Event()
         self._touched: dict[int, Job] = {}
-        """Jobs whose readers must be woken after this step."""
+        """Jobs whose readers must wake after this step."""
 
     # -- called from the event loop ------------------------------------------------------------------------------------
 
@@ -58,7 +60,7 @@ class Scheduler:
         return await self._mailbox.call(function)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Like `call`, without an answer."""
+        """Run `function` on the model thread between two steps, and return at once."""
         self._mailbox.post(function)
 
     def stop(self) -> None:
@@ -77,7 +79,7 @@ class Scheduler:
             self._finish(job, FinishReason(type="abort", message=message))
 
     def abort_rid(self, rid: str | None, message: str) -> None:
-        """Abort the request of that id, or every one when None."""
+        """Abort the request with that id; None: every request."""
         for job in [*self._running, *self._waiting]:
             if rid is None or job.rid == rid:
                 self.abort(job, message)
@@ -98,7 +100,7 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     def flush(self) -> bool:
-        """Forget every prefix; refused (False) while anything runs or is queued."""
+        """Forget every prefix. Return False, and keep them, while a request runs or is queued."""
         if self.is_busy:
             return False
         self._cache.clear()
@@ -109,7 +111,7 @@ class Scheduler:
         self._runner.drop_adapter(adapter)
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the base. Requests that are queued (or were retracted) hold no KV and go on with the new weights."""
+        """Replace the base. Queued and retracted requests hold no KV, so they go on with the new weights."""
         if any(job.sequence is not None for job in self._running):
             raise EngineRefused("requests are running: pause with mode abort or retract first", status=400)
         self._runner.load_weights(folder)
@@ -119,10 +121,10 @@ class Scheduler:
 
     @torch.inference_mode()
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Until `stop`. An exception here is a bug, or memory has run out: it climbs to the process."""
+        """Run steps until `stop`. An exception here is a bug or a lack of memory: it ends the process."""
         try:
             while not self._stop.is_set():
-                # Wait for mail when there is nothing else to do.
+                # Wait for mail when no request can run.
                 self._mailbox.read(wait=not (self._is_active or self._touched))
                 if self._is_active:
                     self._step()
@@ -169,7 +171,7 @@ class Scheduler:
             self._share.record(len(decoding), sum(count for _, count in prefills), time.perf_counter() - began)
 
     def _admit(self) -> None:
-        """Fill the free places in order of priority, then arrival; a request of less priority yields its own."""
+        """Fill the free places by priority, then arrival. A request of lower priority yields its place."""
         self._waiting.sort(key=_order)
         while self._waiting:
             if len(self._running) >= self._max_running:
@@ -181,7 +183,7 @@ class Scheduler:
             self._running.append(self._waiting.pop(0))
 
     def _prefills(self, decoding: Sequence[Job]) -> list[tuple[Job, int]]:
-        """Prompts to compute in this step, and how many tokens of each."""
+        """Return the prompts to compute in this step, and the number of tokens of each."""
         work: list[tuple[Job, int]] = []
         budget = self._prefill_chunk
         for job in sorted((job for job in self._running if not job.is_prefilled), key=_order):
@@ -197,7 +199,7 @@ class Scheduler:
         return work
 
     def _chunk(self, job: Job, decoding: Sequence[Job]) -> int:
-        """Prompt tokens a step may hold: few while replies decode, fewer still while more urgent ones do."""
+        """Return the limit of a step's prompt tokens: small beside decoding replies, least beside more urgent ones."""
         if not decoding or _highest(decoding) < job.priority:
             return self._prefill_chunk
         if _highest(decoding) == job.priority:
@@ -205,7 +207,7 @@ class Scheduler:
         return self._share.tokens(len(decoding))
 
     def _begin(self, job: Job, beside: Sequence[Job]) -> bool:
-        """Give the job its place in the cache; False when it had better wait for what a neighbour computes."""
+        """Give the job a place in the cache. Return False if it should wait for a prefix that another job computes."""
         tokens = job.tokens
         limit = len(tokens) - 1  # the last token runs in any case: its logits are wanted
         if job.wanted.prompt_from is not None and not job.output:
@@ -220,14 +222,14 @@ class Scheduler:
         return True
 
     def _kept(self, job: Job, begin: int, count: int) -> int:
-        """How many of the span's last tokens need logits."""
+        """Return the number of the span's last tokens that need logits."""
         end = begin + count
         if not job.output and job.wanted.prompt_from is not None:
             return end - max(begin, min(job.wanted.prompt_from, end - 1))
         return 1 if end == len(job.prompt) + len(job.output) else 0
 
     def _score(self, job: Job, rows: Logits) -> None:
-        """Prompt log-probs of this chunk: the logits after token i belong to token i + 1."""
+        """Record the prompt log-probs of this chunk: the logits after token i belong to token i + 1."""
         start = job.wanted.prompt_from
         if start is None or job.sequence is None:
             return
@@ -266,7 +268,7 @@ class Scheduler:
         self._touch(job)
 
     def _retract(self, job: Job, *, keep_kv: bool) -> None:
-        """Back to the queue, with its reply so far."""
+        """Put the job back into the queue, with its reply so far."""
         if job.sequence is not None:
             self._cache.give_back(job.sequence, keep=keep_kv)
             job.sequence = None

@@ -1,7 +1,7 @@
-"""The engine's HTTP face: the dialect's routes over adapters (loop) and scheduler (model thread).
+"""HTTP server of the embedded engine: the dialect's routes over adapters (loop) and scheduler (model thread).
 
-A request holds its adapter and its job for as long as its connection lives: when the client goes away, the job is
-aborted.
+A request holds its adapter and its job as long as its connection lives: the engine aborts the job of a client that
+disconnects.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from openclaw_rl.processes.malloc import give_back
 
 
 class Service:
-    """What the routes do. One per process."""
+    """Operations behind the routes; one object per process."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, limits: Limits, info: ModelInfo) -> None:
         self._scheduler, self._limits, self._info = scheduler, limits, info
@@ -66,9 +66,9 @@ class Service:
         yield reply(job, 0, job.visible, weight_version=self._version, text=text)
 
     async def _end(self, job: Job) -> None:
-        """The answer is out, or nobody waits for it any more."""
+        """Abort the job if it is unfinished, and release its adapter."""
         if job.finish is None:
-            with contextlib.suppress(EngineGone):  # the process is ending: there is nothing to abort
+            with contextlib.suppress(EngineGone):  # the process is ending, and its jobs with it
                 await self._scheduler.call(lambda: self._scheduler.abort(job, "the client went away"))
         if job.adapter is not None:
             self._adapters.release(job.adapter)

@@ -1,7 +1,6 @@
 """The runner for every architecture: transformers' own model, one sequence after the other. Exact, and not fast.
 
-`llama_runner` serves the Llama family; this one serves what it does not know. Adapters are PEFT's, switched between
-sequences.
+It serves the architectures that `llama_runner` does not know. Adapters are PEFT's, switched between sequences.
 """
 
 import copy
@@ -22,12 +21,16 @@ from openclaw_rl.errors import EngineRefused
 
 @dataclass(slots=True, eq=False)
 class CacheKV:
+    """`KV` as transformers' cache."""
+
     cache: DynamicCache
     length: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptLogits:
+    """`Logits` that the forward has computed already."""
+
     kept: Tensor  # [keep, V]
 
     def __len__(self) -> int:
@@ -38,6 +41,8 @@ class KeptLogits:
 
 
 class TransformersRunner:
+    """`Runner` over any causal language model of transformers."""
+
     def __init__(self, model: PreTrainedModel, *, context_length: int) -> None:
         self._model = model
         self._device = model.device

@@ -1,7 +1,4 @@
-"""Between the dialect's bodies and jobs: checks a request, and words what has come of it.
-
-The answer to `/generate` on the wire, tied to its connection: however it ends, `end` runs exactly once.
-"""
+"""Translation between the dialect's bodies and jobs, and the response that streams a job to its client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -24,17 +21,17 @@ _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model can take."""
+    """Limits of the loaded model, and its decoder."""
 
     vocab_size: int
     context_length: int
     end_ids: frozenset[int]
     decode: Decode | None
-    """None when the model came without a tokenizer."""
+    """None when the model's folder holds no tokenizer."""
 
 
 def check(request: GenerateRequest, limits: Limits) -> None:
-    """Raise EngineRefused for what can never be generated from."""
+    """Raise EngineRefused for a request that this model can never serve."""
     ids, sampling = request.input_ids, request.sampling_params
     if not ids:
         raise EngineRefused("input_ids is empty", status=400)
@@ -66,6 +63,7 @@ def check(request: GenerateRequest, limits: Limits) -> None:
 
 
 def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) -> Job:
+    """Return the job of a request that `check` accepted."""
     sampling = request.sampling_params
     stops = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop or ())
     ends = set() if sampling.ignore_eos else {*(sampling.stop_token_ids or ()), *limits.end_ids}  # as SGLang does
@@ -89,15 +87,13 @@ def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) 
 
 
 async def progress(job: Job) -> AsyncIterator[tuple[int, int, bool]]:
-    """(begin, end, is_last) of what is new in the reply, each time something is."""
+    """Yield (begin, end, is_last) of the new tokens, each time the reply has grown or ended."""
     sent = 0
     while True:
         await job.changed.wait()
         job.changed.clear()
-        is_last, end = (
-            job.finish is not None,
-            job.visible,
-        )  # finish first: it is written before the last tokens are shown
+        is_last = job.finish is not None  # read first: it is written before the last tokens are visible
+        end = job.visible
         if end > sent or is_last:
             yield sent, end, is_last
             sent = end
@@ -106,7 +102,7 @@ async def progress(job: Job) -> AsyncIterator[tuple[int, int, bool]]:
 
 
 def reply(job: Job, begin: int, end: int, *, weight_version: str, text: str = "") -> bytes:
-    """One `GenerateReply` with the tokens begin … end; the prompt's log-probs go with the first."""
+    """Return one `GenerateReply` with the tokens begin … end; the first reply also holds the prompt's log-probs."""
     meta: dict[str, Any] = {
         "id": job.rid,
         "prompt_tokens": len(job.prompt),
@@ -138,11 +134,10 @@ def _top(entries: TopLogProbs | Sequence[tuple[float, int]]) -> list[tuple[float
 
 
 class Generation(Response):
-    """Sends what `parts` yields; stops when the client goes away.
+    """The response to `/generate`: send the parts, stop when the client disconnects, and await `end` exactly once."""
 
-    Not a StreamingResponse: an iterator that was never started would not run its clean-up, and a request that is not
-    streamed must notice a closed connection too.
-    """
+    # Not a StreamingResponse: an iterator that was never started would not run its clean-up, and a request that is not
+    # streamed must notice a closed connection too.
 
     def __init__(self, parts: AsyncIterator[bytes], *, is_stream: bool, end: Callable[[], Awaitable[None]]) -> None:
         super().__init__(media_type="text/event-stream" if is_stream else "application/json")

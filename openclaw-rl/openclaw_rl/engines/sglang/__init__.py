@@ -1,5 +1,5 @@
-"""SGLang as a supervised child of the server: what its environment holds (`probe`), how it is started (`launch`).
+"""SGLang as a child of the server: its `kind`, its command line (`launch`), its environment's contents (`probe`).
 
-SGLang's pins conflict with ours, so it lives in an environment of its own and is never imported here. Once it runs it
-is an engine like any other: `engines.http` talks to it.
+SGLang's pins conflict with ours, so it has an environment of its own and is never imported here. A running SGLang is an
+engine like any other: `engines.client` calls it.
 """

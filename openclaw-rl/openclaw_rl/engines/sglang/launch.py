@@ -1,19 +1,18 @@
-"""How SGLang is started for us: the command line as a pure function, and the supervised child that runs it.
+"""Command line of SGLang's server, as a pure function of the settings and of the installed version.
 
-The flags are those the server relies on: adapters that come and go, streams of what is new, background calls that
-yield to chats, and a share of the GPU left to the trainer. `engine.args` goes last, and a flag named there replaces
-ours.
+The flags are those that the server relies on: adapters that are loaded and unloaded, streams of new tokens only,
+background calls that yield to chats, and a share of the GPU for the trainer. `engine.args` goes last, and a flag named
+there replaces ours.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
 
 MODULE = "sglang.launch_server"
@@ -24,29 +23,27 @@ ENVIRON = {
 }
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
-_STOP_GRACE_S = 30.0
-"""It looks for SIGTERM every 5 s and gives its workers 15 s more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What the engine's environment holds."""
+    """Contents of the engine's environment."""
 
     version: str
     options: frozenset[str]
-    """Names of its server's options, with underscores."""
+    """Names of the server's options, with underscores."""
     has_flash_attention: bool
     has_flashinfer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The room for adapters; none in a run that trains full weights."""
+    """Room for adapters in a run that trains LoRA."""
 
     rank: int
     target_modules: tuple[str, ...]
     slots: int
-    """Served together, the base counted as one."""
+    """Number of adapters served together, the base counted as one."""
 
     @classmethod
     def of(cls, trainer: TrainerSettings, publisher: PublisherSettings) -> "Adapters":
@@ -54,7 +51,7 @@ class Adapters:
 
 
 def look(python: str | None) -> Installed:
-    """Ask the environment of this interpreter. Blocks. Raises SettingsError, one line."""
+    """Run `probe` in the environment of this interpreter. Blocks. Raises SettingsError, one line."""
     interpreter = python or sys.executable
     try:
         answer = subprocess.run(
@@ -83,7 +80,7 @@ def argv(
     adapters: Adapters | None,
     dtype: str = "bfloat16",
 ) -> list[str]:
-    """The command line of SGLang's server. Raises SettingsError when that SGLang is too old for us."""
+    """Return the arguments of SGLang's server. Raises SettingsError if that SGLang is too old."""
     flags: dict[str, Sequence[str]] = {
         "--model-path": [str(folder)],
         "--served-model-name": [name],
@@ -108,7 +105,7 @@ def argv(
     if "enable_priority_scheduling" in installed.options:
         flags["--enable-priority-scheduling"] = []
         if "disable_priority_preemption" in installed.options:
-            flags["--disable-priority-preemption"] = []  # a judge's call waits its turn; it is not thrown out
+            flags["--disable-priority-preemption"] = []  # a judge's call waits for its turn; a chat must not end it
     if not installed.has_flash_attention:
         flags["--attention-backend"] = ["triton"]
     if not installed.has_flashinfer:
@@ -121,30 +118,12 @@ def argv(
 
 
 def dtype_of(engine: EngineSettings, model: ModelSettings) -> str:
-    """What the weights are served in. SGLang's own choice would be float16 for every folder that holds fp32.
-
-    A sampler in float16 disagrees less with its trainer (arXiv:2510.26788); that no activation overflows was seen for
-    the bundled model.
-    """
+    """Return the type of the served weights. SGLang's own choice would be float16 for every folder in fp32."""
+    # A sampler in float16 disagrees less with its trainer (arXiv:2510.26788). It was measured for the
+    # bundled model alone that no activation overflows.
     if engine.dtype != "auto":
         return engine.dtype
     return "float16" if model.path == "bundled" else "bfloat16"
-
-
-def sglang_child(
-    arguments: Sequence[str], engine: EngineSettings, *, log_file: Path, on_exit: Callable[[], Awaitable[None]]
-) -> Child:
-    return Child(
-        "engine",
-        MODULE,
-        arguments,
-        python=engine.python,
-        log_file=log_file,
-        stop_grace_s=_STOP_GRACE_S,
-        on_exit=on_exit,
-        is_foreign=True,
-        environ=ENVIRON,
-    )
 
 
 def _streaming_flag(installed: Installed) -> str:

@@ -1,8 +1,8 @@
-"""Says what SGLang's environment holds, as one line of JSON. Run by path, by that environment's interpreter:
+"""Probe of SGLang's environment: print its contents as one line of JSON. Its interpreter runs this file by path:
 
     PYTHON -I probe.py
 
-Standard library only, and nothing of SGLang is imported: its import takes 20 s and a GPU.
+Standard library only. It does not import SGLang: that takes 20 s and a GPU.
 """
 
 import importlib.metadata

@@ -1,5 +1,5 @@
-"""The HTTP application before its routes: every error in one form, `{"error": {"message", "type", "code", "param"}}`,
-and who may come in at all.
+"""The HTTP application before its routes: one form for every error, `{"error": {"message", "type", "code", "param"}}`,
+and the check of the request's host.
 """
 
 from fastapi import FastAPI
@@ -16,7 +16,7 @@ from openclaw_rl.web import host_guard
 
 
 def with_host_guard(app: ASGIApp, server: ServerSettings) -> ASGIApp:
-    """Keys are the door; where there are none, no web page may come in either."""
+    """Return `app`; without API keys, behind the check that keeps web pages out."""
     return app if server.api_keys else host_guard.local_only(app, allowed_hosts=server.allowed_hosts)
 
 

@@ -1,11 +1,12 @@
-"""Routes that change something: rollback, pin, learning, train, forget.
+"""Routes of the operator: `/healthz`, `/v1/admin/*`, and through `status` `/v1/turns*` and `/metrics`.
 
-Routes for the operator and for liveness: `/healthz`, `/v1/admin/*`, `/v1/turns*`, `/metrics`.
-
-`/healthz` answers anyone with a word, and with the admin key says what is wrong; everything else needs that key,
-compared in constant time. Nothing here prints a secret.
+This module holds the routes that change the server: roll back, pin, pause learning, train, forget. `/healthz` answers
+every client with one word, and with the admin key also lists the problems. Every other route needs the admin key, which
+is compared in constant time. No answer holds a secret.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 from fastapi import APIRouter, Depends, Request
@@ -13,7 +14,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
-from openclaw_rl.server.api.status import AdminDeps, add_status_routes, known_version, plain, problems
+from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.server.api.status import Condition, ServerInfo, add_status_routes, known_version, plain
+from openclaw_rl.server.privacy import Forgetting
+from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import TurnState
 from openclaw_rl.web.auth import Secret
 
@@ -24,28 +29,28 @@ class _Body(BaseModel):
 
 class Rollback(_Body):
     to: int | None = Field(default=None, ge=0)
-    """The version to go back to; the parent of the one that serves when None."""
+    """Version to go back to; None: the parent of the version that serves."""
     requeue: bool = False
-    """Let the samples of the abandoned versions wait again."""
+    """Let the samples of the abandoned versions wait for a batch again."""
 
 
 class Pin(_Body):
     weight_version: int | None = Field(ge=0)
-    """Serve this version and publish nothing by itself; None unpins."""
+    """Version to serve while no other is published; None unpins."""
 
 
 class Forget(_Body):
-    """One of `session_id`, `turn_id` and `everything` (with `user`)."""
+    """Request to forget one of `session_id`, `turn_id` and `everything` (with `user`)."""
 
     session_id: str | None = Field(default=None, min_length=1)
     turn_id: str | None = Field(default=None, min_length=1)
-    """The session that this reply is part of; where it has none, the conversation."""
+    """A reply of the session to forget; of the conversation, where the client named no session."""
     user: str | None = Field(default=None, min_length=1)
-    """Needed with a session only when several users have one of that name."""
+    """Owner of the session; needed when several users have a session of this name."""
     everything: bool = False
-    """All that `user` ever said."""
+    """Forget every turn of `user`."""
     rebuild: bool = False
-    """Go back behind the versions that were trained on it, and learn again from what is left."""
+    """Roll back to the version before the forgotten turns were trained on, and learn again from the rest."""
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -62,48 +67,61 @@ class Learning(_Body):
     on: bool
 
 
-def add_control_routes(guarded: APIRouter, deps: AdminDeps) -> None:
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The components that the operator steers."""
+
+    ledger: Ledger
+    publisher: Publisher
+    forgetting: Forgetting
+    train_now: Callable[[], None]
+    training: TrainingSettings
+
+
+def add_control_routes(guarded: APIRouter, condition: Condition, controls: Controls) -> None:
+    ledger, publisher = controls.ledger, controls.publisher
+
     @guarded.post("/v1/admin/rollback")
     async def rollback(body: Rollback) -> JSONResponse:
         to = body.to
         if to is None:
-            to = (await deps.ledger.version(deps.serving.current)).parent
+            to = (await ledger.version(condition.serving.current)).parent
             if to is None:
                 raise RequestError(
                     "the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back"
                 )
-        await known_version(deps.ledger, to)
-        await deps.ledger.rollback(to, requeue=body.requeue)
-        await deps.publisher.follow()
-        return JSONResponse({"serving": deps.serving.current})
+        await known_version(controls.ledger, to)
+        await ledger.rollback(to, requeue=body.requeue)
+        await publisher.follow()
+        return JSONResponse({"serving": condition.serving.current})
 
     @guarded.post("/v1/admin/pin")
     async def pin(body: Pin) -> JSONResponse:
         if body.weight_version is not None:
-            await known_version(deps.ledger, body.weight_version)
-        await deps.publisher.pin(body.weight_version)
-        return JSONResponse({"pinned": body.weight_version, "serving": deps.serving.current})
+            await known_version(controls.ledger, body.weight_version)
+        await publisher.pin(body.weight_version)
+        return JSONResponse({"pinned": body.weight_version, "serving": condition.serving.current})
 
     @guarded.post("/v1/admin/learning")
     async def learning(body: Learning) -> JSONResponse:
-        await deps.ledger.set_learning(body.on)
-        return JSONResponse({"learning": body.on, "enabled": deps.training.enabled})
+        await ledger.set_learning(body.on)
+        return JSONResponse({"learning": body.on, "enabled": controls.training.enabled})
 
     @guarded.post("/v1/admin/train")
     async def train() -> JSONResponse:
-        """Let the trainer take whatever waits, however small the batch; not while learning is paused or switched
-        off."""
-        waiting = (await deps.ledger.counts()).get(TurnState.SAMPLED, 0)
-        learning = await deps.ledger.learning()
-        if learning and deps.training.enabled:
-            deps.train_now()
-        return JSONResponse({"waiting": waiting, "learning": learning, "enabled": deps.training.enabled})
+        """Let the trainer lease the waiting samples as one batch of any size; not while learning is paused or off."""
+        waiting = (await ledger.counts()).get(TurnState.SAMPLED, 0)
+        learning = await ledger.learning()
+        if learning and controls.training.enabled:
+            controls.train_now()
+        return JSONResponse({"waiting": waiting, "learning": learning, "enabled": controls.training.enabled})
 
     @guarded.post("/v1/admin/forget")
     async def forget(body: Forget) -> JSONResponse:
-        """Delete a session, a conversation or a user; the turns are gone from every list, and no batch will hold them.
-        What was forgotten stays forgotten when there is nothing to rebuild from: `not_rebuilt` says why."""
-        forgetting = deps.forgetting
+        """Delete a session, a conversation or a user; no list and no batch holds their turns afterwards.
+
+        The turns stay forgotten when the policy cannot be rebuilt: `not_rebuilt` then holds the reason."""
+        forgetting = controls.forgetting
         try:
             if body.session_id is not None:
                 forgotten = await forgetting.session(body.session_id, body.user)
@@ -124,10 +142,9 @@ def add_control_routes(guarded: APIRouter, deps: AdminDeps) -> None:
         return JSONResponse(plain(forgotten) | {"rebuilt": plain(rebuilt), "not_rebuilt": not_rebuilt})
 
 
-def build_admin_router(deps: AdminDeps) -> APIRouter:
+def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, controls: Controls) -> APIRouter:
     router = APIRouter()
-
-    key = Secret(deps.admin_key)
+    key = Secret(admin_key)
 
     def is_admin(request: Request) -> bool:
         return key.opens(request.headers.get("authorization"))
@@ -144,18 +161,19 @@ def build_admin_router(deps: AdminDeps) -> APIRouter:
 
     @router.get("/healthz")
     async def healthz(request: Request) -> JSONResponse:
-        """`ok`, or `degraded` while a part is down; chats are held, not refused, meanwhile. With the admin key also
-        which part, and why."""
-        found = problems(deps)
+        """Return `ok`, or `degraded` while a part is out of order; with the admin key also which part, and why.
+
+        A degraded server still takes chats: it holds them while the engine is away."""
+        found = condition.problems()
         body: dict[str, Any] = {
             "status": "degraded" if found else "ok",
-            "weight_version": deps.serving.current,
+            "weight_version": condition.serving.current,
         }
         if is_admin(request):
             body["problems"] = found
         return JSONResponse(body)
 
-    add_status_routes(guarded, deps)
-    add_control_routes(guarded, deps)
+    add_status_routes(guarded, condition, info, last_gate=lambda: controls.publisher.last_gate)
+    add_control_routes(guarded, condition, controls)
     router.include_router(guarded)
     return router

@@ -1,8 +1,8 @@
-"""`POST /v1/feedback`: what a user says of a reply outright. It wins over the judge.
+"""`POST /v1/feedback`: a user's explicit feedback on a reply. It wins over the judge.
 
-A chat key reaches the turns of its own user alone; any other turn is, for it, a turn that does not exist. The same
-`feedback_id` again is the same feedback: whoever got no answer may send it again. Nothing here waits for a judge or a
-trainer, and feedback may come as late as it likes: the answer's `effect` says what came of it.
+A chat key reaches the turns of its own user alone; any other turn does not exist for it. The same `feedback_id` is the
+same feedback, so a client that got no answer may send it again. The request waits for no judge and no trainer, and
+feedback may come at any time: the answer's `effect` names its consequence.
 """
 
 import asyncio
@@ -33,21 +33,21 @@ class FeedbackBody(BaseModel):
     turn_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """The `id` of the reply."""
     id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """The same, under the name it has in the reply."""
+    """Other name of `turn_id`: the field's name in the reply."""
     session_id: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     """The newest turn of this session."""
     value: StrictBool | StrictInt | StrictFloat | None = None
-    """true / false, or a number in [-1, 1]: its sign is the reward, 0 is neutral."""
+    """True, false, or a number in [-1, 1]: its sign is the reward, 0 is neutral."""
     comment: Annotated[str, Field(max_length=8000)] | None = None
-    """What should have been otherwise, in the user's words: a hint for the methods that learn from hints."""
+    """The user's wish for this reply, in words: a hint for the methods that learn from hints."""
     demonstration: Annotated[str, Field(max_length=200_000)] | None = None
     """The reply the user would have liked: the model is trained to give it."""
     feedback_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Makes sending it again harmless; ours when absent."""
+    """Name of this feedback, which makes a repeated request harmless; the server makes one when absent."""
 
 
 class FeedbackLedger(Protocol):
-    """The part of the ledger that feedback uses."""
+    """Methods of the ledger that feedback uses."""
 
     async def feedback_target(
         self, *, user: str, turn_id: str | None = None, session_id: str | None = None
@@ -59,7 +59,7 @@ class FeedbackLedger(Protocol):
 
 
 class ReplyTokens(Protocol):
-    """The part of the front end that feedback uses."""
+    """Members of the front end that feedback uses."""
 
     context_length: int
 

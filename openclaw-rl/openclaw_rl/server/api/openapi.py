@@ -1,5 +1,6 @@
-"""The OpenAPI document: FastAPI's own routes, and those that bypass it (chats, models) or read their bodies themselves
-(the trainer's)."""
+"""The OpenAPI document: FastAPI's own routes, and the routes that bypass FastAPI (chats, models) or read their own
+bodies (the trainer's).
+"""
 
 from typing import Any
 
@@ -52,7 +53,7 @@ _ERROR = {
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Every route of `app`, with its body."""
+    """Return the document of every route of `app`, with its body."""
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Error"] = _ERROR
@@ -69,9 +70,9 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path in ("/v1/models", "/models"):
         found["paths"][path] = {"get": {"responses": {"200": {"description": "The model's name."}}}}
         name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-        one = {"responses": {"200": {"description": "The same, by one of its names."}}, "parameters": [name]}
+        one = {"responses": {"200": {"description": "The model of this name."}}, "parameters": [name]}
         found["paths"][f"{path}/{{name}}"] = {"get": one}
-    failed = {"description": "What is wrong.", "content": {"application/json": {"schema": _reference("Error")}}}
+    failed = {"description": "The error.", "content": {"application/json": {"schema": _reference("Error")}}}
     for operations in found["paths"].values():
         for operation in operations.values():
             operation["responses"] |= {"4XX": failed, "503": failed}

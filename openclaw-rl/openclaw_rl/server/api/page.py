@@ -1,9 +1,9 @@
-"""The page for people, at `/`: what `openclaw-rl status` says, while it happens, with curves.
+"""The status page at `/`: the content of `openclaw-rl status`, live and with curves.
 
-Promises: the file holds nothing of anybody's, so it is served without a key; what it shows it asks for as an admin
-does. The key is typed, or comes behind the `#` of the address, which browsers do not send (`openclaw-rl page`). Script
-and style are named by hash: nothing that a model, a client or a file name says can run there, and the page asks nobody
-but this server.
+The file holds no data, so it is served without a key; the page then asks for its data as an admin does. The user types
+the key, or it comes behind the `#` of the address, which browsers do not send (`openclaw-rl page`). The
+Content-Security-Policy names script and style by hash: no text of a model, a client or a file can run there, and the
+page calls only this server.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ def build_page_router() -> APIRouter:
 
 
 def door(server: str, key: str) -> str:
-    """A file that leads a browser to the page of `server` with the key. A program's arguments, as a browser is started
-    with, are for every user of the machine to read; a private file is not."""
+    """Return an HTML file that leads a browser to the page of `server`, with the key."""
+    # Every user of the machine can read a program's arguments, such as an address given to a browser.
     address = html.escape(f"{server}/#{quote(key, safe='')}")
     return f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={address}">\n'
 
 
 def policy(text: str) -> str:
-    """Of a page with one script and one style."""
+    """Return the Content-Security-Policy of a page with one script and one style."""
     script, style = (_hash(text, tag) for tag in ("script", "style"))
     own = f"script-src {script}; style-src {style}; connect-src 'self'"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

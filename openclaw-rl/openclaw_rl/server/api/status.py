@@ -1,9 +1,4 @@
-"""Routes that look: `/v1/admin/status`, `history`, `versions`, `/v1/turns*`, `/metrics`, `/openapi.json`.
-
-What the operator's routes work on, and what of it is out of order.
-
-Rows of the ledger as JSON values: what an operator is shown of them.
-"""
+"""Routes that read: `/v1/admin/status`, `history`, `versions`, `/v1/turns*`, `/metrics`, `/openapi.json`."""
 
 import json
 import math
@@ -19,9 +14,9 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.processes.supervisor import ChildStatus
-from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.publishing.gate import GateResult
 from openclaw_rl.server.api import openapi
-from openclaw_rl.server.privacy import Forgetting, Retention
+from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
@@ -29,38 +24,42 @@ from openclaw_rl.types import TurnState, Version, VersionState
 
 
 @dataclass(frozen=True, slots=True)
-class AdminDeps:
-    admin_key: str
+class Condition:
+    """The components that may be out of order, and the version that serves."""
+
     ledger: Ledger
     serving: VersionAdmission
-    publisher: Publisher
     health: Health
-    """How judging and scoring go."""
-    children: Callable[[], list[ChildStatus]]
-    forgetting: Forgetting
     retention: Retention
-    train_now: Callable[[], None]
-    training: TrainingSettings
+    children: Callable[[], list[ChildStatus]]
+
+    def problems(self) -> list[str]:
+        """Return one sentence for each part that is out of order; an empty list when all is well."""
+        found = []
+        if self.ledger.failure:
+            found.append(f"ledger: {self.ledger.failure}; replies are served, not recorded")
+        if self.retention.is_full:
+            found.append("ledger: over retention.max_gb, and all that is left in it still waits")
+        if not self.serving.is_open:
+            found.append("engine: not ready; chats are held")
+        for child in self.children():
+            if child.quick_exits >= OUT_AFTER:
+                found.append(
+                    f"{child.name}: ended {child.quick_exits} times soon after its start, exit {child.last_exit}"
+                )
+            elif child.pid is None:
+                found.append(f"{child.name}: not running, last exit {child.last_exit}")
+        return found + self.health.problems()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Facts of a server that do not change while it runs."""
+
     model_name: str
     method: str
     started_at: float
-
-
-def problems(deps: AdminDeps) -> list[str]:
-    """Each part that is down, in words; empty when all is well."""
-    found = []
-    if deps.ledger.failure:
-        found.append(f"ledger: {deps.ledger.failure}; replies are served, not recorded")
-    if deps.retention.is_full:
-        found.append("ledger: over retention.max_gb, and all that is left in it still waits")
-    if not deps.serving.is_open:
-        found.append("engine: not ready; chats are held")
-    for child in deps.children():
-        if child.quick_exits >= OUT_AFTER:
-            found.append(f"{child.name}: ended {child.quick_exits} times soon after its start, exit {child.last_exit}")
-        elif child.pid is None:
-            found.append(f"{child.name}: not running, last exit {child.last_exit}")
-    return found + deps.health.problems()
+    training: TrainingSettings
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:
@@ -71,12 +70,12 @@ async def known_version(ledger: Ledger, weight_version: int) -> Version:
 
 
 def version_row(version: Version) -> dict[str, Any]:
-    """A version as operators see it."""
+    """Return a version in the JSON form that operators get."""
     return {**plain(version), "state": VersionState(version.state).value}
 
 
 def plain(row: object) -> Any:
-    """Dataclasses, enums and messages as JSON values."""
+    """Return dataclasses, enums and messages as JSON values."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json", exclude_none=True)
     if hasattr(row, "__dataclass_fields__"):
@@ -86,32 +85,36 @@ def plain(row: object) -> Any:
     if isinstance(row, list | tuple):
         return [plain(value) for value in row]
     if isinstance(row, float) and not math.isfinite(row):
-        return None  # JSON has no word for it: the log-prob an engine did not give, a KL that overflowed
+        return None  # JSON has no NaN: a log-prob that the engine did not give, a KL that overflowed
     return row
 
 
-def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
+def add_status_routes(
+    guarded: APIRouter, condition: Condition, info: ServerInfo, last_gate: Callable[[], GateResult | None]
+) -> None:
+    ledger, health = condition.ledger, condition.health
+
     @guarded.get("/v1/admin/status")
     async def status() -> JSONResponse:
-        versions = await deps.ledger.versions(newest=20)
+        versions = await ledger.versions(newest=20)
         return JSONResponse(
             {
-                "model": deps.model_name,
-                "method": deps.method,
-                "started_at": deps.started_at,
-                "serving": deps.serving.current,
-                "pinned": await deps.ledger.pinned(),
-                "tip": (await deps.ledger.tip()).weight_version,
-                "learning": await deps.ledger.learning(),
-                "training": {"enabled": deps.training.enabled, "batch_size": deps.training.batch_size},
-                "problems": problems(deps),
-                "children": [asdict(child) for child in deps.children()],
-                "counts": await deps.ledger.counts(),
+                "model": info.model_name,
+                "method": info.method,
+                "started_at": info.started_at,
+                "serving": condition.serving.current,
+                "pinned": await ledger.pinned(),
+                "tip": (await ledger.tip()).weight_version,
+                "learning": await ledger.learning(),
+                "training": {"enabled": info.training.enabled, "batch_size": info.training.batch_size},
+                "problems": condition.problems(),
+                "children": [asdict(child) for child in condition.children()],
+                "counts": await ledger.counts(),
                 "scoring": {
-                    "counts": dict(deps.health.counts),
-                    "means": {name: plain(mean.value) for name, mean in deps.health.means.items()},
+                    "counts": dict(health.counts),
+                    "means": {name: plain(mean.value) for name, mean in health.means.items()},
                 },
-                "last_gate": plain(deps.publisher.last_gate),
+                "last_gate": plain(last_gate()),
                 "versions": [version_row(version) for version in versions],
             }
         )
@@ -120,16 +123,16 @@ def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
     async def history(
         versions: Annotated[int, Query(ge=1, le=1000)] = 200, verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000
     ) -> JSONResponse:
-        """For curves, oldest first: the newest versions with what their steps measured, and the newest verdicts of
-        users as [version that gave the reply, verdict]."""
-        rows = [version_row(version) for version in await deps.ledger.versions(newest=versions)]
+        """Return the data of curves, oldest first: the newest versions with the metrics of their steps, and the newest
+        verdicts of users as [version that gave the reply, verdict]."""
+        rows = [version_row(version) for version in await ledger.versions(newest=versions)]
         for row in rows:
             row["metrics"] = json.loads(row.pop("report_json")).get("metrics", {})
-        return JSONResponse({"versions": rows, "verdicts": await deps.ledger.user_verdicts(limit=verdicts)})
+        return JSONResponse({"versions": rows, "verdicts": await ledger.user_verdicts(limit=verdicts)})
 
     @guarded.get("/v1/admin/versions/{weight_version}")
     async def one_version(weight_version: int) -> JSONResponse:
-        return JSONResponse(version_row(await known_version(deps.ledger, weight_version)))
+        return JSONResponse(version_row(await known_version(ledger, weight_version)))
 
     @guarded.get("/v1/turns")
     async def turns(
@@ -138,13 +141,13 @@ def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
         session_id: str | None = None,
         user: str | None = None,
     ) -> JSONResponse:
-        rows = await deps.ledger.turns(limit=limit, state=state, session_id=session_id, user=user)
+        rows = await ledger.turns(limit=limit, state=state, session_id=session_id, user=user)
         return JSONResponse({"turns": [plain(row) for row in rows]})
 
     @guarded.get("/v1/turns/{turn_id}")
     async def turn(turn_id: str) -> JSONResponse:
-        """Why this turn was or was not trained on."""
-        record = await deps.ledger.turn(turn_id)
+        """Return one turn, and why the trainer did or did not learn from it."""
+        record = await ledger.turn(turn_id)
         if record is None:
             raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
         return JSONResponse(plain(record))
@@ -155,12 +158,12 @@ def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:
-        """Without the ledger's counts while it cannot be read: that it is out of order is said all the same."""
+        """Return the metrics; without the ledger's counts while the ledger cannot be read."""
         try:
-            counts = await deps.ledger.counts()
+            counts = await ledger.counts()
         except LedgerUnavailable:
-            counts = {}
+            counts = {}  # `openclaw_rl_out_of_order` names the ledger all the same
         return PlainTextResponse(
-            metrics.render(counts, deps.serving.current, deps.health, problems(deps), deps.children()),
+            metrics.render(counts, condition.serving.current, health, condition.problems(), condition.children()),
             media_type=metrics.CONTENT_TYPE,
         )

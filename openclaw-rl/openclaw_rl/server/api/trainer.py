@@ -1,18 +1,19 @@
-"""The trainer API over HTTP: `/v1/trainer/*`, the bodies of `trainers.api`, on top of the ledger.
+"""The trainer API over HTTP: `/v1/trainer/*`, with the bodies of `trainer_protocol`, on top of the ledger.
 
-Promises: the token is compared in constant time before the body is read; bodies are parsed off the event loop; errors
-are `{"error": {"message", "type", "code"}}`: 401 without the token, 409 when the ledger refuses (the step is to be
-discarded), 413 and 422 for a bad body, 503 with Retry-After while the ledger cannot be written. A lease call waits
-until a batch is there, its time is up, its client has gone or the server stops; a batch granted to a client that has
-gone is given back at once.
+The last four routes (`start`, `leased`, `push/begin`, `push/end`) serve a trainer of full weights, which checkpoints
+only now and then.
 
-The part of the trainer API for a trainer of full weights that checkpoints now and then: `start`, `leased`, `push`.
+Promises:
 
-On top of `trainers.routes`: the same token, the same form of errors.
+* The token is compared in constant time before the body is read; bodies are parsed off the event loop.
+* Errors are `{"error": {"message", "type", "code"}}`: 401 without the token; 409 when the ledger refuses, and the
+  trainer must discard its step; 413 and 422 for a bad body; 503 with Retry-After while the ledger cannot be written.
+* A lease call waits until a batch is due, its time is up, its client has gone or the server stops. A batch granted to a
+  client that has gone is released at once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -49,16 +50,15 @@ from openclaw_rl.web.auth import Secret
 Body = TypeVar("Body", bound=BaseModel)
 
 TRAINER = "trainer"
-"""The part that is out of order while steps come to nothing, to the meters."""
+"""Name of the part in `Health` that is out of order while steps fail."""
 
 _MAX_BODY = 64 << 20
+# A smaller batch becomes due by time alone, and no new sample wakes the waiting lease call then.
 _ASK_AGAIN_S = 5.0
-"""A smaller batch comes due by time alone, without a sample to wake anybody: a waiting lease call looks this often."""
 
 
 class LeaseWait:
-    """What waiting lease calls wait for. `rollout` says that samples came, `train --now` that any batch will do, `app`
-    that we stop."""
+    """Condition on which lease calls wait: new samples, `train --now` (a batch of any size), or the server's stop."""
 
     def __init__(self) -> None:
         self._bell = asyncio.Event()
@@ -75,19 +75,19 @@ class LeaseWait:
         self.samples_came()
 
     async def follow(self, sampled: asyncio.Event) -> None:
-        """Say so whenever it is set, forever. Owned by the app."""
+        """Wake the waiting calls whenever `sampled` is set, forever. The server's task group owns this task."""
         while True:
             await sampled.wait()
             sampled.clear()
             self.samples_came()
 
     def close(self) -> None:
-        """Every waiting call is answered without a lease, now and from here on."""
+        """Answer every waiting call, and every later one, without a lease."""
         self.is_closed = True
         self.samples_came()
 
     def bell(self) -> asyncio.Event:
-        """Taken before one looks, so that what comes in between still rings it."""
+        """Return the event that the next change sets. Take it before the ledger is asked, and no change is missed."""
         return self._bell
 
 
@@ -101,13 +101,18 @@ def build_trainer_router(
     health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
 ) -> APIRouter:
-    """`on_commit` is told every committed version (again, when a trainer says the same commit again). `describe` adds
-    to a tip what the engine says. `meters` learn whether steps succeed, and whether checkpoints can be kept. `on_word`
-    is told of every call that has the token."""
+    """Return the routes of every trainer. Raises ValueError for an empty token.
+
+    on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
+    engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
+    kept. on_word: called at every request that has the token.
+    """
     if not token:
-        raise ValueError("an empty trainer token would let everybody train")
+        raise ValueError("an empty trainer token would let every client train")
     health = health or Health()
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
+
+    newest = 0
 
     @router.post("/tip")
     async def tip() -> Tip:
@@ -138,8 +143,13 @@ def build_trainer_router(
 
     @router.post("/commit")
     async def commit(request: Request) -> Committed:
-        weight_version = await ledger.commit(await parse(request, Commit))
+        body = await parse(request, Commit)
+        weight_version = await ledger.commit(body)
         health.ok(TRAINER)
+        nonlocal newest
+        if weight_version > newest:  # not a commit that the trainer repeats, because it missed the answer
+            newest = weight_version
+            observe_step(health, body.report.metrics)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -149,7 +159,7 @@ def build_trainer_router(
         if said.failure is None:
             await ledger.durable(said.weight_version)
             health.ok("checkpoints")
-        else:  # once is enough to say so: what was learned since the last one hangs by a process
+        else:  # at once: what was learned since the last checkpoint exists in one process only
             health.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
         return {}
 
@@ -159,6 +169,13 @@ def build_trainer_router(
         return {}
 
     return router
+
+
+def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
+    """Count the duration of a step, where its trainer reports one: `step_s`, or the local trainer's two parts of it."""
+    parts = [metrics[name] for name in ("gradient_s", "optimizer_s") if name in metrics]
+    if "step_s" in metrics or parts:
+        health.step.observe(metrics.get("step_s", sum(parts)))
 
 
 async def _wait_for_lease(
@@ -194,7 +211,7 @@ async def _ask(ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait) -> Le
     takes_any = lease_wait.takes_any
     lease = await ledger.lease(trainer=asked.trainer, n=asked.n, now=takes_any)
     if takes_any and (lease is not None or not (await ledger.counts())["sampled"]):
-        lease_wait.takes_any = False  # done, or nothing was there: it does not wait for what comes tomorrow
+        lease_wait.takes_any = False  # granted, or no sample waits: a later sample must fill a batch again
     return lease
 
 
@@ -204,7 +221,8 @@ async def _disconnected(gone: Callable[[], Awaitable[Any]]) -> None:
 
 
 async def answer_lease(lease: Lease | None) -> Response:
-    """A batch is large: it is made into JSON off the event loop."""
+    """Return the lease as JSON."""
+    # In a thread: a batch is large.
     return Response(await asyncio.to_thread(_lease_json, lease), media_type="application/json")
 
 
@@ -232,7 +250,7 @@ class _Refused(Exception):
 
 
 def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[APIRoute]:
-    """Routes that ask for the token first, and answer what is refused in one form. on_word: see the router."""
+    """Return routes that check the token first and answer every error in one form. on_word: as for the router."""
     secret = Secret(token)
 
     class GuardedRoute(APIRoute):
@@ -241,7 +259,7 @@ def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[A
 
             async def guarded(request: Request) -> Response:
                 if not secret.opens(request.headers.get("authorization")):
-                    return _error(401, "unauthorized", "a trainer says `Authorization: Bearer <trainer token>`")
+                    return _error(401, "unauthorized", "a trainer sends `Authorization: Bearer <trainer token>`")
                 on_word()
                 try:
                     return await handler(request)
@@ -253,7 +271,7 @@ def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[A
                     return _error(503, "ledger_unavailable", str(error))
                 except LedgerError as error:
                     return _error(409, "refused", str(error))
-                except ClientDisconnect:  # it was killed while it asked; nobody reads this
+                except ClientDisconnect:  # the trainer was killed during its request: no client reads this
                     return Response(status_code=499)
 
             return guarded
@@ -270,7 +288,10 @@ def _error(status: int, code: str, message: str) -> JSONResponse:
 def build_push_router(
     ledger: Ledger, *, token: str, pushes: TrainerPushes, on_start: Callable[[str], Awaitable[Started]]
 ) -> APIRouter:
-    """`on_start` is told the name of a trainer that holds nothing."""
+    """Return the routes of a trainer of full weights.
+
+    on_start: called with the name of a trainer that has just started, and holds no weights.
+    """
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
 
     @router.post("/start")

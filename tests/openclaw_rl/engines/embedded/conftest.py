@@ -90,6 +90,18 @@ class Tiny:
             logits = self.reference(adapter).to(dtype)(input_ids=torch.tensor([ids])).logits[0]
         return (logits / temperature).log_softmax(-1)
 
+    def rounding(self, adapter: str | None, ids: list[int], temperature: float = 1.0) -> float:
+        """The largest difference between a plain forward in fp32 and one in float64, on this machine."""
+        plain, exact = (self.log_probs(adapter, ids, temperature, dtype=t) for t in (torch.float32, torch.float64))
+        return (plain - exact).abs().max().item()
+
+    def off(self, adapter: str | None, ids: list[int], log_probs: list[float], temperature: float = 1.0) -> float:
+        """The largest error of the log-probs of the last ids, in units of `rounding`: 1 is a plain fp32 forward's."""
+        exact = self.log_probs(adapter, ids, temperature, dtype=torch.float64)[-len(log_probs) - 1 : -1]
+        picked = exact.gather(-1, torch.tensor(ids[-len(log_probs) :])[:, None])[:, 0]
+        error = (torch.tensor(log_probs, dtype=torch.float64) - picked).abs().max().item()
+        return error / self.rounding(adapter, ids, temperature)
+
 
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:

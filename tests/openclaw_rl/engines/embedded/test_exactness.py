@@ -1,9 +1,9 @@
 """Recorded log-probs are as exact as one plain fp32 forward of the same tensors over the recorded ids.
 
 Greedy and at temperature 0.7; with and without an adapter whose effect exceeds 1 nat. Random weights under large
-adapters magnify rounding: a plain forward of these models in fp32 is itself up to 2.5e-4 off from one in float64. So
-both are held against float64, and the engine may be 1e-4 further off alone, 5e-4 batched or from the prefix cache. (On
-the bundled model, `test_real_model.py`, it equals the fp32 forward itself within these bounds.)
+adapters magnify rounding, and kernels differ between machines. So the bound is measured where the test runs: the
+largest difference, over the whole table of log-probs, between plain forwards in fp32 and in float64. The engine's
+errors, measured alone and batched over all architectures on one CPU, were at most 0.9 of it.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import torch
 from openclaw_rl.engines.embedded.llama_runner import LlamaRunner
 from openclaw_rl.engines.embedded.transformers_runner import TransformersRunner
 
-ALONE, SHARED = 1e-4, 5e-4
+ALONE, SHARED = 2.0, 4.0
+"""Bounds of `Tiny.off` for a reply alone, and for one that shared its steps or its prefix."""
 FAST = ["llama", "llama3_rope", "mistral", "qwen2", "qwen3"]
 SLOW = ["gpt_neox", "gemma2"]
 TEMPERATURES = [0.0, 0.7]
@@ -26,16 +27,9 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def worst(tiny, adapter, job) -> float:
-    """How much further the reply's log-probs are from exact ones than those of a plain forward, at most."""
+    """The largest error of the reply's log-probs, in units of a plain forward's rounding."""
     assert len(job.log_probs) == len(job.output)
-
-    def forward(dtype: torch.dtype) -> torch.Tensor:
-        table = tiny.log_probs(adapter, job.prompt + job.output, job.sampling.temperature or 1.0, dtype=dtype)
-        return table[len(job.prompt) - 1 : -1].gather(-1, torch.tensor(job.output)[:, None])[:, 0].double()
-
-    exact = forward(torch.float64)
-    plain = (forward(torch.float32) - exact).abs().max().item()
-    return (torch.tensor(job.log_probs, dtype=torch.float64) - exact).abs().max().item() - plain
+    return tiny.off(adapter, job.prompt + job.output, job.log_probs, job.sampling.temperature or 1.0)
 
 
 @pytest.mark.parametrize("architecture", FAST + SLOW)
@@ -64,8 +58,10 @@ async def test_greedy_takes_the_most_likely_token(architecture, make_tiny, start
     tiny = make_tiny(architecture)
     async with start_engine(tiny.folder) as engine:
         job = await engine.generate(prompt(40, 2), 16, params={"temperature": 0.0})
-    table = tiny.log_probs(None, job.prompt + job.output)
-    assert table[len(job.prompt) - 1 : -1].argmax(-1).tolist() == job.output
+    ids = job.prompt + job.output
+    table = tiny.log_probs(None, ids)[len(job.prompt) - 1 : -1]
+    taken = table.gather(-1, torch.tensor(job.output)[:, None])[:, 0]
+    assert (table.amax(-1) - taken).max().item() <= SHARED * tiny.rounding(None, ids)  # but for ties within rounding
 
 
 @pytest.mark.parametrize("architecture", FAST + SLOW)
@@ -109,20 +105,18 @@ async def test_prompt_scoring(architecture, make_tiny, start_engine):
     """Every start, chunk borders inside, a cached prefix, and the top-k beside it."""
     tiny = make_tiny(architecture)
     ids = prompt(100, 6)
-    table = tiny.log_probs(None, ids)
+    table, near = tiny.log_probs(None, ids), SHARED * tiny.rounding(None, ids)
     async with start_engine(tiny.folder, prefill_chunk=32) as engine:
         for start in (0, 1, 31, 32, 33, 70, 98, 99):
             job = await engine.generate(ids, 0, logprob_start_len=start, top_logprobs_num=5)
             expected = table[start:-1].gather(-1, torch.tensor(ids[start + 1 :])[:, None])[:, 0].tolist()
             assert job.prompt_log_probs[0] is None
-            assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=SHARED)
+            assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=near)
             assert len(job.prompt_top_log_probs) == len(ids) - start
             for at, top in enumerate(job.prompt_top_log_probs[1:]):
                 values, _ = table[start + at].topk(5)
-                assert [value for value, _ in top] == pytest.approx(values.tolist(), abs=SHARED)
-                assert [table[start + at, index].item() for _, index in top] == pytest.approx(
-                    values.tolist(), abs=SHARED
-                )
+                assert [value for value, _ in top] == pytest.approx(values.tolist(), abs=near)
+                assert [table[start + at, index].item() for _, index in top] == pytest.approx(values.tolist(), abs=near)
 
 
 async def test_the_adapters_matter(make_tiny):

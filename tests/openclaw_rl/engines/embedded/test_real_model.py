@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoTokenizer
 
 from openclaw_rl.engines.embedded.llama_runner import LlamaRunner
 from openclaw_rl.engines.embedded.process import context_length, end_ids
 from openclaw_rl.models.identity import hash_tensors
-from openclaw_rl.models.resolve import ResolvedModel, base_hash, load_model, load_tokenizer, resolve
+from openclaw_rl.models.resolve import ResolvedModel, base_hash, load_model, resolve
 from openclaw_rl.settings import ModelSettings
 
 pytestmark = pytest.mark.real_model
 
-ALONE, SHARED = 1e-4, 5e-4
+ALONE, SHARED = 2.0, 4.0
+"""Bounds, in units of the rounding of a plain fp32 forward on this machine (`rounding`)."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 QUESTIONS = [
     "Give me three tips to sleep better.",
@@ -41,7 +43,7 @@ def base(resolved: ResolvedModel) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def prompts(resolved: ResolvedModel) -> list[list[int]]:
-    tokenizer = load_tokenizer(resolved)
+    tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
@@ -75,8 +77,25 @@ def log_probs(base: Any, resolved: ResolvedModel, adapter: Path) -> Callable[[li
     return plain
 
 
+@pytest.fixture(scope="module")
+def rounding(resolved: ResolvedModel, adapter: Path, prompts: list[list[int]]) -> dict[bool, float]:
+    """The largest difference between plain forwards in fp32 and in float64 at temperature 1, with an adapter or not."""
+
+    def table(dtype: torch.dtype, with_adapter: bool) -> torch.Tensor:
+        model: Any = load_model(resolved)
+        model = (PeftModel.from_pretrained(model, adapter).eval() if with_adapter else model).to(dtype)
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([prompts[0]])).logits[0].log_softmax(-1)
+
+    types = (torch.float32, torch.float64)
+    return {
+        with_adapter: float(torch.sub(*(table(dtype, with_adapter) for dtype in types)).abs().max())
+        for with_adapter in (False, True)
+    }
+
+
 def test_what_the_model_states(resolved):
-    tokenizer = load_tokenizer(resolved)
+    tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
     assert resolved.name == "SmolLM2-135M-Instruct"
     assert end_ids(resolved.folder) == {tokenizer.convert_tokens_to_ids("<|im_end|>")} == {2}
     assert context_length(resolved.folder, ModelSettings()) == 8192
@@ -88,14 +107,15 @@ def test_what_the_model_states(resolved):
     assert tokenizer(rendered, add_special_tokens=False).input_ids.count(2) == 2  # system and user
 
 
-async def test_log_probs_are_those_of_a_plain_forward(resolved, prompts, adapter, log_probs, start_engine):
+async def test_log_probs_are_those_of_a_plain_forward(resolved, prompts, adapter, log_probs, rounding, start_engine):
     """Greedy and at 0.7, base and adapter: alone, as second turns from the cache, then all in one batch."""
     worst = {"alone": 0.0, "batched": 0.0, "cached": 0.0}
 
     def difference(job: Any, with_adapter: bool) -> float:
-        table = log_probs(job.prompt + job.output, job.sampling.temperature or 1.0, with_adapter)
+        temperature = job.sampling.temperature or 1.0
+        table = log_probs(job.prompt + job.output, temperature, with_adapter)
         expected = table[len(job.prompt) - 1 : -1].gather(-1, torch.tensor(job.output)[:, None])[:, 0]
-        return (torch.tensor(job.log_probs) - expected).abs().max().item()
+        return (torch.tensor(job.log_probs) - expected).abs().max().item() * temperature / rounding[with_adapter]
 
     async with start_engine(resolved.folder, prefill_chunk=512, cache_tokens=16384) as engine:
         assert isinstance(engine.runner, LlamaRunner)
@@ -127,10 +147,10 @@ def test_the_adapter_matters(prompts, log_probs):
     assert (without[:-1].gather(-1, picked) - under[:-1].gather(-1, picked)).abs().mean() > 1.0
 
 
-async def test_scoring_is_a_plain_forward(resolved, prompts, log_probs, start_engine):
+async def test_scoring_is_a_plain_forward(resolved, prompts, log_probs, rounding, start_engine):
     ids = prompts[0] + prompts[1]
     table = log_probs(ids, 1.0, False)
     expected = table[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     async with start_engine(resolved.folder, prefill_chunk=32) as engine:
         job = await engine.generate(ids, 0, logprob_start_len=0)
-    assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=SHARED)
+    assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=SHARED * rounding[False])

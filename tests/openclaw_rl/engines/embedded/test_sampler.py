@@ -29,6 +29,11 @@ def job(*, prompt: list[int] | None = None, output: list[int] | None = None, top
     return made
 
 
+def near(logits: torch.Tensor) -> float:
+    """A few roundings of fp32 at the magnitude of these logits: the sums of kernels differ in their order."""
+    return 8 * torch.finfo(torch.float32).eps * max(1.0, logits.abs().max().item())
+
+
 def draw(logits: torch.Tensor, count: int, **params: Any) -> Counter[int]:
     """Ids drawn from one row with `count` seeds."""
     jobs = [job(sampling_seed=seed, **params) for seed in range(count)]
@@ -48,9 +53,9 @@ def test_temperature_flattens_the_draws_and_the_log_probs():
     counts = draw(logits, 3000, temperature=4.0)
     expected = (logits / 4).softmax(-1)
     for index, p in enumerate(expected.tolist()):
-        assert counts[index] / 3000 == pytest.approx(p, abs=0.04)
+        assert counts[index] / 3000 == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / 3000))
     sampled = sampler.sample(logits[None], [job(temperature=4.0)])[0]
-    assert sampled.log_prob == pytest.approx(expected.log()[sampled.id].item(), abs=1e-6)
+    assert sampled.log_prob == pytest.approx(expected.log()[sampled.id].item(), abs=near(logits))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_cuts_limit_the_draw_and_never_the_log_prob(params, kept):
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
     assert set(draw(probs.log(), 400, **params)) == kept
     sampled = sampler.sample(probs.log()[None], [job(**params)])[0]
-    assert sampled.log_prob == pytest.approx(probs.log()[sampled.id].item(), abs=1e-6)
+    assert sampled.log_prob == pytest.approx(probs.log()[sampled.id].item(), abs=near(probs.log()))
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 1500}, {"min_p": 1e-3}, {"top_p": 0.99}, {"top_k": 3}])
@@ -97,7 +102,7 @@ def test_greedy_reports_temperature_one():
     logits = torch.tensor([[0.0, 3.0, 1.0]])
     sampled = sampler.sample(logits, [job(temperature=0.0)])[0]
     assert sampled.id == 1
-    assert sampled.log_prob == pytest.approx(logits.log_softmax(-1)[0, 1].item(), abs=1e-6)
+    assert sampled.log_prob == pytest.approx(logits.log_softmax(-1)[0, 1].item(), abs=near(logits))
 
 
 def test_rows_of_one_batch_do_not_touch_each_other():
@@ -112,7 +117,9 @@ def test_rows_of_one_batch_do_not_touch_each_other():
     together = sampler.sample(logits, jobs)
     alone = [sampler.sample(logits[row : row + 1], [jobs[row]])[0] for row in range(4)]
     assert [entry.id for entry in together] == [entry.id for entry in alone]
-    assert [entry.log_prob for entry in together] == pytest.approx([entry.log_prob for entry in alone], abs=1e-6)
+    assert [entry.log_prob for entry in together] == pytest.approx(
+        [entry.log_prob for entry in alone], abs=near(logits)
+    )
     assert [len(entry.top) for entry in together] == [0, 0, 3, 0]
 
 
@@ -152,11 +159,10 @@ def test_scores_of_given_tokens():
     logits = torch.randn(3, 40)
     table = logits.log_softmax(-1)
     scored = sampler.score(logits, [4, 0, 39], top=2)
-    assert [log_prob for log_prob, _ in scored] == pytest.approx(
-        [table[0, 4].item(), table[1, 0].item(), table[2, 39].item()]
-    )
+    expected = [table[0, 4].item(), table[1, 0].item(), table[2, 39].item()]
+    assert [log_prob for log_prob, _ in scored] == pytest.approx(expected, abs=near(table))
     for row, (_, top) in enumerate(scored):
-        assert [value for value, _ in top] == pytest.approx(table[row].topk(2).values.tolist())
+        assert [value for value, _ in top] == pytest.approx(table[row].topk(2).values.tolist(), abs=near(table))
 
 
 def test_a_bias_is_added_to_the_logits_of_its_own_row():

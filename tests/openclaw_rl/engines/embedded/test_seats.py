@@ -92,10 +92,8 @@ async def test_replies_that_come_and_go_are_exact(architecture, make_tiny, start
             for turn in range(3):
                 job = await engine.generate(ids, 3 + (5 * number + 7 * turn) % 23, adapter=adapter)
                 ids = job.prompt + job.output
-                table = tiny.log_probs("one" if adapter else None, ids)
-                expected = table[len(job.prompt) - 1 : -1].gather(-1, torch.tensor(job.output)[:, None])[:, 0]
-                worst = max(worst, (torch.tensor(job.log_probs) - expected).abs().max().item())
+                worst = max(worst, tiny.off("one" if adapter else None, ids, job.log_probs))
                 ids = ids + [numbers.randrange(3, 320) for _ in range(9)]
             return worst
 
-        assert max(await asyncio.gather(*(talk(number) for number in range(9)))) <= 5e-4
+        assert max(await asyncio.gather(*(talk(number) for number in range(9)))) <= 4.0  # plain forwards' rounding

@@ -1,5 +1,8 @@
-"""`POST /v1/feedback` over a real ledger: whose turn it is, what a body may say, and that saying it twice is saying it
-once. (`reply_ids` of the real front end is tested in `proxy/test_frontend.py`.)"""
+"""`POST /v1/feedback` over a real ledger: the owner of a turn, the fields of a body, and repeated feedback, which
+counts once.
+
+(`reply_ids` of the real front end is tested in `proxy/test_frontend.py`.)
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +24,7 @@ from openclaw_rl.web.auth import Keys
 
 
 class Words:
-    """One token a word, and an end."""
+    """A tokenizer with one token a word, and an end."""
 
     context_length = 20
 

@@ -1,4 +1,4 @@
-"""The document that tools and fuzzers read."""
+"""The OpenAPI document, for tools and fuzzers."""
 
 from fastapi import FastAPI
 

@@ -1,5 +1,7 @@
-"""The page as a file: what its policy lets run, and the door that leads to it. How it is served is in
-`tests/security/test_page.py`."""
+"""The page as a file: its Content-Security-Policy, and the file that leads a browser to it.
+
+(The route is tested in `tests/security/test_page.py`.)
+"""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The trainer API over HTTP: who may call, what is refused and how, and when a waiting lease call is answered."""
+"""The trainer API over HTTP: the token, the refusals and their form, and the end of a waiting lease call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Api:
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
         self.ledger, self.clock, self.wait, self.committed = ledger, clock, LeaseWait(), []
         self.app, self.health, self.words = FastAPI(), Health(), 0
-        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "meters": self.health}
+        parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "health": self.health}
         self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
@@ -106,6 +106,19 @@ async def test_a_step_from_tip_to_commit(api):
     assert await api.call("durable", {"weight_version": 1}) == {}
     assert api.committed == [1, 1]
     assert (await api.call("tip"))["weight_version"] == 1
+
+
+async def test_the_duration_of_a_step_is_counted_once_whatever_the_trainer_repeats(api):
+    await api.sample("one")
+    await api.sample("two")
+    lease = await api.lease()
+    step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": 0, "manifest": MANIFEST}
+    report = {
+        "metrics": {"gradient_s": 2.0, "reference_s": 1.0, "optimizer_s": 0.5}
+    }  # the reference is in the gradient
+    for _ in range(2):
+        await api.call("commit", {**step, "report": report})
+    assert (api.health.step.cumulative()[-1], api.health.step.total_s) == (("+Inf", 1.0), 2.5)
 
 
 async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(api):
@@ -259,7 +272,9 @@ async def test_a_call_ends_without_a_lease_when_its_time_is_up_or_the_server_sto
 
 
 async def test_a_call_whose_client_went_away_holds_no_batch(api):
-    """Gone while the call waits: the call ends. Gone while the batch is being granted: the batch is given back."""
+    """The client leaves while the call waits: the call ends. It leaves while the batch is being granted: the batch is
+    released.
+    """
     call = _RawCall(api.app, b'{"trainer": "t", "wait_s": 300}')
     await _asked(api, call.task)
     call.hang_up()
@@ -283,7 +298,7 @@ async def test_a_call_whose_client_went_away_holds_no_batch(api):
 
 
 async def _asked(api: Api, task: "asyncio.Task[Any]") -> None:
-    """Until the call has looked once, and waits."""
+    """Wait until the call has asked the ledger once, and waits."""
     asked = asyncio.Event()
     lease = api.ledger.lease
 

@@ -1,0 +1,89 @@
+"""Engine kinds: the knowledge that the server has of one kind of engine, as one object per name in `engine.kind`.
+
+A kind states the engine's child process, the GPUs that it needs and its checks. `load_kind` finds it by the entry-point
+group `openclaw_rl.engines`: our kinds are `embedded`, `sglang` and `url`, and an installed package may add one. The
+server's process imports a kind's module, so the module imports neither torch nor the engine.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.supervisor import Child
+from openclaw_rl.settings import Settings
+from openclaw_rl.settings.base import ENGINE_KINDS, registered
+
+Level = Literal["ok", "differs", "missing"]
+OnExit = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check: a line of `openclaw-rl doctor`."""
+
+    what: str
+    level: Level
+    says: str
+
+    def line(self) -> str:
+        mark = {"ok": "  ", "differs": "? ", "missing": "! "}[self.level]
+        return f"{mark}{self.what:<18} {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """A setting that needs GPUs on this host."""
+
+    setting: str
+    """The setting's key and value, for the message when the host has fewer."""
+    gpus: int
+
+    @classmethod
+    def of_device(cls, key: str, device: str) -> "tuple[GpuNeed, ...]":
+        """Return the need of a torch device: `cuda:1` needs two GPUs, `cpu` needs no GPU."""
+        family, _, index = device.partition(":")
+        return (cls(f"{key} {device!r}", int(index or 0) + 1),) if family == "cuda" else ()
+
+
+class EngineKind:
+    """Base class of every kind. Its defaults describe an engine that already runs at `engine.url`."""
+
+    loses_adapter_count: bool = True
+    """True: the engine may miscount the requests of an adapter, and an unload of that adapter could then wait forever
+    (`engines.client`). False: the engine promises that every unload ends."""
+
+    def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child | None:
+        """Return the process that serves the dialect at 127.0.0.1:`port`; None: the server starts no engine.
+
+        The caller awaits `on_exit` whenever that process ends. Blocks: a model may be converted first. Raises
+        SettingsError.
+        """
+        return None
+
+    def gpus(self, settings: Settings) -> tuple[GpuNeed, ...]:
+        """Return the GPUs that the engine needs on this host."""
+        return ()
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """Yield one line for each fault that would stop the engine's start. Quick: every start of the server asks."""
+        yield from ()
+
+    def findings(self, settings: Settings) -> Iterator[Finding]:
+        """Yield the lines of `openclaw-rl doctor` on this engine. May take seconds."""
+        yield from ()
+
+
+def load_kind(name: str) -> EngineKind:
+    """Return the kind that is registered under `name`. Raises SettingsError that lists the registered names."""
+    points = registered(ENGINE_KINDS)
+    if name not in points:
+        raise SettingsError(f"engine.kind: no kind {name!r}; installed: {', '.join(sorted(points)) or 'none'}")
+    try:
+        kind = points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"engine.kind {name!r}: {points[name].value} cannot be loaded: {error!r}") from error
+    if not isinstance(kind, EngineKind):
+        raise SettingsError(f"engine.kind {name!r}: {points[name].value} is no EngineKind")
+    return kind
