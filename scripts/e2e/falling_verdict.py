@@ -1,6 +1,6 @@
 """A method whose `score` hands the trainer the wrong sign is gone back from by itself; the true sign never is.
 
-    python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
+    scripts/e2e.sh falling_verdict FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
 
 Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
 and the local LoRA trainer, all at their default settings (the cautious ones, as for any method of one's own) but for

@@ -1,6 +1,6 @@
 """Real processes are killed while real chats run: the server, the embedded engine and the LoRA trainer, in turn.
 
-    python scripts/e2e/kill_real.py FOLDER [--kills 18] [--seed 0] [--log benchmarks/results/kill_real.log]
+    scripts/e2e.sh kill_real FOLDER [--kills 18] [--seed 0] [--log scripts/benchmarks/results/kill_real.log]
 
 SIGKILL at a random moment, every other time while a training step runs; the server is started again by this script,
 its children by the server. After each kill the ledger is audited from its file alone (for a killed server, before
@@ -29,7 +29,7 @@ from openclaw_rl.testing.running_server import RunningServer
 
 # The audit is the kill test's: the same eyes on stubs in CI and on the real processes here.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
-from kill.audit import audit
+from openclaw_rl.testing.ledger_audit import audit
 
 ANSWERS = ("No, that is wrong. Shorter please.", "Thanks, that is perfect!")
 STEP_WAIT_S, REST_S = 90.0, 300.0

@@ -1,7 +1,7 @@
 """The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they
 talk.
 
-    python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--report FILE]
+    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE]
 
 FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn
 is in the ledger,
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from openclaw_client import OpenClaw
 
+from e2e.openclaw_client import OpenClaw
 from openclaw_rl.sessions.openclaw import unstamped
 from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
