@@ -1,7 +1,7 @@
 """Case WS-1 as it is told: ten chats stream at the case's own pace, and new weights come while they run.
 
 The engine is the project's stub over HTTP: it loads adapters, refuses a flush while anything runs, and gives each token
-the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`, `benchmarks/
+the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`, `scripts/benchmarks/
 swap_under_load.py`.
 """
 

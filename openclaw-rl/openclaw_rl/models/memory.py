@@ -2,7 +2,7 @@
 
 The figures are bytes. Weights, adapters, moments, KV cache and logits are exact sums; activations follow what the
 layers of a Llama-like model keep for their backward pass, and `RESERVE` stands for what no formula knows (two CUDA
-contexts, captured graphs, the allocator's rounding). `benchmarks/trainer_speed.py` prints them beside what was
+contexts, captured graphs, the allocator's rounding). `scripts/benchmarks/trainer_speed.py` prints them beside what was
 measured.
 """
 

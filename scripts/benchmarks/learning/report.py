@@ -19,10 +19,9 @@ def load(files: Iterable[Path]) -> list[Record]:
 
 
 def write_report(records: Sequence[Record], out: Path, about: Mapping[str, object]) -> str:
-    """Write `out`.md, and `out`.svg where matplotlib is installed; the text."""
+    """Write `out`.md; return its text."""
     text = report(records, about)
     out.with_suffix(".md").write_text(text)
-    _plot(records, out.with_suffix(".svg"))
     return text
 
 
@@ -111,32 +110,3 @@ def _said(records: Sequence[Record]) -> list[str]:
         lines.append(f"- {method} {variant}, seed {seed}")
         lines += [f"  - *{question}* {text}" for question, text in list(record.replies.items())[:SHOWN]]
     return lines
-
-
-def _plot(records: Sequence[Record], file: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        return  # the text has the same numbers
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    preferences = sorted({record.preference for record in records})
-    columns = ("score", "relevance", "kl")
-    figure, axes = pyplot.subplots(
-        len(preferences), len(columns), figsize=(4.2 * len(columns), 3.2 * len(preferences)), squeeze=False
-    )
-    for row, preference in zip(axes, preferences, strict=True):
-        own = [record for record in records if record.preference == preference]
-        for axis, column in zip(row, columns, strict=True):
-            for (_, method, variant), points in _series(own, column).items():
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{method} {variant}")
-            for end, style in (("base", ":"), ("hinted", "--")):
-                values = [record.quality[column] for record in own if record.method == end]
-                if values:
-                    axis.axhline(statistics.fmean(values), linestyle=style, color="grey", linewidth=1)
-            axis.set(title=f"{preference}: {column}", xlabel="update")
-    axes[0][0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file)
-    pyplot.close(figure)
