@@ -1,4 +1,4 @@
-"""A load of streamed chats with in-process time stamps, shared by the benchmarks."""
+"""Load of streamed chats with time stamps of this process, shared by the benchmarks and the GPU checks."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import orjson
 
 @dataclass
 class Reply:
-    """One streamed reply: what came, and when."""
+    """One streamed reply, with the times of its tokens."""
 
     started: float
     text: str = ""
@@ -35,7 +35,7 @@ async def chat(
     headers: dict[str, str] | None = None,
     **fields: Any,
 ) -> Reply:
-    """One streamed chat completion; never raises on a bad answer, says so in `error`."""
+    """Stream one chat completion; a bad answer does not raise, it is in `error`."""
     reply = Reply(time.perf_counter())
     body = {
         "model": "policy",
@@ -74,7 +74,7 @@ async def chat(
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The q-quantile (nearest rank) of values; nan when empty."""
+    """Return the q-quantile (nearest rank) of values; nan if empty."""
     if not values:
         return float("nan")
     ranked = sorted(values)
@@ -82,7 +82,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 async def loop_delay(stop: asyncio.Event, every_s: float = 0.01) -> list[float]:
-    """How late this process's own event loop wakes: the load generator's share of every figure."""
+    """Return the lateness of this process's own event loop: the load generator's share of every figure."""
     late = []
     while not stop.is_set():
         before = time.perf_counter()

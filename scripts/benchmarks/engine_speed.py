@@ -1,18 +1,19 @@
-"""How fast does the embedded engine decode, beside plain `transformers.generate` on the same model?
+"""Decode speed of the embedded engine, beside plain `transformers.generate` on the same model.
 
     scripts/benchmarks.sh engine_speed [--rounds 5] [--new-tokens 128] [--out FILE.json]
 
-Both hold the bundled model in fp32, use the same number of threads and sample at temperature 0.7; end tokens are
-ignored. They alternate within one run, and each round gives its own ratio. The engine is the real process, asked over
-HTTP with streaming and log-probs; `generate` runs in this process and returns no log-probs. Prompts are new in every
-round and of one length: nothing comes from a prefix cache, and a batch of `generate` has no padding.
+Both sides hold the bundled model in fp32, use the same number of threads and sample at temperature 0.7; end tokens are
+ignored. They alternate within one run, and each round gives its own ratio. The engine is the real process, called over
+HTTP with streaming and log-probs. `generate` runs in this process and returns no log-probs. Prompts are new in every
+round and of equal length: the prefix cache never helps, and a batch of `generate` has no padding.
 
-Two figures for each case. *Whole request*: all tokens over the time from the request to the last token, prefill
-included. *Decode alone*: tokens after every stream has its first, over the time they take. The engine gives the first
-of eight replies before the last prompt is computed, a batch gives all at once; decode alone leaves that out.
+Each case has two figures. *Whole request*: all tokens over the time from the request to the last token, prefill
+included. *Decode alone*: tokens after every stream has its first, over the time they take. The second figure removes a
+difference: the engine gives the first of eight replies before the last prompt is computed, a batch gives all at once.
 
-Eight streams stand beside a batch of eight, which is the fair comparison and what the aim of 3 is taken to mean; beside
-one call (the sum of eight streams over what a single stream gets); and beside eight single calls, one after the other.
+Eight streams are compared with a batch of eight: the fair comparison, and the one that the aim of 3 × refers to. They
+are compared with one call, too: the sum of eight streams over the rate of a single stream. The third comparison is with
+eight single calls, one after the other.
 """
 
 import argparse
@@ -43,7 +44,7 @@ Prompt = list[int]
 
 @dataclass(frozen=True)
 class Timing:
-    """One case, once. Times are seconds; the stamps of each stream's tokens are in this process."""
+    """One measurement of a case. Times are seconds; this process stamps each stream's tokens."""
 
     begin: float
     streams: list[list[float]]
@@ -55,14 +56,14 @@ class Timing:
 
     @property
     def decode(self) -> float:
-        """Tokens a second, counted once all streams have their first."""
+        """Tokens a second from the moment on when all streams have their first."""
         ready = max(stamps[0] for stamps in self.streams)
         after = sum(stamp > ready for stamps in self.streams for stamp in stamps)
         return after / (max(stamps[-1] for stamps in self.streams) - ready)
 
 
 class Stamps(StoppingCriteria):
-    """Notes when each step of `generate` ends; never stops it."""
+    """Stopping criterion that stamps the end of each step of `generate` and never stops it."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -93,7 +94,8 @@ def generate(model: Any, prompts: list[Prompt], new_tokens: int) -> Timing:
 
 
 async def stream(url: str, prompt: Prompt, new_tokens: int) -> list[float]:
-    """Stamps of one reply's tokens. A bare socket: the load generator shares the cores with what it measures."""
+    """Return the stamps of one reply's tokens."""
+    # A plain socket: the load generator shares the cores with the engine.
     sampling = {"temperature": TEMPERATURE, "max_new_tokens": new_tokens, "ignore_eos": True}
     body = json.dumps(
         {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "stream": True}
@@ -115,7 +117,7 @@ async def stream(url: str, prompt: Prompt, new_tokens: int) -> list[float]:
 
 
 def _ids(event: bytes) -> int:
-    """How many tokens an event brings, without parsing it all."""
+    """Return the number of tokens of an event, without parsing all of it."""
     begin = event.index(b'"output_ids":[') + len(b'"output_ids":[')
     return event.count(b",", begin, event.index(b"]", begin)) + 1
 
@@ -135,7 +137,7 @@ def one_by_one(model: Any, prompts: list[Prompt], new_tokens: int) -> Timing:
 
 
 class Engine:
-    """The real process, on a free port."""
+    """The real engine process, on a free port."""
 
     def __init__(self, folder: Path, cache: Path, threads: int) -> None:
         port_file = folder / "engine.json"
@@ -154,7 +156,7 @@ class Engine:
 
 
 def measure(model: Any, url: str, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """By case, one entry a round."""
+    """Return the measurements of each case, one entry a round."""
     numbers = random.Random(0)
 
     def prompts(count: int) -> list[Prompt]:
@@ -180,7 +182,7 @@ def measure(model: Any, url: str, options: argparse.Namespace) -> dict[str, list
             timing = run()
             entry = {"decode": timing.decode, "whole": timing.whole, "own_cpu_s": time.process_time() - spent}
             if name.endswith("one by one"):
-                del entry["decode"]  # the streams do not overlap
+                del entry["decode"]  # the streams do not overlap: no figure
             found[name].append(entry)
             figures = ", ".join(f"{key} {value:.1f} tokens/s" for key, value in entry.items() if key != "own_cpu_s")
             print(f"round {number + 1}/{options.rounds}  {name:26} {figures}", flush=True)
@@ -188,7 +190,7 @@ def measure(model: Any, url: str, options: argparse.Namespace) -> dict[str, list
 
 
 def ratios(found: dict[str, list[dict[str, float]]], ours: str, theirs: str, figure: str) -> dict[str, float]:
-    """Ours over theirs, round by round."""
+    """Return our rate over theirs, round by round."""
     pairs = [(a[figure], b[figure]) for a, b in zip(found[ours], found[theirs], strict=False)]
     each = [a / b for a, b in pairs]
     return {"median": round(median(each), 2), "least": round(min(each), 2), "most": round(max(each), 2)}
@@ -201,8 +203,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both sides (default: all cores)")
-    parser.add_argument("--cache", type=Path, help="converted models (default: a folder that is removed)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="threads of both sides (default: all cores)"
+    )
+    parser.add_argument("--cache", type=Path, help="folder of converted models (default: a temporary one)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engine_speed.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,25 +1,26 @@
-"""Where do steps of Binary RL lead, by what gets credit? From a pool of the base's own chats, without a training run.
+"""First step of Binary RL by kind of credit, to first order, from a pool of the base's own chats, without training.
 
     scripts/benchmarks.sh learning_first_step --preset gpu      one GPU, a minute
     scripts/benchmarks.sh learning_first_step --preset cpu      two CPU cores, about ten minutes
 
-The base answers training topics; the simulated user thanks or complains, and where it complained the base answers again
+The base answers training topics. The simulated user thanks or complains; after a complaint the base answers again
 (`learning/simulation.py`). Each turn's gradient is taken once, by the product's own loss. A batch is 8 chats of two
-turns drawn from the pool; its gradient is a sum of the turns' with the credit that they get:
+turns drawn from the pool. Its gradient is the sum of the turns' gradients, each times its credit:
 
     none, others          by `method.baseline`; `ema` starts as `none`
     by turn               `others` among first turns and among second ones
-    praise only           1 for what was thanked for
-    whatever was said     1 for every reply, the control: what the mean over a reply's tokens does by itself
-    demonstrations        1 for each reply thanked for after a complaint, put behind the question itself, as a user may
-                          do by `/v1/feedback`; nothing for the turns
+    praise only           1 for each reply with thanks
+    whatever was said     1 for every reply, the control: the effect of the mean over a reply's tokens by itself
+    demonstrations        1 for each reply with thanks after a complaint, behind the question itself, as a user may send
+                          it to `/v1/feedback`; 0 for the turns
 
-To first order the table says of AdamW's first step, and of 8 steps on 8 batches at the trainer's own moments:
+To first order, the table shows AdamW's first step, and 8 steps on 8 batches at the trainer's own moments:
 
-    gain    change of the log-prob per token of replies that meet the preference (the base's, when it reads the wish, to
-            held-out topics), after the plain prompt: where distillation would lead. ± standard deviation over batches
+    gain    change of the log-prob per token of replies that meet the preference, after the plain prompt: the direction
+            of distillation. The replies are the base's to held-out topics, when it reads the wish. ± standard deviation
+            over batches
     KL      per token, on the base's own replies to held-out topics; to first order it does not saturate
-    ratio   gain / √KL: what the steps lead to for what they cost
+    ratio   gain / √KL: the gain for its cost
 """
 
 import argparse
@@ -50,11 +51,11 @@ CREDITS = ("none", "others", "by turn", "praise only", "whatever was said", "dem
 @dataclass(frozen=True, slots=True)
 class Chat:
     first: Sample
-    """The reply to a question; the reward is the user's."""
+    """Reply to a question, with the user's reward."""
     second: Sample
-    """The reply to a complaint of it, or to another question where there was none."""
+    """Reply to the complaint; after thanks, reply to another question."""
     demonstration: Sample | None
-    """The second reply behind the first question, where it was thanked for after a complaint."""
+    """Second reply behind the first question, if the user thanked for it after a complaint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _sample(prompt: Ids, reply: Ids, log_probs: tuple[float, ...], temperature: 
 
 
 def gradients(subject: Subject, samples: Sequence[Sample]) -> Tensor:
-    """[samples, parameters]: the way up of each sample's mean log-prob, by the product's loss at credit 1."""
+    """Return the ascent direction of each sample's mean log-prob, [samples, parameters], by the product's loss."""
     trainer = TrainerSettings(device=subject.device, dtype="float32")
     policy = subject.new_policy(trainer)
     trained = [p for name, p in policy.parameters.items() if "lora_B" in name]  # A gets none while B is 0
@@ -130,7 +131,7 @@ def gradients(subject: Subject, samples: Sequence[Sample]) -> Tensor:
 
 
 def credit_of(batch: Sequence[Chat], name: str) -> tuple[list[float], list[float], list[float]]:
-    """Of each chat's first turn, its second and its demonstration."""
+    """Return the credits of each chat's first turn, second turn and demonstration."""
     first, second = [chat.first for chat in batch], [chat.second for chat in batch]
     nothing = [0.0] * len(batch)
     if name == "demonstrations":
@@ -162,8 +163,10 @@ def first_order(
     lengths: Sequence[int],
     trainer: TrainerSettings,
 ) -> tuple[Tensor, Tensor]:
-    """[R]: the gain and the KL of R runs of S steps each. Credit [R, S, samples] of a mean over each batch; the others
-    are gradients of mean log-probs, `lengths` the tokens of `own`."""
+    """Return the gain and the KL [R] of R runs of S steps each.
+
+    Credit is [R, S, samples], of a mean over each batch. The others are gradients of mean log-probs; `lengths` are the
+    tokens of `own`."""
     credit = credit.to(of_pool.device)
     gain = torch.zeros(len(credit), device=of_pool.device)
     shift = torch.zeros(len(credit), len(own), device=of_pool.device)
@@ -176,7 +179,7 @@ def first_order(
 
 
 def adam(gradients: Tensor, trainer: TrainerSettings) -> Tensor:
-    """Where AdamW's steps on these [S, …] ways up lead together; nowhere where nothing was credited yet."""
+    """Return the sum of AdamW's steps along these gradients [S, …]; 0 for parameters without any gradient yet."""
     mean, square, moved = (torch.zeros_like(gradients[0]) for _ in range(3))
     for k, gradient in enumerate(gradients, 1):
         mean = trainer.beta1 * mean + (1 - trainer.beta1) * gradient
@@ -221,12 +224,12 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=("gpu", "cpu", "smoke"), default="cpu")
     parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(PREFERENCES))
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/openclaw-rl").expanduser())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--name", default=None, help="of the results; the preset when unset")
+    parser.add_argument("--name", default=None, help="name of the results; default: the preset")
     args = parser.parse_args()
     device = "cuda" if args.preset == "gpu" else "cpu"
     rounds, held_out, tokens, runs = {"gpu": (8, 48, 96, 32), "cpu": (3, 32, 96, 12), "smoke": (1, 4, 48, 2)}[

@@ -1,4 +1,4 @@
-"""Do the three methods teach a preference, and at what cost? The bundled model, two preferences, three seeds.
+"""Learning of a preference by the three methods, and its cost: the bundled model, two preferences, three seeds.
 
     scripts/benchmarks.sh learning_preferences --preset gpu       one GPU: the settings we ship, 3 methods × 2 × 3 seeds
     scripts/benchmarks.sh learning_preferences --preset sweep     one GPU: the variants of `SWEEP`, one seed
@@ -7,27 +7,32 @@
     scripts/benchmarks.sh learning_preferences --preset cpu       two CPU cores, five minutes: one seed, fewer of all
     scripts/benchmarks.sh learning_preferences --report A.jsonl … tables and curves of results that exist
 
-The policy answers questions of the training topics, 16 a round; a user simulated by rules says thanks or complains in
-words; the product's own rules judge, method, loss and LoRA step learn from it (≤ 8 updates, each on new replies of the
-current policy). Before and after, replies to held-out topics are scored by rule, as a share of the way from the base to
-the base that reads the hint, and beside it KL, fluency and relevance to the question: a score alone can be hacked
-(`learning/measures.py`). Replies come from a batched sampler (`learning/fleet.py`), scoring pairs from a plain batched
-forward that stands in for the engine (`learning/engine.py`), with `--pairs engine` from the real embedded engine.
+The policy answers questions of the training topics, 16 a round. A user simulated by rules thanks or complains in words.
+The product's own rules judge, method, loss and LoRA step learn from it: up to 8 updates, each on new replies of the
+current policy. Rules score replies to held-out topics before and after, as a share of the way from the base to the base
+that reads the hint. KL, fluency and relevance to the question are measured too, since a policy can hack a score alone
+(`learning/measures.py`). Replies come from a batched sampler (`learning/fleet.py`). Scoring pairs come from a plain
+batched forward (`learning/engine.py`), or with `--pairs engine` from the real embedded engine.
 
-`--preset binary` is to decide what Binary RL needs on *short*: four seeds of each candidate of `BINARY`, and of
-Combined, which shares the baseline: 32 runs, one measurement each, unattended, reckoned at 180 to 220 s on one H100 or
-H200 (42 runs with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (24 runs). It
-answers in this order: (1) do verdicts alone do it, if nothing is credited while all are the same, at three times the
-rate (`follows others lr=1e-3` against `follows lr=1e-3` and `follows`)? (2) if not, do the user's own demonstrations
-(`follows demonstrates` against `follows`)? (3) what does `others` cost Combined? What is to become the default has a
-score above `shipped` and `follows` by more than the half ranges of both, on *short* or *no lists*, at no less relevance
-than the base that reads the wish, and Combined loses nothing by it.
+`--preset binary` decides the settings of Binary RL on *short*. It runs four seeds of each candidate of `BINARY`, and of
+Combined, which shares the baseline: 32 runs of one measurement each, an estimated 180 to 220 s on one H100 or H200 (42
+runs with two measurements took 258 s). `--preferences no_lists --seeds 0 1 2` is the other half (24 runs). It answers
+three questions, in this order:
 
-`--variant NAME:key=value,…` changes settings of `trainer` or `method`, or the user: `reads_request=1` also complains
-of what is not about the question, `follows_up=1` stays in the chat after a complaint and says what the next reply is
-worth, `demonstrates=1` hands in the reply that it thanked for then as the one to the question itself.
-`hint_source=judge` stands for a judge that writes the wish in one canonical sentence; the default, `verbatim`, takes
-the complaint as it was said.
+    1. Do verdicts alone suffice, without credit while all are the same, at three times the rate?
+       `follows others lr=1e-3` against `follows lr=1e-3` and `follows`
+    2. If not, do the user's own demonstrations suffice? `follows demonstrates` against `follows`
+    3. How much does `others` cost Combined?
+
+A new default must beat the score of `shipped` and `follows` by more than the half ranges of both, on *short* or *no
+lists*. Its relevance must be no less than that of the base that reads the wish, and Combined must not lose by it.
+
+`--variant NAME:key=value,…` changes settings of `trainer` or `method`, or the user:
+
+    reads_request=1       the user also complains of replies that are not about the question
+    follows_up=1          the user stays in the chat after a complaint and judges the next reply
+    demonstrates=1        the user then sends the reply that it thanked for, as a reply to the question itself
+    hint_source=judge     a judge writes the wish in one canonical sentence; default `verbatim`: takes the complaint
 """
 
 import argparse
@@ -108,35 +113,37 @@ BINARY: dict[str, tuple[str, ...]] = {
     "opd": (),
     "combine": ("shipped:reads_request=1", "others:reads_request=1,baseline=others"),
 }
-"""What could make Binary RL learn *short*, and what a baseline that it shares with Combined does there."""
+"""Candidates that may make Binary RL learn *short*, and Combined with the baseline that it shares."""
 VARIANTS = {"sweep": SWEEP, "users": USERS, "binary": BINARY}
 SHIPPED = "shipped:reads_request=1"
-"""The branches' own defaults, and a user who notices replies about something else. They ship for OPD and Combined; what
-ships of Binary RL for the bundled model is in `openclaw_rl.settings.tuned`, and was measured as a `--variant`."""
+"""The branches' own defaults, and a user who notices replies about another subject. They ship for OPD and Combined.
+`openclaw_rl.settings.tuned` has the shipped settings of Binary RL for the bundled model, measured as a `--variant`."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PLANS), default="cpu")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=None)
     parser.add_argument("--seeds", nargs="+", type=int, default=None)
-    parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; again for another")
+    parser.add_argument("--variant", action="append", default=[], help="NAME:key=value,…; may be repeated")
     parser.add_argument("--updates", type=int, default=None)
-    parser.add_argument("--marks", nargs="+", type=int, default=None, help="updates after which is measured")
-    parser.add_argument("--turns", type=int, default=None, help="of an update")
+    parser.add_argument("--marks", nargs="+", type=int, default=None, help="updates after which to measure")
+    parser.add_argument("--turns", type=int, default=None, help="turns of an update")
     parser.add_argument("--reply-tokens", type=int, default=None)
-    parser.add_argument("--held-out", type=int, default=None, help="topics that are measured on")
-    parser.add_argument("--pairs", choices=("forward", "engine"), default="forward", help="what gives scoring pairs")
+    parser.add_argument("--held-out", type=int, default=None, help="number of held-out topics")
+    parser.add_argument("--pairs", choices=("forward", "engine"), default="forward", help="source of scoring pairs")
     parser.add_argument("--no-ends", action="store_true", help="do not measure the base again")
-    parser.add_argument("--workers", type=int, default=None, help="processes; by the preset when unset")
-    parser.add_argument("--threads", type=int, default=None, help="of each worker")
-    parser.add_argument("--device", default=None, help="cpu or cuda; by the preset when unset")
+    parser.add_argument("--workers", type=int, default=None, help="processes; default: by the preset")
+    parser.add_argument("--threads", type=int, default=None, help="threads of each worker")
+    parser.add_argument("--device", default=None, help="cpu or cuda; default: by the preset")
     parser.add_argument("--model", default="bundled", help="`bundled`, a folder, a .gguf file (a Llama model)")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/openclaw-rl").expanduser())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--name", default=None, help="of the results; the preset when unset")
-    parser.add_argument("--report", nargs="+", type=Path, default=None, help="only report these .jsonl files")
+    parser.add_argument("--name", default=None, help="name of the results; default: the preset")
+    parser.add_argument(
+        "--report", nargs="+", type=Path, default=None, help="only report these .jsonl files, without runs"
+    )
     args = parser.parse_args()
     name = f"learning_preferences-{args.name or args.preset}"
     if args.report:
@@ -168,7 +175,7 @@ def main() -> int:
     ]
     workers = args.workers or (5 if device == "cuda" else 1)
     model = ModelSettings(path=args.model)
-    resolve.base_hash(resolve.resolve(model, args.cache))  # once, before the workers race for it
+    resolve.base_hash(resolve.resolve(model, args.cache))  # convert the model once, before the workers race for it
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / f"{name}.jsonl"
     results.write_text("")
@@ -185,7 +192,7 @@ def main() -> int:
     ) as pool:
         failed = [error for done in [pool.submit(work, job) for job in jobs] if (error := done.exception())]
     for error in failed:
-        print(f"a worker failed: {error!r}", flush=True)  # before the report, which may have nothing to say
+        print(f"a worker failed: {error!r}", flush=True)  # before the report, which may be empty
     about = {
         "model": resolve.model_display_name(model),
         "device": _device_name(device),

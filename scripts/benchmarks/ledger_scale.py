@@ -1,17 +1,18 @@
-"""Is the ledger as fast with a million turns as with ten thousand, how large is it, and can it be copied meanwhile?
+"""Speed and size of a ledger of a million turns beside one of ten thousand, and copies of it during writes.
 
     scripts/benchmarks.sh ledger_scale [--turns 1000000] [--folder FOLDER] [--out FILE.json]
 
-A ledger of 10,000 turns is filled by the public calls, as server, judge, method and trainer make them: sessions of 20
-turns whose requests repeat everything said before, system prompts of 2 to 8 k tokens, replies of about 100 tokens,
-batches of 16, a quarter waiting. The large one is its history a hundred times (`scale/copies.py`). Before that a
-smaller one is written twice, by the fast way and by a ledger with its own threads and fsyncs: the rows must be equal.
+The public calls of the ledger fill one of 10,000 turns, as server, judge, method and trainer make them. Sessions have
+20 turns whose requests repeat the conversation so far, system prompts of 2 to 8 k tokens, and replies of about 100
+tokens; batches have 16 samples, and a quarter of the turns waits. The large ledger is that history a hundred times
+(`scale/copies.py`). As a check, a smaller ledger is written twice, by the fast way and by a ledger with its own threads
+and fsyncs: the rows must be equal.
 
-Then both are open in one process, and the same sessions go on in both, call by call in turns: what disturbs one
-disturbs the other, and the ratio is of one run. Beside each read stands how late the event loop was. At last the large
-one is copied while turns are being written to it; the copy is opened and audited, deeply; and a session is forgotten.
+Then both are open in one process. The same sessions continue in both, call by call in turns, so that a disturbance hits
+both, and each ratio is of one run. The delay of the event loop is measured beside each read. At the end the large
+ledger is copied while turns are written to it, the copy gets the deep audit, and a session is forgotten.
 
-`--folder` keeps the ledgers, and a second run measures them again as they are then.
+`--folder` keeps the ledgers; a second run measures them again in their state then.
 """
 
 import argparse
@@ -38,10 +39,10 @@ from openclaw_rl.types import TurnState
 
 SMALL, CHECKED = 10_000, 500
 REPEATS = 5
-"""Of each read in a round: a p99 of sixty is the worst of sixty, which is chance."""
+"""Times that each read runs in a round: a p99 of sixty values would be the worst of sixty, which is chance."""
 Times = dict[str, list[float]]
 HOT = ("begin", "finish", "pair", "verdict", "sample", "lease", "commit", "counts", "status")
-"""What the aim of 1.5 is for; the rest is told."""
+"""Calls that the aim of 1.5 × is for; the others are only reported."""
 
 
 def say(words: str) -> None:
@@ -49,7 +50,7 @@ def say(words: str) -> None:
 
 
 def make(folder: Path, turns: int, stop_at: float) -> dict[str, object]:
-    """Both ledgers. The small one is always new (a run trains most of what waits in it), the large one may be there."""
+    """Make both ledgers. A run trains most of the small one, which is always new; the large one may exist."""
     small, large = folder / "small.sqlite3", folder / "large.sqlite3"
     fast, slow = folder / "fast.sqlite3", folder / "slow.sqlite3"
     for old in (fast, slow, small):
@@ -67,7 +68,7 @@ def make(folder: Path, turns: int, stop_at: float) -> dict[str, object]:
 
 def reads(ledger: Ledger, session: str, turn_id: str) -> dict[str, Callable[[], Awaitable[object]]]:
     async def status() -> None:
-        """What `GET /v1/admin/status` asks."""
+        """Make the reads of `GET /v1/admin/status`."""
         await ledger.versions(newest=20)
         await ledger.pinned()
         await ledger.tip()
@@ -94,7 +95,7 @@ def reads(ledger: Ledger, session: str, turn_id: str) -> dict[str, Callable[[], 
 
 
 async def measure(ledgers: dict[str, Ledger], drives: dict[str, Drive], times: dict[str, Times], rounds: int) -> Times:
-    """Both, call by call; how late the loop was beside the reads."""
+    """Time both ledgers, call by call, and the lateness of the event loop beside the reads."""
     late: Times = defaultdict(list)
     names = list(ledgers)
     for number in range(rounds):
@@ -102,7 +103,7 @@ async def measure(ledgers: dict[str, Ledger], drives: dict[str, Drive], times: d
             say(f"round {number} of {rounds}")
         names.reverse()
         sessions = {name: await drives[name].step() for name in names}
-        if number < 128:  # until the sessions have something behind them
+        if number < 128:  # warm-up: the sessions have no history yet
             continue
         if number % 8 == 0:
             for name in 2 * names:
@@ -130,7 +131,7 @@ async def measure(ledgers: dict[str, Ledger], drives: dict[str, Drive], times: d
 
 
 async def copy_while_writing(path: Path, ledger: Ledger, drive: Drive, times: Times) -> dict[str, object]:
-    """A backup while turns are written; the copy is opened and audited."""
+    """Back up the ledger while turns are written; open and audit the copy."""
     copy = path.with_name("copy.sqlite3")
     copy.unlink(missing_ok=True)
     before, start = (await ledger.counts())["requests"], time.perf_counter()
@@ -162,7 +163,7 @@ async def copy_while_writing(path: Path, ledger: Ledger, drive: Drive, times: Ti
 
 
 async def forget_while_writing(ledger: Ledger, drive: Drive, times: Times) -> dict[str, object]:
-    """A session that was trained on is taken out while turns are written. (A file of this size is not written anew.)"""
+    """Forget a trained session while turns are written. (The server does not rewrite a file of this size.)"""
     (found,) = await ledger.turns(limit=1, state=TurnState.TRAINED)
     assert found.session_id is not None
     start = time.perf_counter()
@@ -242,10 +243,12 @@ async def run(folder: Path, rounds: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=1_000_000, help="of the large ledger")
-    parser.add_argument("--rounds", type=int, default=900, help="turns of each ledger that are measured")
-    parser.add_argument("--minutes", type=float, default=20, help="for filling; what was reached is said")
-    parser.add_argument("--folder", type=Path, help="keep the ledgers here, or measure those that are here")
+    parser.add_argument("--turns", type=int, default=1_000_000, help="turns of the large ledger")
+    parser.add_argument("--rounds", type=int, default=900, help="measured turns of each ledger")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="time limit of the filling; the output names the size that it reached"
+    )
+    parser.add_argument("--folder", type=Path, help="folder that keeps the ledgers, or has those of an earlier run")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:

@@ -1,10 +1,10 @@
-"""From the last feedback of a batch to the new version serving; what a running chat feels meanwhile; resident memory.
+"""Time from the last feedback of a batch to the new version serving, gaps of a running chat, and resident memory.
 
     scripts/benchmarks.sh loop_latency [--chats 8] [--out FILE.json]
 
-A real server on the embedded default. One chat streams long replies all the time: its inter-token gaps are taken while
-nothing trains, while the step runs (lease to commit), and while the version is published (gate, load, self-test), in
-the same run.
+A real server runs on the embedded default. One chat streams long replies all the time. Its inter-token gaps are taken
+in the same run, in three phases: the trainer is idle; the step runs (lease to commit); the version is published (gate,
+load, self-test).
 """
 
 import argparse
@@ -34,7 +34,7 @@ QUESTIONS = [
 
 
 async def background(client: httpx.AsyncClient, stop: asyncio.Event, into: list[Reply]) -> None:
-    """One side chat after another: served like any chat, never trained on."""
+    """Run one side chat after another: served like any chat, never trained on."""
     number = 0
     while not stop.is_set():
         number += 1
@@ -102,7 +102,7 @@ async def measure(server: RunningServer, chats: int) -> dict[str, object]:
 
 
 def memory(server: RunningServer) -> dict[str, float]:
-    """Resident and proportional set size of each process (shared pages counted once in the latter)."""
+    """Return the resident and the proportional set size of each process (the latter counts shared pages once)."""
     assert server.process is not None
     pids = {"server": server.process.pid} | {child["name"]: child["pid"] for child in server.status()["children"]}
     figures = {}

@@ -1,13 +1,13 @@
-"""What the proxy adds to the engine's time to first token, and what a streamed token costs it.
+"""Overhead of the proxy: added time to first token, and CPU time per streamed token.
 
     scripts/benchmarks.sh proxy_overhead [--rounds 100] [--out FILE.json]
 
-The real server (ledger, sessions and all) over the stub engine, which answers at once and then streams at 25 tokens a
+The real server (with ledger and sessions) runs over the stub engine, which answers at once and then streams 25 tokens a
 second. Bare and proxied requests alternate in one run: `POST /generate` with the ids of a 2k-token prompt straight to
-the stub, and a chat with a prompt of that length through the proxy. `new`: of the prompt only the system message was
-ever seen; `next turn`: a conversation goes on. The time to first token is that of the first text, not of the role. With
-16 streams each client holds its stream open for two seconds before the next request, so that 16 run at any time. The
-load generator's own delay stands beside every figure: how late its event loop wakes.
+the stub, and a chat with a prompt of that length through the proxy. In a `new` chat only the system message was seen
+before; `next turn` continues a conversation. The time to first token is that of the first text, not of the role. With
+16 streams each client holds its stream open for two seconds before the next request, so that 16 run at any time. Every
+figure comes with the load generator's own delay: the lateness of its event loop.
 """
 
 import argparse
@@ -37,7 +37,8 @@ def words(count: int, seed: int) -> str:
 
 
 async def first_token_s(url: str, path: str, body: dict[str, object]) -> tuple[float, int]:
-    """(Seconds from sending to the first text, events). A bare socket: a client library would hide the proxy's cost."""
+    """Return the seconds from sending to the first text, and the number of events."""
+    # A plain socket: the cost of a client library would hide the proxy's.
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     data = json.dumps(body).encode()
@@ -64,7 +65,7 @@ async def first_token_s(url: str, path: str, body: dict[str, object]) -> tuple[f
 
 
 def chat_body(turn: int, seed: int, tokens: int) -> dict[str, object]:
-    """About PROMPT_TOKENS tokens; turn n + 1 goes on where turn n ended."""
+    """Return a chat of about PROMPT_TOKENS tokens; turn n + 1 continues turn n."""
     messages: list[dict[str, str]] = [{"role": "system", "content": words(PROMPT_TOKENS // 2, 0)}]
     messages.append({"role": "user", "content": words(PROMPT_TOKENS // 2, seed)})
     for number in range(turn):
@@ -118,7 +119,7 @@ async def time_to_first_token(server: str, engine: str, streams: int, rounds: in
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """Return the user and system time of a process, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -128,7 +129,7 @@ def resident_mb(pid: int) -> int:
 
 
 async def cpu_per_token(server: str, pid: int, engine: str, engine_pid: int, streams: int) -> dict[str, object]:
-    """From two lengths: the slope is what a token costs, the rest what a request does."""
+    """Return the CPU time of a token: the slope between two reply lengths; the rest is the cost of a request."""
     points = []
     for tokens in (20, 320):
         proxy, stub, began = cpu_s(pid), cpu_s(engine_pid), time.perf_counter()
@@ -174,7 +175,7 @@ async def measure(server: RunningServer, engine: str, engine_pid: int, rounds: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "proxy_overhead.json")
     args = parser.parse_args()

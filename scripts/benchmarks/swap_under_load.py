@@ -1,16 +1,16 @@
-"""Is any reply refused, cut or mixed while versions are published under load?
+"""Publishing under load: replies that are refused, cut or mixed, and the growth of memory.
 
     scripts/benchmarks.sh swap_under_load [--clients 8] [--versions 10] [--out FILE.json]
     scripts/benchmarks.sh swap_under_load --keep FOLDER      # the load only; the scoring later:
     scripts/benchmarks.sh swap_under_load --score FOLDER
 
-A real server with the bundled model. Clients stream replies without a pause; meanwhile this script is the trainer and
-commits synthetic adapters. Their scale is raised until any two that follow each other differ by more than one nat a
-token on a fixed text. Afterwards every recorded reply is scored by a plain transformers + PEFT forward under the
-version the ledger names, and every fourth under another one too: a reply that mixed two versions could not agree with
-either.
-Memory is read once per version, in a short pause between replies and with the prefix cache flushed, as the median of
-several readings: what the load leaves behind, without the replies in flight. The slope comes with its 95 % interval.
+A real server serves the bundled model. Clients stream replies without a pause; meanwhile this script is the trainer and
+commits synthetic adapters. Their scale is raised until any two neighbours differ by more than one nat a token on a
+fixed text. Afterwards a plain transformers + PEFT forward scores every recorded reply under the version that the ledger
+names, and every fourth under another one too. A reply that mixed two versions would agree with neither.
+
+Memory is read once per version, as the median of several readings, in a short pause between replies and with the prefix
+cache flushed: without the replies in flight. The slope comes with its 95 % interval.
 """
 
 import argparse
@@ -46,24 +46,24 @@ SETTINGS = [
     "training.max_staleness=100",
     "publisher.max_step_kl=1000",  # the adapters are far apart on purpose
     "publisher.max_base_kl=1000",
-    "engine.cache_tokens=256",  # what the prefix cache happens to hold is neither a leak nor small beside one
+    "engine.cache_tokens=256",  # the content of the prefix cache is no leak, but as large as one
 ]
 TEXT = (
     "The old lighthouse stood at the end of the pier. Every evening its keeper climbed the stairs, lit the lamp and "
     "wrote down the weather, the ships that passed and anything else that seemed worth remembering."
 )
-"""What the adapters' distance is measured on before the run."""
+"""Text on which the adapters' distance is measured before the run."""
 APART = 1.25
-"""Nats a token there, so that replies, which are other texts, stay more than one nat apart."""
+"""Distance on that text in nats a token, so that replies, which are other texts, stay more than one nat apart."""
 UNLOAD_S, READINGS = 3.0, 5
-"""The publisher looks every two seconds whether a version can be unloaded."""
+"""The publisher checks every two seconds for versions to unload."""
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
 """Student's t for 95 %, by degrees of freedom."""
 TOPICS = ["rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees"]
 
 
 class Load:
-    """The clients' replies, and a way to hold them all between two."""
+    """The clients' replies, and a gate that holds all clients between two replies."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
@@ -92,7 +92,7 @@ class Load:
 
 
 async def talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, load: Load) -> None:
-    """Two-turn sessions, one after another: a question, then thanks, which makes the first reply a sample."""
+    """Hold two-turn sessions, one after another: a question, then thanks, which makes the first reply a sample."""
     for session in itertools.count():
         if stop.is_set():
             return
@@ -104,7 +104,7 @@ async def talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, load
 
 
 def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None:
-    """A rank-4 adapter of Gaussian noise."""
+    """Write a rank-4 adapter of Gaussian noise."""
     torch.manual_seed(seed)
     peft = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj", "down_proj"]))
     with torch.no_grad():
@@ -117,7 +117,7 @@ def synthetic_adapter(model: Any, folder: Path, seed: int, scale: float) -> None
 
 @torch.no_grad()
 def make_adapters(model: Any, folder: Path, count: int, scale: float) -> tuple[list[Path], float, float]:
-    """(folders, the scale it took, the smallest distance between two that follow each other). The base is the first."""
+    """Return the folders, the scale, and the smallest distance between neighbours, the base being the first."""
     ids = load_tokenizer(resolve(ModelSettings(), folder / "data" / "cache"))(TEXT, return_tensors="pt").input_ids
     adapters = [folder / f"adapter-{number}" for number in range(1, count + 1)]
 
@@ -156,13 +156,13 @@ def commit_version(trainer: TrainerClient, data_dir: Path, adapter: Path) -> int
 
 
 def private_mb(pid: int) -> float:
-    """Anonymous memory: what a leak would grow. Pages of mapped weight files come and go with the page cache."""
+    """Return the anonymous memory, which a leak would grow; pages of mapped weight files vary with the page cache."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(next(line for line in rollup.splitlines() if line.startswith("Anonymous:")).split()[1]) / 1024
 
 
 async def settled_mb(server: RunningServer, load: Load) -> dict[str, float]:
-    """Of the engine and the server, once nothing runs and what was served before is unloaded."""
+    """Return the memory of engine and server once all chats have ended and older versions are unloaded."""
     assert server.process is not None
     status = await asyncio.to_thread(server.status)
     pids = {child["name"]: child["pid"] for child in status["children"]} | {"server": server.process.pid}
@@ -216,7 +216,7 @@ async def measure(
 
 
 def slope(points: list[tuple[float, float]]) -> dict[str, float]:
-    """Least squares, and half the width of its 95 % interval."""
+    """Return the least-squares slope, and half the width of its 95 % interval."""
     x0, y0 = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - x0) ** 2 for x, _ in points)
     found = sum((x - x0) * (y - y0) for x, y in points) / spread
@@ -227,7 +227,7 @@ def slope(points: list[tuple[float, float]]) -> dict[str, float]:
 
 @torch.no_grad()
 def check_versions(model: Any, adapters: list[Path], turns: list[Any]) -> dict[str, Any]:
-    """|recorded − plain forward| of every reply under its own version, and of every fourth under the one before."""
+    """Return |recorded − plain forward| of every reply under its version, and of every fourth under the previous."""
     by_version: dict[int, list[Any]] = {}
     mixed = []
     for turn in turns:
@@ -258,7 +258,7 @@ def check_versions(model: Any, adapters: list[Path], turns: list[Any]) -> dict[s
 
 
 def gap(policy: Any, turn: Any) -> tuple[float, float]:
-    """Largest and mean |recorded − forced| over a reply's tokens."""
+    """Return the largest and the mean |recorded − forced| over a reply's tokens."""
     prompt, reply = turn["request"]["prompt_ids"], turn["turn"]["response_ids"]
     hidden = policy(torch.tensor([prompt + reply]), logits_to_keep=len(reply) + 1).logits[0, :-1].float()
     log_probs = (hidden / turn["request"]["sampling"]["temperature"]).log_softmax(-1)
@@ -268,7 +268,7 @@ def gap(policy: Any, turn: Any) -> tuple[float, float]:
 
 
 def load(options: argparse.Namespace, folder: Path) -> None:
-    """Serve, publish, and leave what was measured and recorded in the folder."""
+    """Serve and publish; leave the measurements and the records in the folder."""
     flags = [part for setting in SETTINGS for part in ("--set", setting)]
     model = load_model(resolve(ModelSettings(), folder / "data" / "cache"))
     adapters, scale, distance = make_adapters(model, folder, options.versions, options.scale)
@@ -294,14 +294,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--versions", type=int, default=10)
-    parser.add_argument("--scale", type=float, default=0.6, help="of the synthetic adapters' B matrices, to begin with")
+    parser.add_argument("--scale", type=float, default=0.6, help="first scale of the synthetic adapters' B matrices")
     parser.add_argument(
-        "--settle-s", type=float, default=6.0, help="of load from a new version to the reading of memory"
+        "--settle-s", type=float, default=6.0, help="seconds of load between a new version and the reading of memory"
     )
     parser.add_argument("--out", type=Path)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--keep", type=Path, help="only the load; leaves everything in this folder")
-    only.add_argument("--score", type=Path, help="only the scoring of what --keep left")
+    only.add_argument("--keep", type=Path, help="only the load, which leaves its files in this folder")
+    only.add_argument("--score", type=Path, help="only the scoring of a folder of --keep")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.keep or options.score or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,13 +1,13 @@
-"""How fast is the trainer's step, and what fits? Beside a plain torch + PEFT step on the same samples, in one run.
+"""Speed and memory of the trainer's step, beside a plain torch + PEFT step on the same samples, in one run.
 
     scripts/benchmarks.sh trainer_speed --preset gpu    one GPU, under five minutes: 0.6B and 4B shapes, random weights
     scripts/benchmarks.sh trainer_speed --preset cpu    a tiny model on the CPU, seconds: shows that it runs, no figures
 
-Sections: equal lengths (aim: at least 0.9 of the plain step's tokens a second), mixed lengths (aim: twice padded
-batches), log-probs of packed rows against fp32 ones, full weights, quantised bases (where bitsandbytes is installed;
-`--folder NAME=PATH` names a checkpoint of a shape, else the one that `full weights` wrote is used), and the longest
-sample that trains while the allocator may hold 24 or 80 GiB. A row is written to the results as soon as it is known;
-what does not fit into `--seconds` is left out and said.
+The sections are: equal lengths (aim: at least 0.9 of the plain step's tokens a second); mixed lengths (aim: twice
+padded batches); log-probs of packed rows against fp32 ones; full weights; quantised bases; and the longest sample that
+trains while the allocator may hold 24 or 80 GiB. Quantised bases need bitsandbytes. `--folder NAME=PATH` names a
+checkpoint of a shape; without one they use the checkpoint that `full weights` wrote. A row is written to the results as
+soon as it is known. A section for which `--seconds` leaves no time is skipped, and the output names it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 class Section:
     name: str
     seconds: float
-    """What it is known to take at most; it is not begun with less left."""
+    """Longest known time; the section is skipped if less is left."""
     run: Callable[[Deadline], Row]
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=["gpu", "cpu"], default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--seconds", type=float, default=270.0, help="for all sections together")
+    parser.add_argument("--seconds", type=float, default=270.0, help="time limit of all sections together")
     parser.add_argument("--only", default="", help="sections whose names hold one of these: `equal,mixed 0.6b`")
     parser.add_argument("--folder", action="append", default=[], metavar="NAME=PATH")
     arguments = parser.parse_args()

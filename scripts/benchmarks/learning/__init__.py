@@ -1,1 +1,1 @@
-"""What the learning benchmarks share: a model under test, a sampler for many policies at once, measures, a report."""
+"""Parts of the learning benchmarks: the model under test, a sampler for many policies at once, measures, a report."""

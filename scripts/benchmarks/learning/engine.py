@@ -1,8 +1,8 @@
-"""Stands in for the engine when turns are scored: the same numbers, by plain batched forwards of the policy itself.
+"""Stand-in for the engine when turns are scored: the same numbers, by plain batched forwards of the policy itself.
 
-`score` of a method asks an engine for forced log-probs, turn by turn. Here the calls of all turns are collected until
-no more come, then answered by one batched fp32 forward at temperature 1. That these are the real engine's numbers is
-what `served.compare` measures, and `tests/scripts/benchmarks/test_pairs.py` asserts.
+`score` of a method asks an engine for forced log-probs, turn by turn. This module collects the calls of all turns until
+no more come, then answers them by one batched fp32 forward at temperature 1. `served.worst_difference` measures the
+distance to the real engine's numbers, and `tests/scripts/benchmarks/test_pairs.py` asserts it.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
 QUIET_S = 0.01
-"""No call for so long: the collected ones are answered."""
+"""Time without a call after which the collected calls are answered."""
 
 
 class ScoringEngine(Protocol):
-    """The part of the engine that scoring uses, for one policy."""
+    """Engine interface that scoring uses, for one policy."""
 
     def serves(self, version: int) -> AbstractAsyncContextManager[str | None]:
-        """Inside, `score` knows the policy as it is now by the name that comes back; None: the base, as version 0."""
+        """Yield the name under which `score` knows the policy as it is now; None: the base, as version 0."""
         ...
 
     async def score(
@@ -86,7 +86,7 @@ class ForwardEngine:
 
     @torch.no_grad()
     def _top(self, call: _Call, top_k: int) -> Score:
-        """One row at a time: all logits of a batch would be gigabytes."""
+        """Return the top log-probs, one row at a time: all logits of a batch would be gigabytes."""
         ids = torch.tensor([call.prompt_ids + call.response_ids[:-1]], device=self._policy.device)
         logits = self._policy.model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 :]
         log_probs = torch.log_softmax(logits.float(), -1)  # [T, V]

@@ -1,4 +1,4 @@
-"""Runs of the learning benchmark: what is varied, how many runs are trained in step, and what each writes down."""
+"""Runs of the learning benchmark: their variants, the training of many runs in step, and their records."""
 
 import asyncio
 import contextlib
@@ -31,15 +31,15 @@ KEPT = 6
 """Replies of a run that stay in its results."""
 METHODS = ("binary_rl", "opd", "combine")
 ENDS = ("base", "hinted", "complained")
-"""The base; the base that reads the wish as one canonical sentence; the base that reads a complaint as it was said."""
+"""The base; the base that reads the wish as one canonical sentence; the base that reads a complaint verbatim."""
 USERS = ("reads_request", "follows_up", "demonstrates")
-"""A user who first looks whether a reply is about the question at all; one who stays and hears the better reply; one
-who, content at last, also says that this should have been the reply to the question itself."""
+"""`reads_request`: the user first checks that a reply is about the question. `follows_up`: the user stays and judges
+the better reply. `demonstrates`: once content, the user also sends this reply as one to the question itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs from the settings we ship. Its name stands in the table."""
+    """Changes to the settings we ship; the table shows its name."""
 
     name: str = "default"
     changes: tuple[tuple[str, str], ...] = ()
@@ -47,7 +47,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
-        """`name:key=value,key=value`; the name is the changes where it is left out."""
+        """Parse `name:key=value,key=value`; without a name, the changes are the name."""
         name, _, changes = text.rpartition(":")
         pairs = [pair.split("=", 1) for pair in changes.split(",") if pair]
         return cls(name or changes or "default", tuple((key.strip(), value.strip()) for key, value in pairs))
@@ -61,14 +61,14 @@ class Variant:
             elif key in TrainerSettings.model_fields:
                 trainer[key] = value
             else:
-                own[key] = value  # an unknown one is refused by name
+                own[key] = value  # an unknown key is refused by name
         trainer.setdefault("micro_batch_tokens", 4096 if device == "cuda" else 1024)
         if "dtype" in TrainerSettings.model_fields:
-            trainer.setdefault("dtype", "float32")  # the sampler's numbers are the trainer's to rounding
+            trainer.setdefault("dtype", "float32")  # so the sampler's log-probs equal the trainer's to rounding
         return TrainerSettings(**trainer), MethodSettings(**own)
 
     def has_user(self, who: str) -> bool:
-        """Whether the user is one of `USERS`."""
+        """Return True if the user is of this kind, one of `USERS`."""
         return dict(self.changes).get(who, "0").casefold() in ("1", "true", "yes")
 
 
@@ -82,18 +82,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of everything."""
+    """Sizes of a run."""
 
     updates: int = 8
     turns: int = 16
     reply_tokens: int = 96
     marks: tuple[int, ...] = (1, 2, 4, 8)
-    """Updates after which is measured."""
+    """Updates after which the run is measured."""
     held_out: int = 48
     replies: int = 2
-    """Per held-out topic."""
+    """Replies per held-out topic."""
     others: int = 3
-    """Other questions that relevance is compared with."""
+    """Number of other questions that relevance compares with."""
     temperature: float = 0.7
 
 
@@ -112,7 +112,7 @@ class Record:
     complaints: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     replies: dict[str, str] = field(default_factory=dict)
-    """Of the first held-out questions, the reply on one line."""
+    """Replies to the first held-out questions, each on one line."""
 
 
 def method_of(name: str) -> Method:
@@ -126,7 +126,7 @@ class Trained:
     """One run: its policy, its learner, its user."""
 
     def __init__(self, run: Run, subject: Subject, plan: Plan, *, engine_url: str | None = None) -> None:
-        """engine_url: of an embedded engine that gives the scoring pairs; a plain forward does when None."""
+        """engine_url: URL of an embedded engine for the scoring pairs; None: a plain forward."""
         trainer, own = run.variant.settings(subject.device, run.seed, run.method)
         self.run, self.preference, self._plan = run, PREFERENCES[run.preference], plan
         self.policy = subject.new_policy(trainer)
@@ -150,18 +150,16 @@ class Trained:
         self.batch = Batch()
 
     def topics(self, update: int) -> list[Topic]:
-        """Equal for all methods and variants of a seed."""
+        """Return the topics of an update, equal for all methods and variants of a seed."""
         return random.Random(1000 * self.run.seed + update).sample(topics("train"), self._plan.turns)
 
     async def learn(self, update: int, asked: Sequence[Asked], replies: Sequence[Reply], said: Sequence[str]) -> None:
         self.batch = await self.user.round(asked, replies, said, update - 1, self.sampling)
         self.metrics = {}
         if not self.batch.samples:
-            return  # nothing to learn from: no step
+            return  # no samples: no step
         result = self._learner.step(self.batch.samples, lambda: None)
-        if isinstance(
-            result, NoStep
-        ):  # where memory ran out beside other workers, the batch comes again, as to a trainer
+        if isinstance(result, NoStep):  # memory ran out beside other workers: try the batch again, as a trainer does
             result = self._learner.step(self.batch.samples, lambda: None)
         if isinstance(result, NoStep):
             raise RuntimeError(f"{self.run}: {result.reason}")
@@ -224,7 +222,7 @@ _Rounds = tuple[list[list[Asked]], list[list[Reply]], list[list[str]]]
 
 
 def chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, follows_up: bool) -> _Rounds:
-    """`plan.turns` turns of every run: what was asked, what was replied, what the user said to it."""
+    """Return `plan.turns` turns of every run: the questions, the replies, and the users' answers."""
     topics_of = [one.topics(update) for one in trained]
 
     def said_to(asked: list[list[Asked]], part: int) -> tuple[list[list[Reply]], list[list[str]]]:
@@ -256,7 +254,7 @@ def chats(fleet: Fleet, trained: Sequence[Trained], plan: Plan, update: int, *, 
 def measure(
     subject: Subject, fleet: Fleet, trained: Sequence[Trained], plan: Plan
 ) -> list[tuple[Quality, dict[str, str]]]:
-    """What each policy's replies are worth, and a few of them."""
+    """Return the quality of each policy's replies, and a few of them."""
     asked = topics("held_out")[: plan.held_out] * plan.replies
     prompts = [[subject.prompt(one.preference.question(topic)) for topic in asked] for one in trained]
     seeds = [500_000 + one.run.seed for one in trained]
@@ -278,7 +276,7 @@ def measure(
 
 
 def kept(subject: Subject, preference: Preference, asked: Sequence[Topic], replies: Sequence[Reply]) -> dict[str, str]:
-    """The first replies, by their question."""
+    """Return the first replies by their question."""
     pairs = list(zip(asked, replies, strict=True))[:KEPT]
     return {preference.question(topic): " ".join(subject.text(reply.ids).split()) for topic, reply in pairs}
 
@@ -291,7 +289,7 @@ def measure_ends(
     write: Callable[[Record], None],
     started: float,
 ) -> None:
-    """What the base does, and what it does with the hint in its prompt: the two ends of what can be learned."""
+    """Measure the base without and with the hint in its prompt: the two ends of the scale of learning."""
     policy = subject.new_policy(TrainerSettings(device=subject.device))
     fleet = Fleet([policy], subject.end_id)
     asked = topics("held_out")[: plan.held_out] * plan.replies
@@ -319,7 +317,7 @@ def measure_ends(
 
 
 def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:
-    """The question as the end reads it; a hint stands where the product's teacher reads it."""
+    """Return the question as the end reads it, with a hint in the place where the product's teacher reads it."""
     question = preference.question(topic)
     if end == "base":
         return question
@@ -332,7 +330,7 @@ def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker process does."""
+    """Work of one worker process."""
 
     model: ModelSettings
     cache: Path
@@ -348,7 +346,7 @@ class Job:
 
 
 def work(job: Job) -> None:
-    """A worker process's whole life. Results are lines appended as they come: a run that is cut leaves what it had."""
+    """Run a job in a worker process. Each result is appended at once: an interrupted run keeps those it had."""
     import torch
 
     started = time.perf_counter()
@@ -377,8 +375,7 @@ def work(job: Job) -> None:
 
 
 def shared_out(runs: Sequence[Run], workers: int, template: Job) -> list[Job]:
-    """Jobs of about equal size, each of one kind of user; runs that differ in method lie side by side, so that every
-    worker has some of each."""
+    """Return jobs of about equal size, each of one kind of user, with runs of each method in every job."""
     parts: list[tuple[Run, ...]] = []
     for follows_up in (False, True):
         some = [run for run in runs if run.variant.has_user("follows_up") == follows_up]

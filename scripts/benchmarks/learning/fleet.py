@@ -1,9 +1,9 @@
-"""A sampler for many policies of one Llama base at once: every product of a layer is one batched product over them.
+"""Sampler for many policies of one Llama base at once: each product of a layer is one batched product over them.
 
-A decode step of a 135M model is bound by starting kernels, so R policies cost little more than one. Adapters are merged
-into stacked copies of the weights; fp32 throughout, so that the log-probs agree with the trainer's to rounding (each
-training step reports by how much: `abs_log_ratio`). Draws come from uniform numbers made beforehand on the CPU: equal
-seeds give equal draws whatever the device and whoever samples beside.
+The start of kernels bounds a decode step of a 135M model, so R policies cost little more than one. Adapters are merged
+into stacked copies of the weights. All is fp32, so that the log-probs agree with the trainer's to rounding (each
+training step reports the distance: `abs_log_ratio`). Draws come from uniform numbers made beforehand on the CPU: equal
+seeds give equal draws on any device and beside any other policies.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Fleet:
 
     @torch.no_grad()
     def _stacked(self, layer: int, parts: Sequence[str], into: Tensor | None = None) -> Tensor:
-        """[R, in, out]: base + scaling · B A of every policy."""
+        """Return base + scaling · B A of every policy, [R, in, out]."""
         merged = []
         for policy in self._policies:
             rows = []
@@ -67,7 +67,7 @@ class Fleet:
     def generate(
         self, prompts: Sequence[Sequence[Ids]], max_tokens: int, temperature: float, seeds: Sequence[int]
     ) -> list[list[Reply]]:
-        """One reply for each policy's each prompt: [R][B] in, [R][B] out. B is the same for all policies."""
+        """Sample one reply for each prompt of each policy: [R][B] in, [R][B] out. All policies have the same B."""
         r, b, device = len(prompts), len(prompts[0]), self._head.device
         ids, visible = _left_padded([prompt for own in prompts for prompt in own])
         ids, visible = ids.to(device), visible.to(device)
@@ -84,7 +84,9 @@ class Fleet:
         positions = (visible.long().cumsum(-1) - 1).clamp(min=0)  # [N, P]
         causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
         mask = visible[:, None, :] & causal  # [N, P, P]
-        mask |= torch.eye(width, dtype=torch.bool, device=device)  # padding sees itself, or its softmax would be nan
+        mask |= torch.eye(
+            width, dtype=torch.bool, device=device
+        )  # padding attends to itself, or its softmax would be nan
         drawn, told = [], []
         ended = torch.zeros(n, dtype=torch.bool, device=device)
         at, step_ids = 0, ids
@@ -113,7 +115,7 @@ class Fleet:
     def _forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor, cache: list[tuple[Tensor, ...]], at: int, r: int
     ) -> Tensor:
-        """Hidden states of `ids` [N, P] behind the first `at` cached positions; the cache is filled. [N, P, H]."""
+        """Return the hidden states [N, P, H] of `ids` [N, P] after the first `at` cached positions; fill the cache."""
         n, p = ids.shape
         hidden = self._decoder.embed_tokens(ids)
         cos, sin = self._decoder.rotary_emb(hidden, positions)

@@ -1,8 +1,8 @@
-"""What is measured on held-out topics: the preference, and what it cost. A score alone can be hacked.
+"""Measures on held-out topics: the preference, and its cost, since a policy can hack a score alone.
 
-Replies are sampled as they are served, at the sampling temperature. Under the frozen base: KL per token on the policy's
-own samples, fluency (mean log-prob of the reply after its plain prompt), and relevance: the mean log-prob per token of
-the question, asked back of the reply, less that of other topics' questions.
+Replies are sampled as they are served, at the sampling temperature. The frozen base gives three measures. KL is per
+token, on the policy's own samples. Fluency is the mean log-prob of the reply after its plain prompt. Relevance is the
+mean log-prob per token of the question, given the reply, less that of other topics' questions.
 """
 
 import random
@@ -34,7 +34,7 @@ class Quality:
     lists: float
     echoes: float
     repeats: float
-    """Share of replies with `RUN` words in a row of their question: relevance likes them."""
+    """Share of replies with `RUN` words in a row of their question, which raise relevance."""
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -52,8 +52,9 @@ def quality(
     others: int,
     plain_prompts: Sequence[Ids] | None = None,
 ) -> Quality:
-    """`prompts` are what the replies were sampled after; `plain_prompts` the same without a hint, where there is one.
-    With a hint `kl` is how far the hinted base is from the base on the hinted base's replies."""
+    """Return the quality of replies. `prompts`: those of the sampling; `plain_prompts`: the same without a hint.
+
+    With a hint, `kl` is the distance of the hinted base from the base on the hinted base's replies."""
     plain = list(plain_prompts or prompts)
     pairs = [(prompt, reply.ids) for prompt, reply in zip(plain, replies, strict=True)]
     own = [value for reply in replies for value in reply.log_probs]
@@ -83,7 +84,7 @@ def quality(
 
 
 def repeats_question(question: str, reply: str) -> bool:
-    """Whether `RUN` words in a row of the question (all of them, where it has less) stand in the reply."""
+    """Return True if the reply holds `RUN` words in a row of the question, or all of a shorter one."""
     asked, said = words_of(question), words_of(reply)
     run = min(RUN, len(asked))
     runs = {tuple(asked[k : k + run]) for k in range(len(asked) - run + 1)}

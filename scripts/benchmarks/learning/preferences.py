@@ -1,12 +1,12 @@
-"""Two preferences that the bundled base fails and its hinted self meets, and the user who has them.
+"""Two preferences that the bundled base fails and its hinted self meets, and the simulated user who has them.
 
-The user is simulated by rules. It reads a reply and says the next message: thanks, or a complaint in words that names
-what is wrong. A complaint is what a real user would type; nothing else reaches the learner. `reads_request` makes it a
-user who first looks whether the reply is about the question at all (it holds a word of the topic's list): a reply in
-the right form about something else is then a complaint too.
+Rules simulate the user. It reads a reply and answers with thanks, or with a complaint in the words of a real user,
+which name the fault. The learner gets these words only. With `reads_request` the user first checks that the reply is
+about the question (it holds a word of the topic's list). A reply in the right form about another subject is then a
+complaint too.
 
 The score of held-out replies is the share that meets every rule of the preference. A reply that only repeats the hint's
-wording meets none.
+wording fails.
 """
 
 import re
@@ -18,11 +18,11 @@ from pathlib import Path
 TOPICS_FILE = Path(__file__).parent.parent / "data" / "topics.toml"
 _LIST = re.compile(r"^[ \t\"']*(?:[-*•+]|\d{1,2}[.)])[ \t]", re.MULTILINE)
 _NUMBERED = re.compile(r"\b1[.):]\s.*\b2[.):]\s", re.DOTALL)
-"""A list that stands in one line."""
+"""A list within one line."""
 _BOLD = re.compile(r"\*\*|__|^#", re.MULTILINE)
 _WORD = re.compile(r"[^\W_]+(?:['’]\w+)?")
 _ECHO_WORDS = 4
-"""So many words in a row out of the hint or a complaint are an echo."""
+"""Number of words in a row from the hint or a complaint that make an echo."""
 THANKS = ("Thank you, that is perfect.", "Thanks, just what I needed!", "Perfect, thank you.", "Great, thanks a lot!")
 
 
@@ -30,12 +30,12 @@ THANKS = ("Thank you, that is perfect.", "Thanks, just what I needed!", "Perfect
 class Topic:
     text: str
     about: tuple[str, ...]
-    """Beginnings of words; a reply on the topic holds one."""
+    """Stems; a reply on the topic holds one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Why a reply fails; `said` are the ways in which the user says so."""
+    """Fault of a reply; `said` are the user's ways to complain of it."""
 
     name: str
     said: tuple[str, ...]
@@ -46,7 +46,7 @@ class Preference:
     name: str
     form: str
     hint: str
-    """The wish in one sentence, as a judge would put it."""
+    """The wish in one sentence, as a judge writes it."""
     too_long: Complaint | None
     has_list: Complaint
     off_topic: Complaint
@@ -58,7 +58,7 @@ class Preference:
         return self.form.format(topic.text)
 
     def complaint(self, topic: Topic, reply: str, *, has_ended: bool, reads_request: bool) -> Complaint | None:
-        """What the user finds wrong with the reply; None: nothing."""
+        """Return the fault that the user finds in the reply, or None."""
         words = words_of(reply)
         if reads_request and not is_about(topic, reply):
             return self.off_topic
@@ -71,7 +71,7 @@ class Preference:
         return None
 
     def is_met(self, topic: Topic, reply: str, *, has_ended: bool) -> bool:
-        """The rule score of one reply; the topic's words are measured apart."""
+        """Return True if the reply meets the preference; the topic's words are measured separately."""
         return self.complaint(topic, reply, has_ended=has_ended, reads_request=False) is None
 
     def echoes(self, words: Sequence[str]) -> bool:
@@ -91,7 +91,7 @@ def has_list(reply: str) -> bool:
 
 
 def topics(part: str) -> list[Topic]:
-    """`train` or `held_out`; the two are disjoint."""
+    """Return the topics of `train` or `held_out`; the two are disjoint."""
     found: dict[str, str] = tomllib.loads(TOPICS_FILE.read_text())[part]
     return [Topic(text, tuple(words.split())) for text, words in found.items()]
 

@@ -1,4 +1,4 @@
-"""Tables and curves of the learning benchmark, from lines of results (which may come from several calls)."""
+"""Tables and curves of the learning benchmark, from lines of results of one or several calls."""
 
 import json
 import statistics
@@ -36,7 +36,7 @@ def report(records: Sequence[Record], about: Mapping[str, object]) -> str:
 
 
 def _table(records: Sequence[Record], ends: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Each cell a mean over seeds, ± half the range where there are several. Share: of the way base → hinted."""
+    """Return the table. Each cell is a mean over seeds, ± half the range; a share is of the way base → hinted."""
     titles = ("method", "variant", "update", "seeds", "score", "share", "KL", *_COLUMNS[2:])
     rows = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     groups: dict[tuple[str, str, int], list[Record]] = {}
@@ -55,7 +55,7 @@ def _table(records: Sequence[Record], ends: Mapping[str, Mapping[str, float]]) -
 def _cell(records: Sequence[Record], column: str) -> str:
     values = [record.quality[column] for record in records if column in record.quality]
     if not values:
-        return "–"  # of a run before it was measured
+        return "–"  # an older run without this measure
     digits = 0 if column == "words" else 2
     spread = f" ± {(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
@@ -74,7 +74,7 @@ def _mean(qualities: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _series(records: Sequence[Record], column: str) -> dict[_Key, list[tuple[int, float]]]:
-    """By method and variant the mean over seeds after each update, the base first."""
+    """Return the mean over seeds after each update, by method and variant, the base first."""
     base = [record.quality[column] for record in records if record.method == "base"]
     series: dict[_Key, list[tuple[int, float]]] = {}
     keys = {(r.preference, r.method, r.variant) for r in records if r.method not in ENDS}
@@ -87,7 +87,7 @@ def _series(records: Sequence[Record], column: str) -> dict[_Key, list[tuple[int
 
 
 def _curves(records: Sequence[Record]) -> list[str]:
-    """Score and relevance after each measured update, each on the scale from 0 (or the least) to the largest."""
+    """Return curves of score and relevance, each on the scale from 0 (or the least) to the largest."""
     lines = ["```"]
     for column in ("score", "relevance"):
         series = _series(records, column)
@@ -103,7 +103,7 @@ def _curves(records: Sequence[Record]) -> list[str]:
 
 
 def _said(records: Sequence[Record]) -> list[str]:
-    """The first kept replies of each run after its last update."""
+    """Return the first kept replies of each run after its last update."""
     last = {(r.method, r.variant, r.seed): r for r in sorted(records, key=lambda r: r.update) if r.replies}
     lines = ["", "Replies to the first held-out questions:", ""] if last else []
     for (method, variant, seed), record in last.items():

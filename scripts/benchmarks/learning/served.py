@@ -1,6 +1,6 @@
 """The real embedded engine in a process of its own: scoring pairs over the product's client, dialect and adapters.
 
-What a plain forward says in its place (`engine.ForwardEngine`) is compared with it here, pair by pair.
+`worst_difference` compares them with the plain forward of `engine.ForwardEngine`, pair by pair.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ START_S = 300.0
 
 @contextmanager
 def embedded_engine(model: ModelSettings, cache: Path, *, device: str, threads: int) -> Iterator[str]:
-    """An engine of this model; its URL."""
+    """Run an embedded engine of this model; yield its URL."""
     with tempfile.TemporaryDirectory(prefix="openclaw-pairs-") as folder:
         port_file = Path(folder) / "port.json"
         config = {
@@ -54,7 +54,7 @@ def embedded_engine(model: ModelSettings, cache: Path, *, device: str, threads: 
 
 
 class ServedEngine:
-    """A policy as the engine serves it: written as an adapter, loaded, scored over HTTP."""
+    """Scoring by the real engine: the policy is written as an adapter, loaded, and scored over HTTP."""
 
     def __init__(self, policy: LoraPolicy, url: str, *, name: str) -> None:
         self._policy, self._url, self._name = policy, url, name
@@ -82,8 +82,10 @@ class ServedEngine:
 
 
 def worst_difference(some: Sequence[Sample], others: Sequence[Sample]) -> float:
-    """The largest |difference| between two engines' log-probs of the same pairs, teacher's and student's, token by
-    token. Raises ValueError where they are not the same turns."""
+    """Return the largest |difference| of two engines' log-probs on the same pairs, teacher's and student's, by token.
+
+    Raises ValueError if the turns differ.
+    """
     worst = 0.0
     for one, other in zip(some, others, strict=True):
         if (one.sample_id, one.response_ids) != (other.sample_id, other.response_ids):

@@ -1,11 +1,11 @@
-"""One run's conversations: sampled replies become turns, a simulated user answers, the method makes samples of them.
+"""Conversations of one run: sampled replies become turns, a simulated user answers, the method makes samples of them.
 
-From the user's message on, everything is the product's: the rules judge reads it, `method.score` finds the hint and
-asks for the scoring pair, and what it drops is dropped.
+From the user's message on, all code is the product's. The rules judge reads the message, `method.score` finds the hint
+and asks for the scoring pair, and the turns that it drops are dropped.
 
-A round is all first turns, or first turns and then second ones (`follows_up`): whoever complained waits for a better
-reply and says what it is worth, as in a chat; whoever was content asks something else. A user who `demonstrates` sends
-the reply that it thanked for after a complaint to `/v1/feedback` too, as a demonstration for the turn it complained of.
+A round is all first turns, or first turns and then second ones (`follows_up`). A user who complained then waits for a
+better reply and judges it, as in a chat; a content user asks another question. A user who `demonstrates` also sends the
+reply that it thanked for after a complaint to `/v1/feedback`, as a demonstration for the turn it complained of.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ CONTEXT = 8192
 
 @dataclass(slots=True)
 class Batch:
-    """What one round of turns gave."""
+    """Samples and verdicts of one round of turns."""
 
     samples: list[Sample] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -42,15 +42,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A conversation up to the policy's next reply."""
+    """Conversation up to the policy's next reply."""
 
     topic: Topic
     messages: tuple[str, ...]
-    """The user's and the policy's in turn, the user's first and last."""
+    """Messages of the user and the policy in turn; the user's are first and last."""
 
 
 class Simulation:
-    """The user of one run, and the method that listens."""
+    """Simulated user of one run, and the method that learns from it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Simulation:
         return [self._subject.prompt(*one.messages) for one in asked]
 
     def said(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[str]:
-        """What the user says to each reply: thanks, or a complaint in words not used before in this chat."""
+        """Return the user's answer to each reply: thanks, or a complaint in words that are new in this chat."""
         found = []
         for one, reply in zip(asked, replies, strict=True):
             complaint = self._complaint(one.topic, reply)
@@ -87,7 +87,7 @@ class Simulation:
     def second(
         self, asked: Sequence[Asked], replies: Sequence[Reply], said: Sequence[str], fresh: Sequence[Topic]
     ) -> list[Asked]:
-        """The same chats go on where the user complained; where it was content another topic is asked for."""
+        """Return the next questions: the same chat after a complaint, another topic after thanks."""
         following = []
         for one, reply, text, topic in zip(asked, replies, said, fresh, strict=True):
             if text in THANKS:
@@ -132,7 +132,7 @@ class Simulation:
         return batch
 
     def _demonstration(self, turn_id: str, question: str, reply: Reply, version: int) -> Sample:
-        """What the ledger makes of one: behind the prompt of the turn it corrects, and nobody sampled it there."""
+        """Return a demonstration as the ledger makes it: behind the prompt of the corrected turn, not sampled there."""
         return Sample(
             sample_id=turn_id,
             prompt_ids=self._subject.prompt(question),
@@ -159,7 +159,7 @@ class Simulation:
         judged = JudgedTurn(turn.request, turn.turn, turn.next_state, verdict)
 
         async def ask(prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
-            """With `hint_source = "judge"`: a judge that always writes the wish in one canonical sentence."""
+            """Judge of `hint_source = "judge"`: return the wish in one canonical sentence."""
             hint = f"\\boxed{{1}}\n[HINT_START]{self._preference.hint}[HINT_END]"
             return Answer(hint if complaint else "\\boxed{-1}", is_cut=False)
 

@@ -1,7 +1,6 @@
-"""The model under test: prompts, exact log-probs, and one trainable policy per run, on a base that is loaded once.
+"""Model under test: prompts, exact log-probs, and one trainable policy per run, on a base that is loaded once.
 
-The policies and what they learn with are the product's own (`LoraPolicy`, `LocalLearner`); they share the base's
-tensors.
+Policies and learners are the product's own (`LoraPolicy`, `LocalLearner`); they share the base's tensors.
 """
 
 import copy
@@ -19,7 +18,7 @@ from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
 PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Positions computed in one forward pass without gradient."""
+"""Positions of one forward pass without gradient."""
 
 
 class Subject:
@@ -32,7 +31,7 @@ class Subject:
         self._base = resolve.load_model(resolved, device=device)
 
     def new_policy(self, settings: TrainerSettings) -> LoraPolicy:
-        """A new policy that starts as the base. The frozen tensors are shared, never copied."""
+        """Return a new policy that starts as the base and shares its frozen tensors."""
         frozen = {id(tensor): tensor for tensor in (*self._base.parameters(), *self._base.buffers())}
         policy = LoraPolicy(copy.deepcopy(self._base, frozen), settings)
         policy.reset(settings.seed)
@@ -46,7 +45,7 @@ class Subject:
         return learner
 
     def prompt(self, *messages: str) -> Ids:
-        """A conversation that starts with the user, rendered up to the policy's next reply."""
+        """Render a conversation that starts with the user, up to the policy's next reply."""
         roles = ("user", "assistant")
         chat = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
         return self.encode(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
@@ -62,7 +61,7 @@ class Subject:
 def forced_log_probs(
     policy: LoraPolicy, pairs: Sequence[tuple[Ids, Ids]], temperature: float = 1.0
 ) -> list[list[float]]:
-    """log π(token | all before it) of each (prompt, reply)'s reply tokens, by a plain batched forward in fp32."""
+    """Return log π(token | prefix) of the reply tokens of each (prompt, reply), by a plain batched fp32 forward."""
     rows = [
         Row(prompt + reply, (Piece(n, len(prompt), len(reply), tuple(range(len(reply))), temperature),))
         for n, (prompt, reply) in enumerate(pairs)

@@ -1,1 +1,1 @@
-"""What `ledger_scale.py` fills a ledger with, and how it looks at it."""
+"""Parts of `ledger_scale.py`: conversations, calls that fill a ledger, its copies, and the event loop's delay."""

@@ -1,10 +1,10 @@
-"""A large ledger out of a small one: the small one's history over and over, under other names and numbers.
+"""Large ledger made of a small one: the small one's history over and over, under other names and numbers.
 
-Every row of the small ledger was written by the public calls. Copy k has the same rows k histories later: ids, numbers,
-fences, times and the references packed in blobs are moved on, names get the copy's own; what all sessions share
-(system prompts, tools, sampling) is shared by the copies too. Two things differ from a ledger that grew by the calls:
-a copied piece has a random digest (its content came before, and its digest must be new), and what waits for a trainer
-is spread over the whole history. The audit must find nothing.
+The public calls wrote every row of the small ledger. Copy k has the same rows k histories later: ids, numbers, fences,
+times and the references packed in blobs move on, and names get the copy's own suffix. The copies share all that
+sessions share (system prompts, tools, sampling). Two things differ from a ledger that grew by the calls. A copied piece
+has a random digest: its content came before, and its digest must be new. The turns that wait for a trainer are spread
+over the whole history. The audit must find no fault.
 """
 
 import re
@@ -79,8 +79,9 @@ _TABLES: dict[str, dict[str, str]] = {
 
 
 def copies(small: Path, large: Path, times: int, *, stop_at: float, say: Callable[[str], None]) -> int:
-    """How many histories there are in `large` when it is done, or when the time is up. `small` is closed, and nothing
-    in it is open, running or leased."""
+    """Write copies until they are done or the time is up; return the number of histories in `large`.
+
+    `small` is closed, and no turn in it is open, running or leased."""
     shutil.copy(small, large)
     db = open.connect(large)
     try:
@@ -124,7 +125,7 @@ def copies(small: Path, large: Path, times: int, *, stop_at: float, say: Callabl
 
 
 def _shared(db: sqlite3.Connection) -> frozenset[int]:
-    """Pieces that sessions have in common."""
+    """Return the pieces that sessions share."""
     seen: dict[int, str] = {}
     shared: set[int] = set()
     for session, prompt, messages, sampling, tools in db.execute(
@@ -162,7 +163,7 @@ def _functions(db: sqlite3.Connection, moved: dict[str, float], shared: frozense
 
 
 def _finish(db: sqlite3.Connection, times: int, spans: dict[str, int]) -> None:
-    """What there is once in a ledger: the counts, the tip, the version that serves, the folders of the newest."""
+    """Write the parts that a ledger has once: counts, tip, serving version, folders of the newest."""
     tip = times * spans["versions"]
     db.execute("BEGIN IMMEDIATE")
     db.execute("DELETE FROM counter")

@@ -1,4 +1,4 @@
-"""Walks turns through a ledger as server, judge, method and trainer do, by the ledger's public calls alone."""
+"""Driver that walks turns through a ledger as server, judge, method and trainer do, by its public calls alone."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,12 +24,12 @@ from openclaw_rl.types import (
 T = TypeVar("T")
 BATCH, KEPT = 16, 20
 WAITING = 0.25
-"""Share of the turns that waits for a trainer."""
+"""Share of the turns that wait for a trainer."""
 
 
 @dataclass
 class Clock:
-    """Of the ledger: it stands still while a turn is walked through."""
+    """Clock of the ledger. It stops while a turn is walked through."""
 
     now: float
 
@@ -41,7 +41,7 @@ _STATES = (VersionState.GATED, VersionState.LOADING, VersionState.SERVING)
 
 
 class Drive:
-    """`on_time(name, seconds)` hears of every call. `clock` is moved on by 20 s a turn."""
+    """on_time: called with the name and the seconds of every call. clock: moved on by 20 s a turn."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Drive:
         self._turns = self._waiting = self._serving = 0
 
     async def step(self) -> Session:
-        """One turn of one session, with all that the turn before it becomes."""
+        """Write one turn of one session, and all that the previous turn becomes."""
         talk, ledger = self._talk, self._ledger
         self._clock.now += 20
         session, ended = talk.next()
@@ -78,13 +78,13 @@ class Drive:
         return session
 
     async def hang_up(self) -> None:
-        """Nobody goes on: no turn stays open."""
+        """End all sessions: no turn stays open."""
         for session in self._talk.open():
             assert session.turn is not None
             await self._ledger.drop(session.turn.turn_id, DropReason.NO_NEXT_STATE)
 
     async def train(self) -> None:
-        """A batch of the oldest becomes a version, which is published; weights that no one may ask for are let go."""
+        """Train a batch of the oldest, publish the version, and release weights that no request may use."""
         ledger = self._ledger
         lease = await self._timed("lease", ledger.lease(trainer="trainer", n=BATCH, now=True))
         assert lease is not None
@@ -118,7 +118,7 @@ class Drive:
     async def _judge(self, request: Request, turn: Turn, is_tool: bool) -> None:
         chance = self._talk.chance()
         value = 0 if chance < 0.1 else 1 if chance < 0.6 else -1
-        if value and 0.58 <= chance < 0.62:  # the user says so outright
+        if value and 0.58 <= chance < 0.62:  # explicit feedback
             said = Feedback(f"f-{turn.turn_id}", turn.turn_id, self._clock.now, value=float(value))
             await self._timed("feedback", self._ledger.record_feedback(said, user=request.scope.user))
         else:

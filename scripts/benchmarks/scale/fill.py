@@ -1,5 +1,7 @@
-"""A ledger filled fast: the public calls of `Ledger`, on a connection that commits every thousand turns and never
-waits for the disk. The rows are those that a server writes; `same_rows` proves it on a small one."""
+"""Fast filling of a ledger: the public calls of `Ledger`, with a commit every thousand turns and without fsync.
+
+The rows are those that a server writes; `same_rows` proves it on a small ledger.
+"""
 
 import asyncio
 import re
@@ -20,7 +22,7 @@ from openclaw_rl.settings import RedactionSettings, TrainingSettings
 T = TypeVar("T")
 IDENTITY = Identity(base_hash="base", tokenizer_hash="tokenizer", model_name="made up")
 TRAINING = TrainingSettings(batch_size=16, max_staleness=1_000_000, max_waiting=1_000_000, max_tool_share=1.0)
-"""Nothing is too old: what waits stays, so that a quarter of a large ledger does."""
+"""No sample is too old: all that wait stay, a quarter of a large ledger."""
 START = 1_700_000_000.0
 _GROUP = 1000
 _TABLES = (
@@ -29,7 +31,7 @@ _TABLES = (
 
 
 class _Inline:
-    """Writer and reader in one: the work is done at once, inside a transaction that is already open."""
+    """Writer and reader in one: it does the work at once, inside a transaction that is already open."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -61,7 +63,7 @@ def in_bulk(path: Path, clock: Clock) -> Iterator[tuple[Ledger, sqlite3.Connecti
 
 
 def fill(path: Path, turns: int, *, seed: int, say: Callable[[str], None]) -> None:
-    """`turns` turns, none of them open."""
+    """Write `turns` turns and leave none of them open."""
     clock, start = Clock(START), time.perf_counter()
     with in_bulk(path, clock) as (ledger, db):
         drive = Drive(ledger, Talk(seed, prefix=FIRST), clock)
@@ -80,7 +82,7 @@ def fill(path: Path, turns: int, *, seed: int, say: Callable[[str], None]) -> No
 
 
 async def by_api(path: Path, turns: int, *, seed: int) -> list[str]:
-    """The same turns as a server writes them, call for call; what the deep audit finds."""
+    """Write the same turns as a server does, call for call; return the findings of the deep audit."""
     clock = Clock(START)
     ledger = await Ledger.open(path, identity=IDENTITY, training=TRAINING, clock=clock)
     try:
@@ -94,7 +96,7 @@ async def by_api(path: Path, turns: int, *, seed: int) -> list[str]:
 
 
 def same_rows(one: Path, other: Path) -> dict[str, int]:
-    """Rows of each table, all equal in both files but for the random part of a lease's id. Raises AssertionError."""
+    """Return the number of rows of each table; assert that they are equal but for the random part of lease ids."""
     counted = {}
     for table in _TABLES.split():
         rows = [_rows(path, table) for path in (one, other)]

@@ -1,4 +1,4 @@
-"""How late the event loop is: what a chat's token would wait."""
+"""Lateness of the event loop: the delay that a chat's token would have."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ _EVERY_S = 0.002
 
 @asynccontextmanager
 async def lag() -> AsyncIterator[list[float]]:
-    """Seconds that a timer of 2 ms came late, while the block runs."""
+    """Collect the lateness in seconds of a timer of 2 ms while the block runs."""
     late: list[float] = []
 
     async def tick() -> None:

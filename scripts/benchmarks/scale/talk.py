@@ -1,8 +1,8 @@
-"""Conversations as clients hold them: each request repeats all that was said before.
+"""Conversations as clients hold them: each request repeats the conversation so far.
 
-Words and token ids are drawn from Zipf's law over vocabularies of 20,000 words and 151,936 ids (so most stretches of a
-prompt need four bytes a token before compression, as with today's tokenizers). Four agents have system prompts of 2 to
-8 k tokens and tools; every session is with one of them.
+Words and token ids are drawn from Zipf's law over vocabularies of 20,000 words and 151,936 ids, so that most stretches
+of a prompt need four bytes a token before compression, as with today's tokenizers. Four agents have system prompts of 2
+to 8 k tokens and tools; every session belongs to one of them.
 """
 
 import json
@@ -17,7 +17,7 @@ VOCABULARY = 151_936
 SYSTEM_TOKENS = (2048, 4096, 6144, 8192)
 TURNS, REPLY_TOKENS, SAID_TOKENS = 20, 100, 60
 FIRST = "c00000"
-"""In the name of every request, turn and session of a filled ledger."""
+"""Mark in the name of every request, turn and session of a filled ledger."""
 SAMPLING = SamplingParams(max_new_tokens=1024)
 
 
@@ -32,11 +32,11 @@ class Session:
     turns: int = 0
     request: Request | None = None
     turn: Turn | None = None
-    """The newest, still open."""
+    """Newest turn, still open."""
 
 
 class Talk:
-    """Sessions that take turns, made up from a seed: the same seed says the same."""
+    """Sessions that take turns; equal seeds give equal words."""
 
     def __init__(self, seed: int, *, prefix: str, at_once: int = 64) -> None:
         self._random = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Talk:
         self._tools = [json.dumps([{"name": f"tool_{k}", "about": self.text(30)} for k in range(12)]) for _ in range(4)]
         self._prefix, self._sessions, self._turns = prefix, 0, 0
         self._live = [self._new() for _ in range(at_once)]
-        for place, session in enumerate(self._live):  # as if they had begun one after the other
+        for place, session in enumerate(self._live):  # as if the sessions had begun one after the other
             session.turns = place % TURNS
 
     def text(self, words: int) -> str:
@@ -64,7 +64,7 @@ class Talk:
         return float(self._random.random())
 
     def next(self) -> tuple[Session, Session | None]:
-        """Whose turn it is; and the session that ended before it, whose last reply nobody answers."""
+        """Return the session of the next turn, and the session that ended before it with an unanswered reply."""
         place = self._turns % len(self._live)
         self._turns += 1
         session, ended = self._live[place], None
@@ -77,7 +77,7 @@ class Talk:
         return [session for session in self._live if session.turn is not None]
 
     def ask(self, session: Session, at: float) -> Request:
-        """The session's next request: the user's words, or a tool's, after everything before."""
+        """Return the session's next request: new words of the user or a tool, after the conversation so far."""
         session.turns += 1
         role = "tool" if session.turn is not None and session.turns % 4 == 0 else "user"
         said = Message(role=role, content=self.text(SAID_TOKENS * 4 // 5))

@@ -1,1 +1,1 @@
-"""What `trainer_speed.py` measures with: shapes and batches, the plain step it compares to, the sections."""
+"""Parts of `trainer_speed.py`: shapes and batches, the plain step for comparison, and the sections."""

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of a piece of work on a device, and when to stop measuring."""
+"""Time and peak memory of a piece of work on a device, and the deadline of a run."""
 
 import gc
 import time
@@ -19,7 +19,7 @@ class Reading:
 
 @contextmanager
 def measured(device: str) -> Iterator[Reading]:
-    """Of the block: wall seconds until the device is done, and the most memory its allocator held."""
+    """Measure the block: wall seconds until the device is done, and the peak memory of its allocator."""
     reading = Reading()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -33,7 +33,7 @@ def measured(device: str) -> Iterator[Reading]:
 
 
 def best_of(times: int, device: str, work: Callable[[], object]) -> Reading:
-    """The fastest of `times` runs after one to warm up."""
+    """Return the fastest of `times` runs after one to warm up."""
     work()
     readings = []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""The step that everybody would write first: transformers, PEFT, padded batches, all logits, autograd, AdamW."""
+"""Plain training step for comparison: transformers, PEFT, padded batches, all logits, autograd, AdamW."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ class PlainTrainer:
         self._adamw = torch.optim.AdamW(self._trained, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
 
     def step(self, samples: Sequence[Sample], micro_batches: Sequence[Sequence[int]]) -> float:
-        """One step; the loss. `micro_batches`: which samples go through the model together."""
+        """Make one step; return the loss. micro_batches: the samples of each forward pass."""
         self._adamw.zero_grad()
         total = 0.0
         for part in micro_batches:
@@ -37,7 +37,7 @@ class PlainTrainer:
         return total
 
     def _loss(self, samples: Sequence[Sample]) -> Tensor:
-        """Policy gradient on padded rows, the mean over each reply's tokens and then over the replies."""
+        """Return the policy-gradient loss of padded rows: the mean over each reply's tokens, then over the replies."""
         longest = max(len(s.prompt_ids) + len(s.response_ids) for s in samples)
         ids = torch.zeros(len(samples), longest, dtype=torch.long)
         seen = torch.zeros(len(samples), longest, dtype=torch.long)
@@ -57,12 +57,12 @@ class PlainTrainer:
 
 
 def in_order(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Padded micro-batches of samples as they come."""
+    """Return padded micro-batches of samples in their order."""
     return _cut(range(len(lengths)), lengths, token_budget)
 
 
 def longest_first(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Padded micro-batches of samples of like length."""
+    """Return padded micro-batches of samples of similar length."""
     return _cut(sorted(range(len(lengths)), key=lambda k: -lengths[k]), lengths, token_budget)
 
 

@@ -1,4 +1,4 @@
-"""What is measured, one function a question; each gives a flat row of figures."""
+"""Sections of `trainer_speed.py`: one function a question, which returns a flat row of figures."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class OurTrainer:
 
 
 def speed(shape: Shape, settings: TrainerSettings, lengths: Sequence[int], *, times: int, label: str) -> Row:
-    """Tokens a second of a whole step: ours, and the plain one with the same token budget, on the same samples."""
+    """Measure tokens a second of our step and of the plain one, with the same token budget, on the same samples."""
     device, dtype = settings.device, base_model.dtype_of(settings)
     samples, tokens, budget = batch_of(lengths, shape.vocabulary), sum(lengths), settings.token_budget
     row: Row = {"section": label, "model": shape.name, "tokens": tokens, "longest": max(lengths), "budget": budget}
@@ -81,8 +81,9 @@ def reading_ratio(row: Row, ours: str, other: str) -> float:
 
 
 def exactness(shape: Shape, settings: TrainerSettings, lengths: Sequence[int]) -> Row:
-    """Log-probs of packed 16-bit rows against an fp32 forward pass of each sample alone, and beside a 16-bit one; and
-    what changes in the others when one row's ids change."""
+    """Compare log-probs of packed 16-bit rows with an fp32 and a 16-bit forward pass of each sample alone.
+
+    It also measures the change of the other rows when one row's ids change."""
     device, dtype = settings.device, base_model.dtype_of(settings)
     samples = batch_of(lengths, shape.vocabulary)
     policy = LoraPolicy(random_model(shape, device, dtype), settings)
@@ -114,7 +115,7 @@ LADDER = (2048, 4096, 8192, 12288, 16384, 24576, 32768, 40960, 49152, 65536, 983
 
 
 def largest_context(shape: Shape, settings: TrainerSettings, cap_gib: float, deadline: Deadline, longest: int) -> Row:
-    """The longest sample that trains (one whole step, recomputing) while the allocator may hold `cap_gib`."""
+    """Find the longest sample that trains (one whole step, recomputing) while the allocator may hold `cap_gib`."""
     device, dtype = settings.device, base_model.dtype_of(settings)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_gib * GIB / total))
@@ -152,7 +153,7 @@ def largest_context(shape: Shape, settings: TrainerSettings, cap_gib: float, dea
 
 
 def full_weights(shape: Shape, settings: TrainerSettings, lengths: Sequence[int], folder: Path) -> Row:
-    """A step on all weights, and the export that an engine loads."""
+    """Measure a step on all weights, and the export that an engine loads."""
     device, dtype = settings.device, base_model.dtype_of(settings)
     samples = batch_of(lengths, shape.vocabulary)
     policy = FullPolicy(
@@ -180,7 +181,7 @@ def full_weights(shape: Shape, settings: TrainerSettings, lengths: Sequence[int]
 def _beside_the_whole(
     policy: LoraPolicy, resolved: ResolvedModel, settings: TrainerSettings, samples: Sequence[Sample]
 ) -> Row:
-    """How near log-probs and an adapter's gradients are to those on the base of 16 bits."""
+    """Return the distance of log-probs and an adapter's gradients to those on the base of 16 bits."""
     sixteen = settings.model_copy(update={"quantise": "none"})
     whole = LoraPolicy(base_model.load(resolved, sixteen), sixteen)
     found, gradients = [], []
@@ -199,7 +200,7 @@ def _beside_the_whole(
 
 
 def quantised(shape: Shape, settings: TrainerSettings, lengths: Sequence[int], folder: Path) -> Row:
-    """A step on a base of fewer bits, from a folder of that shape."""
+    """Measure a step on a base of fewer bits, from a folder of that shape."""
     device = settings.device
     samples = batch_of(lengths, shape.vocabulary)
     row: Row = {"section": "quantised", "model": shape.name, "quantise": settings.quantise, "tokens": sum(lengths)}

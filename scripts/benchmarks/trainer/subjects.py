@@ -1,4 +1,4 @@
-"""Random models of the shapes people use, and batches of random ids for them."""
+"""Random models of common shapes, and batches of random ids for them."""
 
 import random
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 def random_model(shape: Shape, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Equal weights every time, with logits that spread over a nat or so."""
+    """Return a model with equal weights every time, and logits that spread over about a nat."""
     torch.manual_seed(0)
     with torch.device(device):
         model: PreTrainedModel = Qwen3ForCausalLM._from_config(shape.config, dtype=dtype)
@@ -59,12 +59,12 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype) -> PreTrainedMod
 
 
 def batch_of(lengths: Sequence[int], vocabulary: int) -> list[Sample]:
-    """Samples of so many tokens, half of each the reply."""
+    """Return samples of these lengths in tokens; half of each is the reply."""
     return [_sample(number, length, vocabulary) for number, length in enumerate(lengths)]
 
 
 def mixed_lengths(n: int, shortest: int, longest: int, seed: int = 0) -> list[int]:
-    """Evenly spread over their logarithm, in an order of chance: as turns of agents are."""
+    """Return lengths that are even in their logarithm, in random order, like turns of agents."""
     dice = random.Random(seed)
     ratio = longest / shortest
     lengths = [round(shortest * ratio ** (place / max(1, n - 1))) for place in range(n)]
