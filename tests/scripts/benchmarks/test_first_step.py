@@ -1,4 +1,4 @@
-"""What the first-step benchmark says of a step, to first order, is what the product's own step does."""
+"""The first-step benchmark predicts, to first order, the step of the product."""
 
 import copy
 

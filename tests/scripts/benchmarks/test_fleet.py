@@ -1,6 +1,4 @@
-"""The benchmark's sampler of many policies gives the log-probs that each policy has alone, and draws that no neighbour
-changes.
-"""
+"""The benchmark's sampler of many policies gives each policy its own log-probs, and draws that no neighbour changes."""
 
 import copy
 

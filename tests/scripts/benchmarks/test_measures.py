@@ -1,4 +1,4 @@
-"""What the learning benchmark measures, and shows, of held-out replies."""
+"""Measures and report of the learning benchmark on held-out replies."""
 
 import pytest
 

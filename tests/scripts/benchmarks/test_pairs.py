@@ -1,5 +1,6 @@
-"""The learning benchmark's plain forward, which stands in for the engine, gives the pairs that the real embedded engine
-gives through the product's own scoring path: the bundled model, its front end's prompts, an adapter that matters.
+"""The learning benchmark's plain forward gives the same pairs as the real embedded engine.
+
+The engine scores through the product's own path: the bundled model, its front end's prompts, an adapter that matters.
 """
 
 import asyncio

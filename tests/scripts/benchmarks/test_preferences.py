@@ -1,4 +1,4 @@
-"""The simulated user of the learning benchmark says what the product's judge understands, and its rules can fail."""
+"""The product's judge understands the learning benchmark's simulated user, whose rules can fail."""
 
 from collections.abc import Iterator
 

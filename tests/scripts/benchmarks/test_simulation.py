@@ -1,4 +1,4 @@
-"""The simulated user of the learning benchmark: what its second turns and its demonstrations are."""
+"""Second turns and demonstrations of the learning benchmark's simulated user."""
 
 import asyncio
 

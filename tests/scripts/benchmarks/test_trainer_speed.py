@@ -1,4 +1,4 @@
-"""The benchmark of the trainer's step measures what it says."""
+"""The benchmark of the trainer's step compares equal work and measures exactness."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SETTINGS = TrainerSettings(rank=4, alpha=8, packing="on", micro_batch_tokens=128
 
 
 def test_the_plain_step_and_ours_do_the_same() -> None:
-    """Equal losses and, after it, equal adapters: the two are the same work done in two ways."""
+    """Both give equal losses and equal adapters after the step."""
     shape, lengths = SHAPES["tiny"], mixed_lengths(5, 8, 40)
     samples = batch_of(lengths, shape.vocabulary)
     settings = SETTINGS.model_copy(update={"tis_mask": 1e30, "tis_clip": 1.0})

@@ -1,4 +1,4 @@
-"""Every variant of the learning benchmark's presets is made of settings that exist: no GPU call ends on a typo."""
+"""Every variant of the learning benchmark's presets uses settings that exist, so that no GPU call ends on a typo."""
 
 import pytest
 

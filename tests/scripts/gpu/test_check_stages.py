@@ -95,7 +95,7 @@ def test_the_calls_in_a_checks_head_are_understood(check: ModuleType) -> None:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
-    """Run the node's check with stages that record their names; `bad` ones find something."""
+    """Run the node's check with stages that record their names; the stage `bad` has a finding."""
 
     def run(*words: str, bad: str = "") -> tuple[int, list[str]]:
         ran: list[str] = []
@@ -130,7 +130,7 @@ def test_what_there_is_no_time_for_is_said(
 def test_a_stage_beside_counts_when_it_ends(
     node: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """In a process of its own: there it is the real one, which finds nothing to stop."""
+    """It runs in a process of its own, as the real stage, with no process to stop."""
     assert node("stop=30+", "ledger") == (0, ["ledger"])
     assert json.loads((tmp_path / "stop.json").read_text())["stopped"] is True
     assert "== all: {'ledger': True, 'stop': True}" in capsys.readouterr().out
