@@ -1,8 +1,7 @@
-"""A real, unmodified OpenClaw on loopback: installed from npm, configured for one OpenAI-compatible URL, driven
-through its gateway.
+"""A real, unmodified OpenClaw on loopback, installed from npm and driven through its gateway.
 
-Needs npm (any Node that runs it); Node 24 is installed beside the client. Everything lives in one folder; nothing
-outside it is touched.
+It is configured for one OpenAI-compatible URL. It needs npm (any Node that runs it); Node 24 is installed beside the
+client. The script writes to one folder only.
 """
 
 import json
@@ -23,7 +22,7 @@ GATEWAY_START_S, TURN_S = 180, 600
 
 
 def install(folder: Path) -> Path:
-    """Install the client into folder/inst once; the folder of its executables."""
+    """Install the client into folder/inst once; return the folder of its executables."""
     inst = folder / "inst"
     binaries = inst / "node_modules" / ".bin"
     if not (binaries / "openclaw").exists():
@@ -52,8 +51,9 @@ def config(
     compat: Mapping[str, Any],
     heartbeat_every: str,
 ) -> dict[str, Any]:
-    """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can
-    hold.
+    """Return the configuration of the smallest agent profile (no tools, no bootstrap).
+
+    Its system prompt has about 1.8k tokens, which an 8k model can hold.
     """
     entry = {
         "id": model,
@@ -91,7 +91,7 @@ def config(
 
 
 class OpenClaw:
-    """A running gateway and the chats through it; a context manager that ends only what it started."""
+    """Running gateway and the chats through it; a context manager that ends only its own processes."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class OpenClaw:
                 self._gateway.wait()
 
     def say(self, session: str, message: str) -> str:
-        """One user message; the agent's reply. Raises CalledProcessError when the client failed."""
+        """Send one user message; return the agent's reply. Raises CalledProcessError if the client fails."""
         argv = [
             "openclaw",
             "agent",
@@ -192,6 +192,6 @@ class OpenClaw:
         return done.stdout.strip()
 
     def event(self, text: str) -> None:
-        """A system event: the agent's heartbeat runs at once, in its main session, without the user."""
+        """Send a system event: the agent's heartbeat runs at once, in its main session, without the user."""
         argv = ["openclaw", "system", "event", "--text", text, "--mode", "now"]
         subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=120)

@@ -28,10 +28,10 @@ BUNDLED: Mapping[str, Values] = {
     "opd": {},
     "combine": {},
 }
-"""By method. Binary RL: `benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1` beside
-`follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that rate a
-first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of four. OPD
-and Combined: what the branches hold is what was measured, `benchmarks/results/learning_preferences-users.md`."""
+"""By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
+beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
+rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
+four. OPD and Combined: what the branches hold is what was measured, `…-users.md` beside it."""
 
 
 def defaults(settings: Settings) -> Values | None:
