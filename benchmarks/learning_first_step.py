@@ -37,8 +37,8 @@ from learning.preferences import PREFERENCES, Preference, topics
 from learning.subject import Subject, forced_log_probs
 from torch import Tensor
 
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Ids, Sample, VersionRun
 
@@ -124,7 +124,7 @@ def gradients(subject: Subject, samples: Sequence[Sample]) -> Tensor:
     for sample in samples:
         policy.model.zero_grad(set_to_none=True)
         credit = [[1.0] * len(sample.response_ids)]
-        accumulate(policy, METHOD, [sample], credit, trainer, MethodSettings())
+        accumulate(policy, METHOD, [sample], credit, trainer, BinarySettings())
         rows.append(-torch.cat([p.grad.flatten() for p in trained if p.grad is not None]).half())
     return torch.stack(rows)
 
@@ -146,7 +146,7 @@ def credit_of(batch: Sequence[Chat], name: str) -> tuple[list[float], list[float
 
 
 def _less_baseline(samples: Sequence[Sample], baseline: str) -> list[float]:
-    settings = MethodSettings(baseline=baseline)  # type: ignore[arg-type]
+    settings = BinarySettings(baseline=baseline)  # type: ignore[arg-type]
     return [row[0] for row in METHOD.advantages(samples, settings, {})]
 
 

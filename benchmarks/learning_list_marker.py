@@ -35,8 +35,8 @@ import torch
 from learning.subject import Subject as SharedSubject
 from learning.subject import forced_log_probs
 
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.types import Ids, Sample, VersionRun
 
@@ -136,7 +136,7 @@ class Subject(SharedSubject):
     def __init__(self, model: ModelSettings, cache: Path, device: str, settings: TrainerSettings) -> None:
         super().__init__(model, cache, device)
         self.policy = self.new_policy(settings)
-        self.learner = self.new_learner(self.policy, METHOD, settings, MethodSettings())
+        self.learner = self.new_learner(self.policy, METHOD, settings, BinarySettings())
         vocabulary = [self.tokenizer.decode([token]) for token in range(len(self.tokenizer))]
         self.marker_ids = [token for token, text in enumerate(vocabulary) if MARKER_TOKEN.fullmatch(text)]
 

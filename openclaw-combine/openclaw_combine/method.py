@@ -13,12 +13,29 @@ Credit of the combined method: the binary term and the distillation term, of tho
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from openclaw_opd.method import OPD, distillation_term, distilled_loss, scored_sample, token_credit, why_absent
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, reward_of, sample_of, unusable
-from openclaw_rl.methods.binary_rl import BinaryRL
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import BinaryRL, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+
+
+class CombineSettings(OpdSettings, BinarySettings):
+    """The settings of both methods, and the weight of each term."""
+
+    name: str = "combine"
+    binary_weight: float = Field(default=0.3, ge=0)
+    """Weight of the judge's reward; 0 takes the term away."""
+    opd_weight: float = Field(default=1.0, ge=0)
+    """Weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
+
+    @property
+    def distils(self) -> bool:
+        return self.opd_weight > 0
 
 
 def combined(
@@ -46,9 +63,9 @@ _BINARY, _OPD = BinaryRL(), OPD()
 
 class Combined:
     name = "combine"
-    needs_engine = True
+    settings: type[CombineSettings] = CombineSettings
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[CombineSettings]) -> Sample | Dropped:
         """The sample with the terms the turn has. A teacher that fails costs the distillation term, not the reward; it
         is only waited for where there is nothing else."""
         reason = unusable(judged)
@@ -70,7 +87,7 @@ class Combined:
         return _BINARY.can_train(sample) or _OPD.can_train(sample)
 
     def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+        self, batch: Sequence[Sample], settings: CombineSettings, state: dict[str, float]
     ) -> list[list[float]]:
         """Binary RL's credit, baseline included, of the samples with a reward; the clipped gap of those with a hint."""
         for sample in batch:
@@ -93,7 +110,7 @@ class Combined:
     def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
         return _OPD.gathered_ids(sample)
 
-    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: CombineSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=method.opd_weight)
 
 

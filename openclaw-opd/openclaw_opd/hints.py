@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from openclaw_opd.hindsight import Absent
 from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Outcome, count
 from openclaw_rl.judge.llm import JudgeClient
@@ -51,7 +52,7 @@ class Found:
     detail: str = ""
 
 
-async def find_hints(judged: JudgedTurn, tools: ScoringTools) -> Found:
+async def find_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Found:
     comment = next((one_line(f.comment) for f in reversed(judged.feedback) if f.comment and f.comment.strip()), None)
     if comment is not None:
         return _checked([comment], "feedback", judged, VERBATIM_CHARS)
@@ -87,7 +88,7 @@ def _last_request(judged: JudgedTurn) -> str:
     return one_line(strip_wrapping(asked[-1].text())) if asked else ""
 
 
-async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: JudgeClient) -> Found:
+async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask: JudgeClient) -> Found:
     settings, health = tools.settings, tools.health
     prompt = await asyncio.to_thread(hint_prompt, judged)
     votes: list[HintVote] = []

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 from openclaw_opd.hindsight import Absent, Hindsight, TopK, top_k_of
 from openclaw_opd.hints import find_hints
+from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms, sample_of, unusable
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Absent", "Hindsight", "hindsight"]
 
 
-async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
+async def hindsight(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
     """The turn's distillation term, or why there is none. For turns that can be trained on: the caller looks first."""
     found = await find_hints(judged, tools)
     if found.absent is Absent.JUDGE_FAILED:
@@ -50,9 +51,9 @@ async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
 
 class OPD:
     name = "opd"
-    needs_engine = True
+    settings: type[OpdSettings] = OpdSettings
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Sample | Dropped:
         """A turn without the term is dropped with the reason in `detail`; an outage is worth another try."""
         reason = unusable(judged)
         if reason is not None:
@@ -67,9 +68,7 @@ class OPD:
     def can_train(self, sample: Sample) -> bool:
         return sample.is_demonstration or sample.teacher_log_probs is not None
 
-    def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
-    ) -> list[list[float]]:
+    def advantages(self, batch: Sequence[Sample], settings: OpdSettings, state: dict[str, float]) -> list[list[float]]:
         """The clipped gap, where the sample carries both of its sides and no top-k; else zeros, and `loss` does it."""
         for sample in batch:
             if not self.can_train(sample):
@@ -80,11 +79,11 @@ class OPD:
         table = top_k_of(sample)
         return None if table is None else table.ids
 
-    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: OpdSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=1.0)
 
 
-async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
+async def distillation_term(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
     """`hindsight`, with a top-k that fits the reply: one that does not is a failure of the teacher, not of the turn."""
     found = await hindsight(judged, tools)
     if found.top_ids is None or found.top_log_probs is None:
@@ -113,7 +112,7 @@ def why_absent(found: Hindsight) -> str:
     return f"{found.absent}: {found.detail}" if found.detail else str(found.absent)
 
 
-def token_credit(sample: Sample, settings: MethodSettings) -> list[float] | None:
+def token_credit(sample: Sample, settings: OpdSettings) -> list[float] | None:
     """The clipped gap of each token [T]; None where the term is absent, a top-k, or lacks the student's side."""
     if sample.teacher_log_probs is None or sample.student_log_probs is None or top_k_of(sample) is not None:
         return None
@@ -128,7 +127,7 @@ def token_credit(sample: Sample, settings: MethodSettings) -> list[float] | None
 
 
 def distilled_loss(
-    sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings, *, weight: float
+    sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: OpdSettings, *, weight: float
 ) -> SampleLoss:
     """The clipped objective on `terms.advantages`, and `weight` times what of the distillation term is not in them: the
     gap to the trainer's own log-probs, or the top-k divergence.

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from openclaw_opd.hindsight import Absent, Hindsight
 from openclaw_opd.hints import Found
 from openclaw_opd.prompts import hinted
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
@@ -50,7 +51,7 @@ class _Pair:
     """The student's prompt once more, past the prefix cache."""
 
 
-async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools) -> Hindsight:
+async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdSettings]) -> Hindsight:
     """The term of the best of these hints. Never raises for an engine that fails."""
     if tools.teacher is None or tools.serving is None or tools.render is None:
         raise RuntimeError("hindsight needs an engine, its versions and a front end")
@@ -102,7 +103,7 @@ class _Failed(Exception):
 class _Job:
     engine: Engine
     serving: VersionAdmission
-    tools: ScoringTools
+    tools: ScoringTools[OpdSettings]
     plain: Ids
     hinted: tuple[Ids, ...]
     response: Ids
@@ -168,7 +169,9 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
     return _Prompts(plain, tuple(prompts))
 
 
-def _best(judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools) -> Hindsight:
+def _best(
+    judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools[OpdSettings]
+) -> Hindsight:
     settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
     scores = [score for score in (pair.student, *pair.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):

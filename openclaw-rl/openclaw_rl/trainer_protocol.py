@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
 from openclaw_rl.types import Lease, Sample, VersionRun, WeightKind
 
 
@@ -223,7 +223,7 @@ class Started(_Body):
     engine_url: str
     """Where full weights are sent."""
     trainer: TrainerSettings
-    method: MethodSettings
+    method: AnyMethodSettings
 
 
 class Leased(_Body):

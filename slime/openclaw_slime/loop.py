@@ -20,11 +20,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from openclaw_rl.errors import CommitRefused, TrainerError
+from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import ServerGone, TrainerClient, renewing
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
-from openclaw_slime.node import TRAINER, NodeConfig, find_method
+from openclaw_slime.node import TRAINER, NodeConfig
 from openclaw_slime.outcome import Outcome, RankShare, merged
 from openclaw_slime.rollout import unusable
 
@@ -74,7 +75,7 @@ class NodeLoop:
     ) -> None:
         """tip: what `node` holds. on_hang: a step does not get on; called in another thread, since this one hangs."""
         self._client, self._node, self._config, self._checkpoints = client, node, config, checkpoints
-        self._method = find_method(config.method.name)
+        self._method = load_method(config.method.name)
         self._batch_size, self._stop, self._lease_wait_s = batch_size, stop, lease_wait_s
         self._held, self._engine = tip.weight_version, tip.engine
         self._fence: int | None = None

@@ -3,21 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.methods.base import Method, load_method
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
 
 TRAINER = "slime"
 """The name we lease under: the same after a restart."""
-_OURS = {
-    "binary_rl": "openclaw_rl.methods.binary_rl",
-    "opd": "openclaw_opd.method",
-    "combine": "openclaw_combine.method",
-}
 
 
 class NodeConfig(BaseModel):
@@ -27,7 +20,7 @@ class NodeConfig(BaseModel):
     """The server's base URL."""
     token: SecretStr
     trainer: TrainerSettings
-    method: MethodSettings
+    method: AnyMethodSettings
     heartbeat: str | None = None
     """The name of the actor that is told when a step gets on (`pulse`)."""
 
@@ -52,14 +45,3 @@ def without_ours(args: Namespace) -> Iterator[None]:
     finally:
         if ours is not None:
             args.openclaw = ours
-
-
-def find_method(name: str) -> Method:
-    """By entry point; ours also where our packages lie on the path uninstalled, as in slime's own environment."""
-    try:
-        return load_method(name)
-    except SettingsError:
-        if name not in _OURS:
-            raise
-    method: Method = import_module(_OURS[name]).METHOD
-    return method

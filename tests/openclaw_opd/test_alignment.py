@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from openclaw_opd.hindsight import Hindsight
 from openclaw_opd.method import hindsight
 from openclaw_opd.prompts import hinted
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.client import HttpEngine
@@ -33,7 +34,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.settings import EngineSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
 from openclaw_rl.types import Ids, JudgedTurn, VersionRun
 
@@ -184,7 +185,7 @@ async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
         offered = json.loads(tools_json) if tools_json else None
         return served.frontend.render(messages, offered, json.loads(kwargs_json or "{}")).ids
 
-    method = MethodSettings(teacher="policy", top_k=5)
+    method = OpdSettings(teacher="policy", top_k=5)
     yield ScoringTools(method, engine, serving, render, context_length=CONTEXT)
     await engine.unload_adapter("policy-v1")
     await engine.aclose()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import slime_sources
 
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_combine.method import CombineSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.node import NodeConfig
 
@@ -30,7 +31,7 @@ def slime_tree(tmp_path: Path) -> Path:
 def node_config() -> Callable[..., NodeConfig]:
     def make(method: str = "combine", kl_coef: float = 0.0) -> NodeConfig:
         trainer = TrainerSettings(kl_coef=kl_coef)
-        settings = MethodSettings(name=method, teacher="policy", baseline="none", top_k=K)
+        settings = CombineSettings(name=method, teacher="policy", baseline="none", top_k=K)
         return NodeConfig(url="http://server", token="t", trainer=trainer, method=settings)
 
     return make

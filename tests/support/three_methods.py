@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from openclaw_combine.method import METHOD as COMBINE
+from openclaw_combine.method import CombineSettings
 from openclaw_opd.method import METHOD as OPD
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Sample, VersionRun
 
 VOCABULARY = 64
 METHODS = {"binary_rl": BINARY, "opd": OPD, "combine": COMBINE}
-WEIGHTS = MethodSettings(binary_weight=0.7, opd_weight=1.3, opd_clip=1.5, demonstration_weight=0.4)
+WEIGHTS = CombineSettings(binary_weight=0.7, opd_weight=1.3, opd_clip=1.5, demonstration_weight=0.4)
 
 
 def make_sample(
@@ -92,7 +93,7 @@ def step_gradients(
     method: Method,
     batch: Sequence[Sample],
     trainer: TrainerSettings,
-    settings: MethodSettings = WEIGHTS,
+    settings: CombineSettings = WEIGHTS,
 ) -> list[Tensor]:
     accumulate(policy, method, batch, method.advantages(batch, settings, {}), trainer, settings)
     return gradients(policy)

@@ -1,17 +1,17 @@
-"""The method protocol: a value with a few hooks, found under the entry-point group `openclaw_rl.methods`.
+"""The method protocol, and the helpers that turn a judged turn into a sample.
 
-`score` runs in the server (async, no torch), the others in the trainer. A new method is a new `method.py` behind an
-entry point; it never touches the server. What methods share lies beside: `turns` (a turn that can be trained on, as a
-sample) and `objective` (the clipped objective, demonstrations).
+A method is an object with a few hooks, which a package registers under the entry points `openclaw_rl.methods`. `score`
+runs in the server: it is async and imports no torch. The other hooks run in the trainer. A new method is a new
+`method.py` behind an entry point; it never changes the server.
 
-From a judged turn to a sample: what every method asks of a turn first, and the fields that no method decides.
+`objective` holds the losses that methods share: the clipped objective and the loss on demonstrations.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
@@ -19,17 +19,17 @@ from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+from openclaw_rl.settings.method_settings import method_object
+from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from openclaw_rl.telemetry.health import Health
-import math
 
-from openclaw_rl.types import LogProbs
-
-ENTRY_POINT_GROUP = "openclaw_rl.methods"
+S = TypeVar("S", bound=MethodSettings)
+"""The settings class of one method."""
+S_co = TypeVar("S_co", bound=MethodSettings, covariant=True)
 
 
 def _no_meters() -> "Health":
@@ -53,10 +53,10 @@ thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringTools:
-    """What `score` may use. Binary RL needs none of it."""
+class ScoringTools(Generic[S_co]):
+    """Everything that `Method.score` may use. Binary RL needs none of it."""
 
-    settings: MethodSettings = field(default_factory=MethodSettings)
+    settings: S_co = field(default_factory=MethodSettings)  # type: ignore[assignment]
     teacher: Engine | None = None
     """The policy's engine. A scoring call is `async with serving.use(version)`, so that no adapter goes under it."""
     serving: VersionAdmission | None = None
@@ -110,12 +110,14 @@ class SampleLoss:
     tallies: Mapping[str, Tally]
 
 
-class Method(Protocol):
-    name: str
-    needs_engine: bool
-    """Whether `score` asks an engine."""
+class Method(Protocol[S]):
+    """One way to learn from judged turns. It has no state: the hooks get the method's settings as an argument."""
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+    name: str
+    settings: type[S]
+    """Class of the `method` table. `load` validates the table with it, and asks an instance what the method needs."""
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[S]) -> Sample | Dropped:
         """Make the turn's sample: reward, teacher terms. Raises TeacherError only when nothing can be made."""
         ...
 
@@ -123,9 +125,7 @@ class Method(Protocol):
         """Whether the sample holds a term that this method trains on: another method may have made it."""
         ...
 
-    def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
-    ) -> list[list[float]]:
+    def advantages(self, batch: Sequence[Sample], settings: S, state: dict[str, float]) -> list[list[float]]:
         """Credit per response token [T] for each sample; zeros for demonstrations. `state` is kept with the checkpoint
         (a baseline's mean)."""
         ...
@@ -134,18 +134,18 @@ class Method(Protocol):
         """[T, K]: the ids whose log-probs `loss` reads besides the sampled ones; None for none."""
         ...
 
-    def loss(
-        self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings
-    ) -> SampleLoss: ...
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: S) -> SampleLoss: ...
 
 
 def load_method(name: str) -> Method:
-    """The method registered under `name`: ours are `binary_rl`, `opd` and `combine`, and any installed package may add
-    one. Imports the method's module, which imports no torch. Raises SettingsError that lists the known names."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in found:
-        raise SettingsError(f"method.name: no method {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
-    method: Method = found[name].load()
+    """Return the method registered under `name`: `binary_rl`, `opd`, `combine`, or one of another installed package.
+
+    Imports the method's module, which imports no torch. Raises SettingsError that lists the known names.
+    """
+    try:
+        method: Method = method_object(name)
+    except SettingsError as error:
+        raise SettingsError(f"method.name: {error}") from error
     return method
 
 

@@ -26,17 +26,29 @@ adding up to 1; for `others` also `baseline_<kind>_mass`, what they add up to so
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
 
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, reward_of, sample_of, unusable
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
 
 
+class BinarySettings(MethodSettings):
+    baseline: Literal["none", "ema", "others"] = "ema"
+    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn; `others`: of the batch's
+    other turns too, so that nothing is learned while all verdicts are the same."""
+    baseline_decay: float = Field(default=0.95, gt=0, lt=1)
+    baseline_limit: float = Field(default=1.0, gt=0, le=1)
+    """The mean is clamped to ± this; 1 clamps nothing."""
+
+
 def kind_of(sample: Sample) -> str:
     return "tool" if sample.is_tool_turn else "user"
 
 
-def baselines(rewards: Sequence[float], kind: str, settings: MethodSettings, state: Mapping[str, float]) -> list[float]:
+def baselines(rewards: Sequence[float], kind: str, settings: BinarySettings, state: Mapping[str, float]) -> list[float]:
     """One for each of the batch's rewards of this kind."""
     sofar, limit = state.get(f"baseline_{kind}", 0.0), settings.baseline_limit
     if settings.baseline == "none":
@@ -51,7 +63,7 @@ def baselines(rewards: Sequence[float], kind: str, settings: MethodSettings, sta
     return [min(max(value, -limit), limit) for value in found]
 
 
-def remember(rewards: Sequence[float], kind: str, settings: MethodSettings, state: dict[str, float]) -> None:
+def remember(rewards: Sequence[float], kind: str, settings: BinarySettings, state: dict[str, float]) -> None:
     """Let the batch's rewards of this kind into `state`."""
     key, share = f"baseline_{kind}", 1 - settings.baseline_decay ** len(rewards)
     if settings.baseline == "others":
@@ -68,10 +80,9 @@ def _mass(kind: str, state: Mapping[str, float]) -> float:
 
 class BinaryRL:
     name = "binary_rl"
-    needs_engine = False
-    """`score` asks nobody: a replay starts no engine for it."""
+    settings: type[BinarySettings] = BinarySettings
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[BinarySettings]) -> Sample | Dropped:
         reason = unusable(judged)
         if reason is not None:
             return Dropped(reason)
@@ -84,7 +95,7 @@ class BinaryRL:
         return sample.is_demonstration or sample.reward is not None
 
     def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+        self, batch: Sequence[Sample], settings: BinarySettings, state: dict[str, float]
     ) -> list[list[float]]:
         """A_t = r − b for every token; b of the sample's kind of turn, by `settings.baseline` (see `baseline`)."""
         rewards: dict[str, list[float]] = {}
@@ -108,7 +119,7 @@ class BinaryRL:
     def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
         return None
 
-    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: BinarySettings) -> SampleLoss:
         from openclaw_rl.methods.objective import clipped_objective, demonstration_loss
 
         if sample.is_demonstration:

@@ -226,7 +226,7 @@ async def _score(
     settings: Settings, method: Method, material: _Material, frontend: "FrontEnd", cache: Path, tell: Tell
 ) -> tuple[list[tuple[float, Sample]], Counter[str]]:
     """Samples with their times, in the turns' order, and how many turns gave none, by reason."""
-    if not method.needs_engine:
+    if not settings.method.needs_engine:
         return await _score_with(ScoringTools(settings=settings.method), method, material.turns, 1, tell)
     pass
 

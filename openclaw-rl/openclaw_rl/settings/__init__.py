@@ -8,8 +8,15 @@ branch, never the tree.
 """
 
 from openclaw_rl.settings.base import Branch, Url, is_loopback
-from openclaw_rl.settings.learning import JudgeSettings, MethodSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.loading import ENV_PREFIX, load
+from openclaw_rl.settings.method_settings import (
+    AnyMethodSettings,
+    MethodSettings,
+    default_method_settings,
+    installed_methods,
+    settings_class,
+)
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import (
     ApiKey,
@@ -25,6 +32,7 @@ from openclaw_rl.settings.tree import Settings
 __all__ = [
     "ENV_PREFIX",
     "AlertSettings",
+    "AnyMethodSettings",
     "ApiKey",
     "Branch",
     "EngineSettings",
@@ -43,6 +51,9 @@ __all__ = [
     "TrainingSettings",
     "Url",
     "WatchSettings",
+    "default_method_settings",
+    "installed_methods",
     "is_loopback",
     "load",
+    "settings_class",
 ]

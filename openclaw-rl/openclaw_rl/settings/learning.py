@@ -1,4 +1,4 @@
-"""What is learned, and how: the judge, the method, batches, the trainer."""
+"""Settings of learning: the judge, batches, the trainer. Those of the method are in `method_settings`."""
 
 from typing import Literal, Self
 
@@ -39,52 +39,6 @@ class JudgeSettings(Branch):
         if "quorum" in self.model_fields_set and self.quorum > self.votes:
             raise ValueError(f"quorum {self.quorum} is larger than votes {self.votes}")
         return self
-
-
-class MethodSettings(Branch):
-    name: str = "binary_rl"
-    """`binary_rl`, `opd`, `combine`, or whatever else is installed under the entry points `openclaw_rl.methods`."""
-    baseline: Literal["none", "ema", "others"] = "ema"
-    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn; `others`: of the batch's
-    other turns too, so that nothing is learned while all verdicts are the same."""
-    baseline_decay: float = Field(default=0.95, gt=0, lt=1)
-    baseline_limit: float = Field(default=1.0, gt=0, le=1)
-    """The mean is clamped to ± this; 1 clamps nothing."""
-    binary_weight: float = Field(default=0.3, ge=0)
-    """Combined: weight of the judge's reward; 0 takes the term away."""
-    opd_weight: float = Field(default=1.0, ge=0)
-    """Combined: weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
-    demonstration_weight: float = Field(default=1.0, ge=0)
-    """Weight of the supervised loss on replies that users wrote themselves."""
-    hint_source: Literal["judge", "verbatim"] = "verbatim"
-    """Where hindsight hints come from: the user's own correction is the hint, or a judge of some size reads the next
-    state and writes one."""
-    hint_votes: int = Field(default=3, ge=1)
-    """Judge samples per turn; the majority says whether there is a hint, the largest teacher gain which."""
-    hint_max_tokens: int = Field(default=1024, ge=16)
-    """Of one judge answer, reasoning included."""
-    teacher: Literal["policy", "base", "ema"] = "base"
-    """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
-    mean of the policy's versions, which the local LoRA trainer writes beside each of them."""
-    teacher_url: Url | None = None
-    """`teacher = "base"`: a second engine that serves the base alone, as SGLang does; the policy's engine, adapter off,
-    when unset."""
-    ema_decay: float = Field(default=0.9, ge=0, lt=1)
-    """`teacher = "ema"`: share of the old teacher kept at each version."""
-    student_term: Literal["engine", "trainer"] = "engine"
-    """The gap's other side: the engine at the version that scored, or the trainer's own forward."""
-    opd_clip: float = Field(default=2.0, gt=0)
-    """Largest |advantage| of a token, in nats of gap."""
-    top_k: int = Field(default=0, ge=0, le=256)
-    """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
-    score_timeout_s: float = Field(default=120.0, gt=0)
-    """One scoring call of the teacher."""
-    score_workers: int = Field(default=4, ge=1)
-    """Turns scored at once; scoring yields to chats."""
-
-    @property
-    def needs_ema(self) -> bool:
-        return self.teacher == "ema" and self.name != "binary_rl"
 
 
 class TrainingSettings(Branch):

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.host import Server
 from harness.model import CONTEXT
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.loop import TrainerLoop
@@ -40,7 +40,7 @@ def tiny_trainer(server: Server, settings: TrainerSettings) -> Iterator[TrainerL
         max_position_embeddings=CONTEXT,
     )
     policy = LoraPolicy(LlamaForCausalLM(config).eval(), settings)
-    learner = LocalLearner(policy, METHOD, settings, MethodSettings(), base_hash="stub")
+    learner = LocalLearner(policy, METHOD, settings, BinarySettings(), base_hash="stub")
     token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
     client = TrainerClient(server.url, token)
     yield TrainerLoop(client, learner, server.data_dir, name="tiny", stop=threading.Event(), lease_wait_s=30)

@@ -9,8 +9,9 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.methods.base import Method
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.checkpoint import EMA_FOLDER
@@ -122,7 +123,7 @@ def learner(make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettin
             return getattr(self.METHOD, attribute)
 
     def make(teacher: str) -> LocalLearner:
-        method = MethodSettings(name="opd", teacher=teacher, ema_decay=DECAY)  # type: ignore[arg-type]
+        method = OpdSettings(teacher=teacher, ema_decay=DECAY)  # type: ignore[arg-type]
         anything: Method = Anything()  # type: ignore[assignment]
         learner = LocalLearner(LoraPolicy(make_model(), settings), anything, settings, method, base_hash="base")
         learner.load(None, fresh_moments=False)
