@@ -78,7 +78,7 @@ class Combined:
         if found.absent is None:
             return scored_sample(judged, found, reward=reward)
         if reward is not None:
-            return sample_of(judged, reward=reward, extra_json=found.extra_json())
+            return sample_of(judged, reward=reward, hint=found.term())
         if found.absent.may_work_later:
             raise TeacherError(why_absent(found))
         return _nothing(judged, why_absent(found))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from openclaw_opd.hindsight import Absent, Hindsight, TopK, top_k_of
+from openclaw_opd.hindsight import Absent, Hindsight, top_k_of
 from openclaw_opd.hints import find_hints
 from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
@@ -86,11 +86,10 @@ class OPD:
 async def distillation_term(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
     """`hindsight`, with a top-k that fits the reply: one that does not is a failure of the teacher, not of the turn."""
     found = await hindsight(judged, tools)
-    if found.top_ids is None or found.top_log_probs is None:
+    if found.top_k is None:
         return found
     try:
-        table = TopK(found.top_ids, found.top_log_probs)
-        await asyncio.to_thread(table.check, len(judged.turn.response_ids))
+        await asyncio.to_thread(found.top_k.check, len(judged.turn.response_ids))
     except AlignmentError as error:
         tools.health.count("hindsight_misaligned")
         return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)
@@ -104,7 +103,7 @@ def scored_sample(judged: JudgedTurn, found: Hindsight, *, reward: float | None)
         teacher_log_probs=found.teacher_log_probs,
         student_log_probs=found.student_log_probs,
         scored_version=found.scored_version,
-        extra_json=found.extra_json(),
+        hint=found.term(),
     )
 
 

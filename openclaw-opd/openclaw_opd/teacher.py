@@ -24,6 +24,7 @@ from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
+from openclaw_rl.hint_term import TopK
 from openclaw_rl.methods.base import Render, ScoringTools
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request
 
@@ -190,14 +191,14 @@ def _best(
         if pair.again is not None:
             health.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
     teacher = pair.teachers[chosen]
+    has_table = teacher.top_ids is not None and teacher.top_log_probs is not None
     return Hindsight(
         hint=hints[chosen],
         gain=chosen_gain,
         teacher_log_probs=teacher.log_probs,
         student_log_probs=student if settings.student_term == "engine" else None,
         scored_version=pair.weight_version,
-        top_ids=teacher.top_ids,
-        top_log_probs=teacher.top_log_probs,
+        top_k=TopK(teacher.top_ids or (), teacher.top_log_probs or ()) if has_table else None,
     )
 
 

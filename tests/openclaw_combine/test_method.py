@@ -1,6 +1,5 @@
 """The combined method: which terms a turn's sample has, and the credit that comes of them."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -108,7 +107,7 @@ async def test_a_reward_alone_leaves_the_other_term_absent() -> None:
     assert isinstance(made, Sample)
     assert made.reward == -1
     assert (made.teacher_log_probs, made.student_log_probs, made.scored_version) == (None, None, None)  # D21
-    assert json.loads(made.extra_json or "")["hint"]["absent"] == "no_hint"
+    assert (made.hint and made.hint.absent) == "no_hint"
 
 
 @pytest.mark.parametrize(("verdict", "reason"), [(0, DropReason.NEUTRAL), (None, DropReason.UNJUDGED)])
@@ -130,7 +129,7 @@ async def test_a_teacher_that_fails_costs_its_term_and_never_the_reward(failure:
     assert made.reward == 1
     assert made.teacher_log_probs is None
     absent = "hint_overflows" if failure == "overflow" else "teacher_failed"
-    assert json.loads(made.extra_json or "")["hint"]["absent"] == absent
+    assert (made.hint and made.hint.absent) == absent
     if failure == "overflow":
         assert isinstance(await METHOD.score(judged(0, hint=True), scoring), Dropped)
     else:

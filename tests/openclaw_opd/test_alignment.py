@@ -251,9 +251,9 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
         assert log_probs is not None
         assert len(log_probs) == len(response)
         differences.append((rows.gather(-1, chosen)[:, 0] - torch.tensor(log_probs)).abs().max())
-    assert term.top_ids is not None
-    top = rows.gather(-1, torch.tensor(term.top_ids))
-    differences.append((top - torch.tensor(term.top_log_probs)).abs().max())
+    assert term.top_k is not None
+    top = rows.gather(-1, torch.tensor(term.top_k.ids))
+    differences.append((top - torch.tensor(term.top_k.log_probs)).abs().max())
     differences.append((rows.topk(top.shape[1]).values - top).abs().max())
     return float(torch.stack(differences).max())
 

@@ -1,7 +1,6 @@
 """OPD's hooks: which turns become samples, the credit of their tokens, the loss of them, and what is reported."""
 
 import asyncio
-import json
 import math
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from openclaw_opd.method import METHOD
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, TeacherError
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Dropped, SampleLoss, TokenTerms, load_method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import TrainerSettings
@@ -62,7 +62,8 @@ async def test_a_turn_with_a_hint_becomes_a_sample_whatever_the_verdict(bench, j
     assert (made.teacher_log_probs, made.student_log_probs, made.scored_version) == ((-0.5, -4.0, -1.0), (-1.0,) * 3, 0)
     assert made.reward is None, "a verdict is no part of OPD: nothing may reinforce what was corrected"  # D1, D3
     assert (made.response_ids, made.loss_mask) == (turn.turn.response_ids, (True, True, False))
-    assert json.loads(made.extra_json or "")["hint"]["text"] == HINT
+    assert made.hint is not None
+    assert made.hint.text == HINT
 
 
 async def test_the_trainers_student_and_a_top_k_travel_with_the_sample(bench, judged) -> None:
@@ -131,8 +132,10 @@ def test_a_table_that_is_none_is_refused(ids: Any, log_probs: Any) -> None:  # D
 
 def test_an_impossible_id_survives_json() -> None:
     made = sample(top_k=(((3, 4),), ((-0.1, -math.inf),)), n=1)
-    as_sent = replace(made, extra_json=(made.extra_json or "").replace("-Infinity", "null"))
-    assert top_k_of(made) == top_k_of(as_sent) == TopK(((3, 4),), ((-0.1, -math.inf),))
+    assert made.hint is not None
+    text = made.hint.to_json()
+    parsed = [replace(made, hint=HintTerm.of_json(sent)) for sent in (text, text.replace("-Infinity", "null"))]
+    assert top_k_of(made) == top_k_of(parsed[0]) == top_k_of(parsed[1]) == TopK(((3, 4),), ((-0.1, -math.inf),))
 
 
 # -- advantages --------------------------------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ def sample(
         reward=reward,
         teacher_log_probs=teacher if top_k is None else teacher or (-1.0,) * n,
         student_log_probs=student if top_k is None else student or (-1.0,) * n,
-        extra_json=None if top_k is None else json.dumps({"top_k": {"ids": top_k[0], "log_probs": top_k[1]}}),
+        hint=None if top_k is None else HintTerm(top_k=TopK(*top_k)),
         is_demonstration=demonstration,
     )
 

@@ -1,6 +1,5 @@
 """A batch of samples of every kind, and the three methods that train on it."""
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from torch import Tensor
 from openclaw_combine.method import METHOD as COMBINE
 from openclaw_combine.method import CombineSettings
 from openclaw_opd.method import METHOD as OPD
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import TrainerSettings
@@ -41,12 +41,12 @@ def make_sample(
     def log_probs() -> tuple[float, ...]:
         return tuple(-2.0 - 3 * dice.random() for _ in range(response))
 
-    extra = None
+    term = None
     if top_k:
         rows = [[math.log(dice.random() + 0.05) for _ in range(top_k + 1)] for _ in range(response)]
         table = [[value - math.log(math.fsum(map(math.exp, row))) for value in row[:top_k]] for row in rows]
         ids = [dice.sample(range(VOCABULARY), top_k) for _ in range(response)]
-        extra = json.dumps({"top_k": {"ids": ids, "log_probs": table}})
+        term = HintTerm.of({"top_k": {"ids": ids, "log_probs": table}})
     return Sample(
         sample_id=sample_id,
         prompt_ids=tuple(dice.randrange(VOCABULARY) for _ in range(prompt)),
@@ -58,7 +58,7 @@ def make_sample(
         reward=reward,
         teacher_log_probs=log_probs() if hint or top_k else None,
         student_log_probs=log_probs() if (hint or top_k) and student else None,
-        extra_json=extra,
+        hint=term,
         is_demonstration=demonstration,
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import MethodSettings, TrainerSettings
@@ -175,7 +176,7 @@ def sample_of(
     teacher_log_probs: LogProbs | None = None,
     student_log_probs: LogProbs | None = None,
     scored_version: int | None = None,
-    extra_json: str | None = None,
+    hint: HintTerm | None = None,
 ) -> Sample:
     """The turn exactly as sampled, with the terms a method found for it. Raises AlignmentError where they do not
     fit."""
@@ -193,5 +194,5 @@ def sample_of(
         teacher_log_probs=teacher_log_probs,
         student_log_probs=student_log_probs,
         scored_version=scored_version,
-        extra_json=extra_json,
+        hint=hint,
     )

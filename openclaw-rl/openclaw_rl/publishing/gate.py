@@ -34,8 +34,8 @@ from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.step_report import StepProbe, StepReport
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.trainer_protocol import Probe, Report
 from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
@@ -73,11 +73,11 @@ class Gate:
         self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
         self.last: GateResult | None = None
 
-    async def check(self, version: Version, report: Report) -> GateResult:
+    async def check(self, version: Version, report: StepReport) -> GateResult:
         self.last = await self._measure(version, report)
         return self.last
 
-    async def _measure(self, version: Version, report: Report) -> GateResult:
+    async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving = self._serving.current
@@ -125,7 +125,7 @@ class Gate:
             count += len(forced)
         return total / count if count else None
 
-    async def self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
+    async def self_test(self, number: int, probes: Sequence[StepProbe]) -> str | None:
         """Whether the engine's numbers are the trainer's, or numbers at all where the trainer sent none. A reason when
         they are not."""
         try:
@@ -133,7 +133,7 @@ class Gate:
         except _NoNumbers as error:
             return f"self-test: {error}"
 
-    async def needs_numbers(self, probes: Sequence[Probe]) -> None:
+    async def needs_numbers(self, probes: Sequence[StepProbe]) -> None:
         """Raises EngineError when the engine has no numbers for the weights it holds: whatever came in their place
         would be condemned for that. Nothing is asked behind a shut gate: what a push that broke off has left is mended
         by the next."""
@@ -148,7 +148,7 @@ class Gate:
         except AlignmentError as error:
             raise EngineError(f"the engine has no numbers at all, and nothing can be tested: {error}") from error
 
-    async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
+    async def _probe(self, number: int, probes: Sequence[StepProbe]) -> str | None:
         probes = _with_ids(probes)
         if not probes and (reply := await self._short_reply()):
             await self._tested(number, *reply)
@@ -196,12 +196,12 @@ class Gate:
         return await (self._finite if number == 0 else self._tested)(number, prompt_ids, ids)
 
 
-def _with_ids(probes: Sequence[Probe]) -> list[Probe]:
+def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
     """Those that the engine can be asked about: a forgotten session's have figures alone."""
     return [probe for probe in probes if probe.response_ids]
 
 
-def _probed_kl(probes: Sequence[Probe]) -> float | None:
+def _probed_kl(probes: Sequence[StepProbe]) -> float | None:
     """KL(parent || new) by the trainer's own figures on its probes; None without any."""
     terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
     return math.fsum(terms) / len(terms) if terms else None

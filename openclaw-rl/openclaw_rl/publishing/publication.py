@@ -8,7 +8,6 @@ The steps of a version in the ledger that more than one part takes: on its way t
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, not_finite
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
@@ -108,7 +106,7 @@ class Publication:
         return None
 
     async def _pass_gate(self, version: Version, times: "_PhaseTimes") -> str | None:
-        report = Report.model_validate(json.loads(version.report_json))
+        report = version.report
         result = await self._gate.check(version, report)
         times.ends("gate_s")
         refusal = result.refusal
@@ -130,7 +128,7 @@ class Publication:
         """Serve it, and go back when the engine's numbers are not the trainer's. A reason when they are not; it is none
         when the engine has no numbers for the old weights either."""
         before = await self._ledger.version(self._serving.current)
-        report = Report.model_validate(json.loads(version.report_json))
+        report = version.report
         await self._gate.needs_numbers(report.probes)
         await self._policy.serve(version)
         refusal = await self._gate.self_test(version.weight_version, report.probes)

@@ -16,7 +16,6 @@ Leaves to others: whether the version may serve, the swap and the self-test (`pu
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +28,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Report, Tip
+from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Tip
 from openclaw_rl.types import VersionState
 
 log = structlog.get_logger()
@@ -60,7 +59,7 @@ class PushedWeights:
             if (pinned := await self._ledger.pinned()) not in (None, weight_version):
                 raise CommitRefused(f"version {pinned} is pinned")
             await self._policy.check_is_the_same()
-            report = Report.model_validate(json.loads(version.report_json))
+            report = version.report
             if version.state is VersionState.CANDIDATE:
                 refusal = (await self._gate.check(version, report)).refusal
                 if refusal is not None:

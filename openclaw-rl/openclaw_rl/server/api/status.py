@@ -5,7 +5,6 @@ What the operator's routes work on, and what of it is out of order.
 Rows of the ledger as JSON values: what an operator is shown of them.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.publishing.publisher import Publisher
@@ -25,7 +25,7 @@ from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
-from openclaw_rl.types import TurnState, Version, VersionState
+from openclaw_rl.types import Sample, TurnState, Version, VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,20 @@ async def known_version(ledger: Ledger, weight_version: int) -> Version:
 
 def version_row(version: Version) -> dict[str, Any]:
     """A version as operators see it."""
-    return {**plain(version), "state": VersionState(version.state).value}
+    fields = plain(version) | {"state": VersionState(version.state).value, "report_json": version.report.to_json()}
+    del fields["report"]
+    return fields
 
 
 def plain(row: object) -> Any:
     """Dataclasses, enums and messages as JSON values."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json", exclude_none=True)
+    if isinstance(row, HintTerm):
+        return row.to_json()
+    if isinstance(row, Sample):
+        fields = {name: plain(getattr(row, name)) for name in row.__dataclass_fields__}
+        return fields | {"extra_json": fields.pop("hint")}
     if hasattr(row, "__dataclass_fields__"):
         return {name: plain(getattr(row, name)) for name in row.__dataclass_fields__}
     if isinstance(row, dict):
@@ -122,9 +129,11 @@ def add_status_routes(guarded: APIRouter, deps: AdminDeps) -> None:
     ) -> JSONResponse:
         """For curves, oldest first: the newest versions with what their steps measured, and the newest verdicts of
         users as [version that gave the reply, verdict]."""
-        rows = [version_row(version) for version in await deps.ledger.versions(newest=versions)]
-        for row in rows:
-            row["metrics"] = json.loads(row.pop("report_json")).get("metrics", {})
+        rows = []
+        for version in await deps.ledger.versions(newest=versions):
+            row = version_row(version) | {"metrics": plain(version.report.metrics)}
+            del row["report_json"]
+            rows.append(row)
         return JSONResponse({"versions": rows, "verdicts": await deps.ledger.user_verdicts(limit=verdicts)})
 
     @guarded.get("/v1/admin/versions/{weight_version}")
