@@ -1,14 +1,12 @@
-"""Binary RL and on-policy distillation in one update: the user's verdict says whether, the hint says how.
+"""Binary RL and on-policy distillation in one update: the verdict rates the reply, the hint shows a better one.
 
     A_t = w_binary · r + w_opd · clip(gap_t, ±c)
 
-A hint and a verdict of ±1: both terms. A hint alone: r = 0. A verdict alone: the distillation term is absent. Neither:
-no sample. With a top-k the binary term goes through the clipped objective and the distillation term is w_opd times the
-reverse KL. A weight of 0 takes its term away altogether, so that what is left is the other method.
+A turn with a hint and a verdict of ±1 has both terms. A hint alone: r = 0. A verdict alone: the distillation term is
+absent. A turn with neither gives no sample. With a top-k the binary term goes through the clipped objective, and the
+distillation term is w_opd times the reverse KL. A weight of 0 removes its term, which leaves the other method.
 
 Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
-
-Credit of the combined method: the binary term and the distillation term, of those that are there.
 """
 
 from collections.abc import Sequence
@@ -29,9 +27,9 @@ class CombineSettings(OpdSettings, BinarySettings):
 
     name: str = "combine"
     binary_weight: float = Field(default=0.3, ge=0)
-    """Weight of the judge's reward; 0 takes the term away."""
+    """Weight of the judge's reward; 0 removes the term."""
     opd_weight: float = Field(default=1.0, ge=0)
-    """Weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
+    """Weight of the distillation term; 0 removes it, and no judge is asked for hints."""
 
     @property
     def distils(self) -> bool:
@@ -46,10 +44,10 @@ def combined(
     binary_weight: float,
     opd_weight: float,
 ) -> list[float]:
-    """A_t = w_binary · (r − b) + w_opd · clip(gap_t, ±c) for each of `tokens` tokens (OpenClaw-RL, arXiv:2603.10165).
+    """Return A_t = w_binary · (r − b) + w_opd · clip(gap_t, ±c) for each of `tokens` tokens (arXiv:2603.10165).
 
-    A term that is absent is None and adds nothing; there is no number that stands for it. Both may be: the distillation
-    term of a top-k is a loss of its own and no advantage.
+    An absent term is None and is left out; no number stands for it. Both may be absent: the distillation term of a
+    top-k is a loss of its own and no advantage.
     """
     credit = [0.0] * tokens
     for term, weight in ((binary, binary_weight), (distilled, opd_weight)):
@@ -66,8 +64,8 @@ class Combined:
     settings: type[CombineSettings] = CombineSettings
 
     async def score(self, judged: JudgedTurn, tools: ScoringTools[CombineSettings]) -> Sample | Dropped:
-        """The sample with the terms the turn has. A teacher that fails costs the distillation term, not the reward; it
-        is only waited for where there is nothing else."""
+        """Return the sample with the terms the turn has. A teacher that fails costs the distillation term, not the
+        reward. Raises TeacherError in an outage when the turn has no reward."""
         reason = unusable(judged)
         if reason is not None:
             return Dropped(reason)
@@ -89,7 +87,7 @@ class Combined:
     def advantages(
         self, batch: Sequence[Sample], settings: CombineSettings, state: dict[str, float]
     ) -> list[list[float]]:
-        """Binary RL's credit, baseline included, of the samples with a reward; the clipped gap of those with a hint."""
+        """Return the weighted sum of Binary RL's credit, baseline included, and the clipped gap, as present."""
         for sample in batch:
             if not self.can_train(sample):
                 raise ValueError(f"sample {sample.sample_id}: combine needs a reward or a teacher's term")
@@ -115,7 +113,7 @@ class Combined:
 
 
 def _nothing(judged: JudgedTurn, detail: str) -> Dropped:
-    """By what the verdict was, so that the ledger's counts of neutral and unjudged turns are those of binary RL."""
+    """Drop the turn by its verdict, so that the ledger counts neutral and unjudged turns as Binary RL does."""
     if judged.verdict is None:
         return Dropped(DropReason.UNJUDGED, detail)
     if judged.verdict.value == 0:

@@ -1,4 +1,4 @@
-"""Nouns of hindsight: the distillation term of a turn, or the counted reason why it has none."""
+"""Nouns of hindsight: the distillation term of a turn, or the counted reason of its absence."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,18 +8,18 @@ from openclaw_rl.types import LogProbs, Sample
 
 
 class Absent(StrEnum):
-    """Why a turn has no distillation term."""
+    """Reason of a turn without a distillation term."""
 
     NO_HINT = "no_hint"
-    """The next state tells nothing that would have helped: the judge's majority, or no words to quote."""
+    """The next state holds no advice: by the judge's majority, or for want of words to quote."""
     HINT_UNDECIDED = "hint_undecided"
-    """The judge's answers hold no majority, or cannot be read."""
+    """The judge's answers hold no majority, or are not readable."""
     HINT_REJECTED = "hint_rejected"
     """Every hint was too long, or gave the reply away."""
     JUDGE_FAILED = "judge_failed"
-    """No judge could be asked. May work later."""
+    """The judge did not answer. May work later."""
     NO_USER_MESSAGE = "no_user_message"
-    """There is nothing to append a hint to."""
+    """The prompt has no user message for a hint."""
     PROMPT_CHANGED = "prompt_changed"
     """The messages no longer render to the prompt that was served (another template, a date in it)."""
     HINT_OVERFLOWS = "hint_overflows"
@@ -31,14 +31,13 @@ class Absent(StrEnum):
 
     @property
     def may_work_later(self) -> bool:
-        """The cause is an outage. A turn of which nothing else can be made should be tried again: raise
-        TeacherError."""
+        """True when the cause is an outage. For a turn without another term the method then raises TeacherError."""
         return self in (Absent.JUDGE_FAILED, Absent.TEACHER_FAILED, Absent.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """The term, or `absent` and why. T response tokens, K of the top-k."""
+    """The term, or `absent` and the detail. T response tokens, K ids of the top-k."""
 
     absent: Absent | None = None
     detail: str = ""
@@ -46,7 +45,7 @@ class Hindsight:
     source: str | None = None
     """`judge`, `verbatim` or `feedback`."""
     gain: float | None = None
-    """By which the hint was chosen (`teacher.gain`)."""
+    """The number by which the hint was chosen (`teacher.gain`)."""
     teacher_log_probs: LogProbs | None = None  # [T], temperature 1, hint in the prompt
     student_log_probs: LogProbs | None = None  # [T], the same engine and temperature; None: the trainer's own
     scored_version: int | None = None

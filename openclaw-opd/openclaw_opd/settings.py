@@ -9,30 +9,32 @@ from openclaw_rl.settings import MethodSettings, Url
 
 
 class OpdSettings(MethodSettings):
+    """Settings of the hint, the teacher and the loss."""
+
     name: str = "opd"
     hint_source: Literal["judge", "verbatim"] = "verbatim"
-    """Where hindsight hints come from: the user's own correction is the hint, or a judge of some size reads the next
-    state and writes one."""
+    """Source of hindsight hints: `verbatim` takes the user's own correction; with `judge` a larger model reads the next
+    state and writes a hint."""
     hint_votes: int = Field(default=3, ge=1)
-    """Judge samples per turn; the majority says whether there is a hint, the largest teacher gain which."""
+    """Judge samples per turn. Their majority decides if there is a hint, and the largest teacher gain selects it."""
     hint_max_tokens: int = Field(default=1024, ge=16)
-    """Of one judge answer, reasoning included."""
+    """Tokens of one judge answer, reasoning included."""
     teacher: Literal["policy", "base", "ema"] = "base"
-    """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
-    mean of the policy's versions, which the local LoRA trainer writes beside each of them."""
+    """Model that scores the reply with the hint in the prompt: the policy, the base (adapter off), or a slow mean of
+    the policy's versions. The local LoRA trainer writes that mean beside each version."""
     teacher_url: Url | None = None
-    """`teacher = "base"`: a second engine that serves the base alone, as SGLang does; the policy's engine, adapter off,
-    when unset."""
+    """`teacher = "base"`: URL of a second engine that serves the base alone; when unset, the policy's engine with the
+    adapter off."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """`teacher = "ema"`: share of the old teacher kept at each version."""
     student_term: Literal["engine", "trainer"] = "engine"
-    """The gap's other side: the engine at the version that scored, or the trainer's own forward."""
+    """Student's side of the gap: from the engine at the version that scored, or from the trainer's own forward pass."""
     opd_clip: float = Field(default=2.0, gt=0)
     """Largest |advantage| of a token, in nats of gap."""
     top_k: int = Field(default=0, ge=0, le=256)
     """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
     score_timeout_s: float = Field(default=120.0, gt=0)
-    """One scoring call of the teacher."""
+    """Time for one scoring call of the teacher."""
 
     @property
     def distils(self) -> bool:

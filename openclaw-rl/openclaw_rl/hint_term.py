@@ -15,7 +15,7 @@ from typing import Any, Self
 from openclaw_rl.errors import AlignmentError
 
 ROUNDING = 1e-3
-"""By which an engine's probabilities may exceed 1 in sum."""
+"""Largest excess over 1 of an engine's probabilities in sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class HintTerm:
-    """The part of a sample that a hint gave, or the counted reason why there is none. Every field may be absent."""
+    """The hint's part of a sample, or the counted reason of its absence. Every field may be absent."""
 
     text: str | None = None
     source: str | None = None

@@ -39,7 +39,7 @@ HINT = "Answer in one sentence."
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 1e-6)
 
 
 class Scorer(FakeEngine):
