@@ -1,4 +1,4 @@
-"""Builds the tree from its sources, and says in plain words what is wrong with them; alone reads the environment."""
+"""Build the tree from its sources and explain what is wrong with them. Only this module reads the environment."""
 
 import os
 import tomllib
@@ -26,8 +26,8 @@ def load(
     config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
     overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
     values.
-    What none of them says is `measured` where something was, else the branches' default.
-    Raises SettingsError: one line a problem, each names its key.
+    A key that no source sets has its tuned value (`tuned`), else the branch's default.
+    Raises SettingsError with one line for each problem, which names its key.
     """
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> N
 
 
 def _parse(text: str) -> Any:
-    """A TOML value where it is one (`8000`, `true`, `["a"]`), else the string itself."""
+    """Parse a TOML value (`8000`, `true`, `["a"]`); return other text as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -97,7 +97,7 @@ def _parse(text: str) -> Any:
 
 
 def _explained(error: ValidationError, path: Path | None, method: str) -> str:
-    """One line a problem: the setting, what is wrong, and the value where it is no secret."""
+    """Return one line for each problem: the setting, the fault, and the value unless it may be a secret."""
     where, lines = f"{path}: " if path else "", []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])

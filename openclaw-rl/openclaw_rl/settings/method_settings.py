@@ -61,7 +61,7 @@ class MethodSettings(Branch):
 
     @property
     def base_teacher_url(self) -> str | None:
-        """URL of a second engine, which serves the base alone; None when the method needs none."""
+        """URL of a second engine, which serves the base alone; None when the method uses no such engine."""
         return None
 
     def conflicts(self, weights: Literal["lora", "full"]) -> Iterator[str]:

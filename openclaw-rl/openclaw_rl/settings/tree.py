@@ -1,4 +1,4 @@
-"""All branches together, and what must hold between them."""
+"""The whole tree of settings, and the rules between its branches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ class Settings(Branch):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """Between branches; all of them, so that nobody has to start again for each."""
+        """Yield every contradiction between branches, so that the user sees all of them at one start."""
         if not self.server.is_loopback and not self.server.api_keys:
             yield f"server.host {self.server.host!r} is not loopback: set server.api_keys first"
         if self.engine.kind == "url" and not self.engine.url:
@@ -61,7 +61,7 @@ class Settings(Branch):
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
 
     def _full_conflicts(self) -> Iterator[str]:
-        """Full weights leave no base in the policy's engine: who judges, and a base teacher, must be elsewhere."""
+        """Yield the contradictions with full weights: they leave no base in the policy's engine that could judge."""
         asks_model = self.judge.kind == "llm" or self.method.needs_hint_judge
         if self.judge.url is None and asks_model:
             yield 'judge.url is needed with training.weights = "full": a judge must not change as it judges'
