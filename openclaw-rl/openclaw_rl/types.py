@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from openclaw_rl.errors import AlignmentError
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.messages import Message
+from openclaw_rl.step_report import StepReport
 
 Ids = tuple[int, ...]
 LogProbs = tuple[float, ...]
@@ -295,8 +297,7 @@ class Sample:
     teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt
     student_log_probs: LogProbs | None = None  # [T], the same engine, version and temperature, no hint
     scored_version: int | None = None
-    extra_json: str | None = None
-    """A method's own fields (top-k tables, the hint's id), opaque to the core."""
+    hint: HintTerm | None = None
     is_demonstration: bool = False
     """`response_ids` is a reply that the user wrote: a supervised target. No policy sampled it; its rollout log-probs
     are zeros that no loss may read."""
@@ -333,7 +334,7 @@ class Version:
     lease_id: str | None = None
     durable: bool = True
     committed_at: float = 0.0
-    report_json: str = "{}"
+    report: StepReport = field(default_factory=StepReport)
     reason: str | None = None
     """The reason that it was rejected, rolled back or lost."""
     weights_file: str | None = None

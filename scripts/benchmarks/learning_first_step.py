@@ -38,8 +38,8 @@ from benchmarks.learning.experiment import Plan, Run, Trained, Variant, ask_as, 
 from benchmarks.learning.fleet import Fleet
 from benchmarks.learning.preferences import PREFERENCES, Preference, topics
 from benchmarks.learning.subject import Subject, forced_log_probs
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Ids, Sample, VersionRun
 
@@ -125,7 +125,7 @@ def gradients(subject: Subject, samples: Sequence[Sample]) -> Tensor:
     for sample in samples:
         policy.model.zero_grad(set_to_none=True)
         credit = [[1.0] * len(sample.response_ids)]
-        accumulate(policy, METHOD, [sample], credit, trainer, MethodSettings())
+        accumulate(policy, METHOD, [sample], credit, trainer, BinarySettings())
         rows.append(-torch.cat([p.grad.flatten() for p in trained if p.grad is not None]).half())
     return torch.stack(rows)
 
@@ -151,7 +151,7 @@ def _praise(samples: Sequence[Sample]) -> list[float]:
 
 
 def _less_baseline(samples: Sequence[Sample], baseline: str) -> list[float]:
-    settings = MethodSettings(baseline=baseline)
+    settings = BinarySettings(baseline=baseline)
     return [row[0] for row in METHOD.advantages(samples, settings, {})]
 
 

@@ -1,6 +1,5 @@
 """Whole steps of all three methods: a step moves the policy where the user wants it, and nowhere else."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from transformers import LlamaForCausalLM
 
 from openclaw_combine.method import METHOD as COMBINE
 from openclaw_opd.method import METHOD as OPD
+from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Method
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
@@ -97,7 +97,7 @@ def test_a_table_that_is_the_students_own_moves_nothing_and_another_pulls(
     def with_table(log_probs: Tensor) -> Sample:
         top = log_probs.topk(8, -1)
         table = {"ids": top.indices.tolist(), "log_probs": top.values.tolist()}
-        return replace(sample, extra_json=json.dumps({"top_k": table}))
+        return replace(sample, hint=HintTerm.of({"top_k": table}))
 
     own = own_log_probs(policy, sample)
     for gradient in step_gradients(policy, OPD, [with_table(own)], settings):

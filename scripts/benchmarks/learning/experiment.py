@@ -23,7 +23,7 @@ from openclaw_opd.prompts import hinted
 from openclaw_rl.messages import Message
 from openclaw_rl.methods import binary_rl
 from openclaw_rl.methods.base import Method
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings, settings_class
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.types import SamplingParams
 
@@ -54,7 +54,8 @@ class Variant:
 
     def settings(self, device: str, seed: int, method: str) -> tuple[TrainerSettings, MethodSettings]:
         trainer: dict[str, Any] = {"device": device, "seed": seed}
-        own: dict[str, Any] = {"name": method, "hint_source": "verbatim", "hint_votes": 1}
+        own_class = settings_class(method)
+        own: dict[str, Any] = {"name": method} | ({"hint_votes": 1} if "hint_votes" in own_class.model_fields else {})
         for key, value in self.changes:
             if key in USERS:
                 continue
@@ -65,7 +66,7 @@ class Variant:
         trainer.setdefault("micro_batch_tokens", 4096 if device == "cuda" else 1024)
         if "dtype" in TrainerSettings.model_fields:
             trainer.setdefault("dtype", "float32")  # so the sampler's log-probs equal the trainer's to rounding
-        return TrainerSettings(**trainer), MethodSettings(**own)
+        return TrainerSettings(**trainer), own_class(**own)
 
     def has_user(self, who: str) -> bool:
         """Return True if the user is of this kind, one of `USERS`."""

@@ -12,11 +12,11 @@ from benchmarks.trainer.clock import GIB, Deadline, best_of, free, measured
 from benchmarks.trainer.plain import PlainTrainer, in_order, longest_first
 from benchmarks.trainer.subjects import Shape, batch_of, random_model
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.models import memory
 from openclaw_rl.models.memory import ModelShape
 from openclaw_rl.models.resolve import ResolvedModel
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import base_model
 from openclaw_rl.trainers.batches import MicroBatch, rows_of
 from openclaw_rl.trainers.full import FullPolicy
@@ -27,7 +27,7 @@ from openclaw_rl.trainers.step import train_step
 from openclaw_rl.types import Sample
 
 Row = dict[str, float | int | str | None]
-METHOD_SETTINGS = MethodSettings(baseline="none")
+METHOD_SETTINGS = BinarySettings(baseline="none")
 
 
 class OurTrainer:

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.learning.subject import forced_log_probs
 from benchmarks.learning_first_step import Chat, adam, credit_of, first_order, gradients
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.step import train_step
@@ -67,7 +67,7 @@ def test_the_gain_is_that_of_real_steps(name: str, steps: int) -> None:
     samples = samples_of(subject, replies)
     batches = [samples[:3], samples[1:], [samples[0], samples[2]]][:steps]
     wished = samples_of(subject, [((9, 9, 3), 1.0), ((8, 3), 1.0)])
-    settings, method = TrainerSettings(learning_rate=RATE), MethodSettings(baseline=name)  # type: ignore[arg-type]
+    settings, method = TrainerSettings(learning_rate=RATE), BinarySettings(baseline=name)  # type: ignore[arg-type]
     policy = subject.new_policy(settings)
     optimizer, before = PolicyOptimizer(policy.parameters, settings), mean_log_prob(policy, wished)
     credit = torch.zeros(1, steps, len(samples))

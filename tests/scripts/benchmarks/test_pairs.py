@@ -18,7 +18,8 @@ from benchmarks.learning.served import ServedEngine, embedded_engine, worst_diff
 from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_opd.method import METHOD
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_opd.settings import OpdSettings
+from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Sample, SamplingParams
 
@@ -56,7 +57,7 @@ def engine_url(bundled_cache: Path) -> Iterator[str]:
 
 def pairs_of(subject: Subject, engine: ScoringEngine, teacher: str) -> list[Sample]:
     """One round of three turns, the last one the second of its chat, whose replies the user does not like."""
-    settings = MethodSettings(name="opd", teacher=teacher)  # type: ignore[arg-type]
+    settings = OpdSettings(teacher=teacher)  # type: ignore[arg-type]
     user = Simulation(subject, PREFERENCES["short"], METHOD, settings, engine, seed=0, reads_request=False)
     asked = user.first(random.Random(0).sample(topics("train"), len(REPLIES)))
     asked[-1] = Asked(asked[-1].topic, (*asked[-1].messages, "Here is a long story.", "No, shorter please."))

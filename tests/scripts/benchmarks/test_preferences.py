@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.learning.preferences import NO_LISTS, PREFERENCES, SHORT, THANKS, Preference, Topic, is_about, topics
 from openclaw_opd.hints import find_hints
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.judge.rules import rule_on
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.settings import MethodSettings
 from openclaw_rl.types import JudgedTurn, NextState, Request, SamplingParams, Scope, Turn, Verdict, VersionRun
 
 EGG = Topic("boil an egg", ("egg", "boil"))
@@ -42,7 +42,7 @@ def told(preference: Preference, said: str) -> JudgedTurn:
 async def test_a_complaint_is_a_correction_and_a_hint(preference: Preference, said: str) -> None:
     judged = told(preference, said)
     assert rule_on(judged).value == -1
-    found = await find_hints(judged, ScoringTools(settings=MethodSettings(hint_source="verbatim")))
+    found = await find_hints(judged, ScoringTools(settings=OpdSettings(hint_source="verbatim")))
     assert found.hints == (said,)
 
 

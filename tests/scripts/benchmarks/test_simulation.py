@@ -8,8 +8,7 @@ from benchmarks.learning.engine import ForwardEngine
 from benchmarks.learning.fleet import Reply
 from benchmarks.learning.preferences import SHORT, topics
 from benchmarks.learning.simulation import Asked, Batch, Simulation
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.types import Ids, SamplingParams
 
 TOPIC = topics("train")[0]
@@ -43,7 +42,7 @@ def heard(*, demonstrates: bool) -> tuple[list[Asked], Batch]:
         Characters(),  # type: ignore[arg-type]
         SHORT,
         METHOD,
-        MethodSettings(),
+        BinarySettings(),
         ForwardEngine(None),  # type: ignore[arg-type]
         seed=0,
         reads_request=True,

@@ -4,13 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plug_in import install
 from typer.testing import CliRunner
 
 from openclaw_rl.cli.main import app
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.settings import Settings, load, tuned
+from openclaw_rl.settings import Settings, load, settings_class, tuned
 
 KEYS = [(method, key) for method, values in tuned.BUNDLED.items() for key in values]
+
+
+def branches(method: str) -> Settings:
+    """The defaults of the branches, for the method."""
+    return Settings(method=settings_class(method)())
 
 
 def value(settings: Settings, key: str) -> Any:
@@ -21,22 +27,21 @@ def value(settings: Settings, key: str) -> Any:
 def test_the_methods_are_ours_and_every_key_stands_in_the_tree_with_a_value_it_takes() -> None:
     for method, values in tuned.BUNDLED.items():
         assert load_method(method).name == method
-        plain, own = Settings(), load(None, {"model.path": "m", "method.name": method} | dict(values), {})
+        plain, own = branches(method), load(None, {"model.path": "m", "method.name": method} | dict(values), {})
         for key in values:
             assert value(own, key) == values[key] != value(plain, key), key
 
 
 @pytest.mark.parametrize("method", tuned.BUNDLED)
 def test_they_are_the_defaults_for_the_bundled_model(method: str) -> None:
-    settings, plain = load(None, {"method.name": method}, {}), Settings()
+    settings, plain = load(None, {"method.name": method}, {}), branches(method)
     taught = tuned.BUNDLED[method]
     assert tuned.in_force(settings) == taught
     for name, branch in plain:
         if hasattr(branch, "model_fields_set"):
             for field in type(branch).model_fields:
                 key = f"{name}.{field}"
-                told = taught.get(key, getattr(branch, field)) if key != "method.name" else method
-                assert value(settings, key) == told, key
+                assert value(settings, key) == taught.get(key, getattr(branch, field)), key
     assert settings.model_validate(settings.model_dump()) == settings
     assert load(None, {}, {}) == load(None, {"method.name": "binary_rl"}, {})
 
@@ -51,7 +56,11 @@ def test_they_are_the_defaults_for_the_bundled_model(method: str) -> None:
     ],
     ids=str,
 )
-def test_elsewhere_the_cautious_ones_stay(more: dict[str, str]) -> None:
+def test_elsewhere_the_cautious_ones_stay(
+    more: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "somebodys_own", "from openclaw_rl.methods.binary_rl import METHOD\n")
+    monkeypatch.syspath_prepend(tmp_path)
     settings = load(None, more, {})
     assert tuned.defaults(settings) is None
     assert tuned.in_force(settings) == {}
@@ -95,7 +104,7 @@ def test_the_command_says_where_such_a_value_comes_from(tmp_path: Path, monkeypa
 
 
 def test_the_documents_tell_them() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     text = " ".join((root / "openclaw-rl" / "README.md").read_text().split())
     for key, told in tuned.BUNDLED["binary_rl"].items():
         shown = f"{told:g}".replace("0.001", "1e-3") if isinstance(told, float) else told

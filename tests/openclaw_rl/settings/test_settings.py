@@ -1,11 +1,14 @@
 """Settings: sources and their order, and one-line errors that name the key."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import Settings, load
+from openclaw_rl.methods.binary_rl import BinarySettings
+from openclaw_rl.settings import Settings, installed_methods, load, method_settings
 
 
 def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
@@ -97,7 +100,8 @@ FULL = {"training.weights": "full", "trainer.kind": "external"}
 def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
     ema = {"method.name": "opd", "method.teacher": "ema"}
     assert load(None, ema, {}).method.needs_ema
-    assert not load(None, ema | {"method.name": "binary_rl"}, {}).method.needs_ema
+    assert not load(None, {"method.name": "binary_rl"}, {}).method.needs_ema
+    assert not load(None, ema | {"method.name": "combine", "method.opd_weight": 0}, {}).method.needs_ema
     with pytest.raises(SettingsError, match="others write no teacher"):
         load(None, ema | {"trainer.kind": "external"}, {})
 
@@ -121,3 +125,53 @@ def test_full_weights_need_a_judge_of_their_own(more: dict[str, str], says: str 
         return
     with pytest.raises(SettingsError, match=says):
         load(None, FULL | more, {})
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "owners"),
+    [
+        ("binary_rl", "opd_clip", "opd and combine"),
+        ("opd", "baseline", "binary_rl and combine"),
+        ("opd", "binary_weight", "combine"),
+    ],
+)
+def test_a_key_of_another_method_is_refused_with_its_owners(method: str, key: str, owners: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(None, {"method.name": method, f"method.{key}": 1}, {})
+    assert str(error.value) == f"method.{key}: it belongs to {owners}, and method.name is {method}"
+
+
+def test_a_file_for_one_method_runs_with_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[method]\nname = "combine"\nopd_clip = 3.0\nbaseline = "none"\n')
+    assert load(file, {}, {}).method.model_dump()["opd_clip"] == 3.0
+    other = load(file, {"method.name": "binary_rl"}, {}).method
+    assert (other.name, other.model_dump()["baseline"], "opd_clip" in other.model_dump()) == (
+        "binary_rl",
+        "none",
+        False,
+    )
+    assert load(file, {}, {"OPENCLAW_RL__METHOD__NAME": "opd"}).method.model_dump()["opd_clip"] == 3.0
+    with pytest.raises(SettingsError, match=r"method.opd_clip: it belongs to opd and combine"):
+        load(file, {"method.name": "binary_rl", "method.opd_clip": 1}, {})  # the user wrote it for this run
+    file.write_text('[method]\nname = "combine"\nopd_clap = 3.0\n')
+    with pytest.raises(SettingsError, match=r"method.opd_clap: no such setting"):
+        load(file, {"method.name": "binary_rl"}, {})
+
+
+def test_a_method_that_is_not_installed_is_refused_with_the_known_names() -> None:
+    with pytest.raises(SettingsError, match=r"^method.name: no method 'dpo'; installed: binary_rl, combine, opd$"):
+        load(None, {"method.name": "dpo", "method.beta": 1}, {})
+
+
+def test_the_shipped_methods_are_those_of_the_packages_metadata() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    declared = project["entry-points"][method_settings.ENTRY_POINT_GROUP]
+    assert declared == {name: point.value for name, point in installed_methods().items()}
+    assert declared == method_settings._SHIPPED
+
+
+def test_a_program_passes_the_settings_of_its_method() -> None:
+    assert Settings().method == BinarySettings()
+    assert Settings(method=OpdSettings(opd_clip=3.0)).method == OpdSettings(opd_clip=3.0)
+    assert Settings.model_validate({"method": {"name": "opd"}}).method == OpdSettings(name="opd")
