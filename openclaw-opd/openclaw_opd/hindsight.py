@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from openclaw_rl.hint_term import HintTerm, TopK
-from openclaw_rl.types import LogProbs, Sample
+from openclaw_rl.types import HintTerm, LogProbs, Sample, TopK
 
 
 class Absent(StrEnum):

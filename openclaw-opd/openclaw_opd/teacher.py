@@ -23,9 +23,8 @@ from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
-from openclaw_rl.hint_term import TopK
 from openclaw_rl.methods.base import Render, ScoringTools
-from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request
+from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 4.0

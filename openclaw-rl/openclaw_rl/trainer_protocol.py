@@ -23,9 +23,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
-from openclaw_rl.types import Lease, Sample, VersionRun, WeightKind
+from openclaw_rl.types import HintTerm, Lease, Sample, VersionRun, WeightKind
 
 
 class _Body(BaseModel):

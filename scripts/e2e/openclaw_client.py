@@ -13,6 +13,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,45 +40,51 @@ def install(folder: Path) -> Path:
     return binaries
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """The model provider in the client's configuration."""
+
+    base_url: str
+    model: str
+    api_key: str
+    compat: Mapping[str, Any]
+
+
 def config(
-    *,
-    base_url: str,
-    model: str,
-    api_key: str,
-    workspace: Path,
-    port: int,
-    token: str,
-    log_file: Path,
-    compat: Mapping[str, Any],
-    heartbeat_every: str,
+    provider: Provider, *, workspace: Path, port: int, token: str, log_file: Path, heartbeat_every: str
 ) -> dict[str, Any]:
     """Return the configuration of the smallest agent profile (no tools, no bootstrap).
 
     Its system prompt has about 1.8k tokens, which an 8k model can hold.
     """
     entry = {
-        "id": model,
-        "name": model,
+        "id": provider.model,
+        "name": provider.model,
         "reasoning": False,
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": 8192,
         "maxTokens": 256,
     }
-    if compat:
-        entry["compat"] = dict(compat)
+    if provider.compat:
+        entry["compat"] = dict(provider.compat)
     return {
         "logging": {"file": str(log_file)},
         "models": {
             "mode": "replace",
             # `qwen` would pull in a provider plugin of that name.
             "providers": {
-                "rl": {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}
+                "rl": {
+                    "baseUrl": provider.base_url,
+                    "apiKey": provider.api_key,
+                    "api": "openai-completions",
+                    "models": [entry],
+                }
             },
         },
         "agents": {
             "defaults": {
-                "model": {"primary": f"rl/{model}"},
+                "model": {"primary": f"rl/{provider.model}"},
                 "workspace": str(workspace),
                 "heartbeat": {"every": heartbeat_every},
                 "skipBootstrap": True,
@@ -114,14 +121,11 @@ class OpenClaw:
         self._token = secrets.token_hex(12)
         path = state / "openclaw.json"
         body = config(
-            base_url=base_url,
-            model=model,
-            api_key=api_key,
+            Provider(base_url, model, api_key, compat or {}),
             workspace=self._run / "workspace",
             port=self._port,
             token=self._token,
             log_file=self._run / "openclaw.log",
-            compat=compat or {},
             heartbeat_every=heartbeat_every,
         )
         path.write_text(json.dumps(body, indent=2))

@@ -19,7 +19,6 @@ from transformers import LlamaForCausalLM
 
 from openclaw_combine.method import METHOD as COMBINE
 from openclaw_opd.method import METHOD as OPD
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Method
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
@@ -27,7 +26,7 @@ from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.step import train_step
-from openclaw_rl.types import DropReason, Sample
+from openclaw_rl.types import DropReason, HintTerm, Sample
 
 
 def own_log_probs(policy: LoraPolicy, sample: Sample) -> Tensor:

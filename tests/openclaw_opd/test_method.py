@@ -17,12 +17,11 @@ from openclaw_opd.method import METHOD
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, TeacherError
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Dropped, SampleLoss, TokenTerms, load_method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.types import DropReason, Sample, SamplingParams, VersionRun
+from openclaw_rl.types import DropReason, HintTerm, Sample, SamplingParams, VersionRun
 
 HINT = "Answer in one sentence."
 

@@ -8,9 +8,8 @@ import pytest
 import slime_sources
 
 from openclaw_combine.method import CombineSettings
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.settings import TrainerSettings
-from openclaw_rl.types import Sample, VersionRun
+from openclaw_rl.types import HintTerm, Sample, VersionRun
 from openclaw_slime.node import NodeConfig
 
 VOCABULARY = 48

@@ -10,13 +10,12 @@ from torch import Tensor
 from openclaw_combine.method import METHOD as COMBINE
 from openclaw_combine.method import CombineSettings
 from openclaw_opd.method import METHOD as OPD
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.step import accumulate
-from openclaw_rl.types import Sample, VersionRun
+from openclaw_rl.types import HintTerm, Sample, VersionRun
 
 VOCABULARY = 64
 METHODS = {"binary_rl": BINARY, "opd": OPD, "combine": COMBINE}

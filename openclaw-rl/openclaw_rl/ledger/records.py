@@ -6,12 +6,12 @@ from enum import StrEnum
 
 import orjson
 
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.ledger import blobs
 from openclaw_rl.ledger.blobs import unpack_floats, unpack_ids, unpack_mask, unpack_runs
 from openclaw_rl.types import (
     DropReason,
     Feedback,
+    HintTerm,
     JudgedTurn,
     NextState,
     Request,

@@ -16,9 +16,8 @@ from openclaw_rl.ledger import schema
 from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
-from openclaw_rl.step_report import StepReport
 from openclaw_rl.trainer_protocol import Tip
-from openclaw_rl.types import Version, VersionState, WeightKind
+from openclaw_rl.types import StepReport, Version, VersionState, WeightKind
 
 
 @dataclass(frozen=True, slots=True)

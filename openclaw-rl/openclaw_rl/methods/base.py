@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.settings.method_settings import method_object
-from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
+from openclaw_rl.types import DropReason, HintTerm, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -32,10 +32,9 @@ from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
-from openclaw_rl.step_report import StepProbe, StepReport
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
+from openclaw_rl.types import Ids, LogProbs, StepProbe, StepReport, Version, WeightKind
 
 log = structlog.get_logger()
 

@@ -1,7 +1,8 @@
-"""What the ledger's file must say after a kill. It is read alone, by SQL of our own beside the ledger's own audit.
+"""Audit of the ledger's file after a kill, by SQL of its own beside the ledger's audit.
 
-Of every reply that a client saw finish: it is there, with the same text. Of every version: no sample twice in its
-ancestry. Of the serving version, and of all others alive: the weights file on disk has the hash of the row.
+- The ledger has every reply that a client saw finish, with the same text.
+- No version has a sample twice in its ancestry.
+- The weights file of the serving version, and of each other live version, has the hash of its row.
 """
 
 import hashlib
@@ -92,7 +93,7 @@ def _trained_once(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _is_named_still(db: sqlite3.Connection, number: int) -> bool:
-    """Whether the ledger names a version's folder *now*: our snapshot does not see that a server pruned it since."""
+    """Return True if the ledger names the version's folder *now*: a server may have pruned it after the snapshot."""
     with closing(open_read_only(Path(db.execute("PRAGMA database_list").fetchone()["file"]))) as today:
         query = "SELECT folder FROM version WHERE weight_version = ?"
         return today.execute(query, (number,)).fetchone()["folder"] is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.learning.engine import ForwardEngine, ScoringEngine
 from benchmarks.learning.fleet import Fleet, Reply
-from benchmarks.learning.measures import Quality, quality
+from benchmarks.learning.measures import Answers, Quality, quality
 from benchmarks.learning.preferences import PREFERENCES, Preference, Topic, topics
 from benchmarks.learning.served import ServedEngine, embedded_engine
 from benchmarks.learning.simulation import Asked, Batch, Simulation
@@ -266,9 +266,7 @@ def measure(
             subject,
             one.policy,
             one.preference,
-            asked,
-            own_prompts,
-            own,
+            Answers(asked, own_prompts, own),
             temperature=plan.temperature,
             others=plan.others,
         )
@@ -305,12 +303,9 @@ def measure_ends(
                     subject,
                     policy,
                     preference,
-                    asked,
-                    prompts,
-                    replies,
+                    Answers(asked, plain, replies),
                     temperature=plan.temperature,
                     others=plan.others,
-                    plain_prompts=plain,
                 )
                 seconds = round(time.perf_counter() - started, 1)
                 shown = kept(subject, preference, asked, replies)

@@ -40,22 +40,29 @@ class Quality:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The replies of one policy, one for each topic."""
+
+    asked: Sequence[Topic]
+    prompts: Sequence[Ids]
+    """The prompts without a hint, whether or not the replies were sampled with one."""
+    replies: Sequence[Reply]
+
+
 def quality(
     subject: Subject,
     policy: LoraPolicy,
     preference: Preference,
-    asked: Sequence[Topic],
-    prompts: Sequence[Ids],
-    replies: Sequence[Reply],
+    answers: Answers,
     *,
     temperature: float,
     others: int,
-    plain_prompts: Sequence[Ids] | None = None,
 ) -> Quality:
-    """Return the quality of replies. `prompts`: those of the sampling; `plain_prompts`: the same without a hint.
+    """Return the quality of replies.
 
     With a hint, `kl` is the distance of the hinted base from the base on the hinted base's replies."""
-    plain = list(plain_prompts or prompts)
+    asked, plain, replies = answers.asked, answers.prompts, answers.replies
     pairs = [(prompt, reply.ids) for prompt, reply in zip(plain, replies, strict=True)]
     own = [value for reply in replies for value in reply.log_probs]
     with policy.reference():

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from openclaw_rl.errors import CommitRefused
-from openclaw_rl.hint_term import HintTerm, TopK
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.types import DropReason, Sample, TurnState, VersionRun
+from openclaw_rl.types import DropReason, HintTerm, Sample, TopK, TurnState, VersionRun
 
 
 def ids(lease):

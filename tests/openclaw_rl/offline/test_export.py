@@ -10,12 +10,11 @@ import pytest
 from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch, SettingsError
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import DropReason, Feedback, NextState, Sample, Verdict, VersionRun
+from openclaw_rl.types import DropReason, Feedback, HintTerm, NextState, Sample, Verdict, VersionRun
 
 TOOLS = '[{"type":"function","function":{"name":"f"}}]'
 

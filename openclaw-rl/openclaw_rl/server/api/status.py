@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.publishing.gate import GateResult
@@ -20,7 +19,7 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
-from openclaw_rl.types import Sample, TurnState, Version, VersionState
+from openclaw_rl.types import HintTerm, Sample, TurnState, Version, VersionState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,13 @@
-"""Nouns of the system: frozen dataclasses that refuse wrong contents.
+"""Turns: a request, the reply exactly as sampled, its next state, the verdict and the feedback.
 
-Symbols: P prompt tokens, T response tokens. Functions pass these nouns to each other, never a dict.
+Symbols: P prompt tokens, T response tokens.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from openclaw_rl.errors import AlignmentError
-from openclaw_rl.hint_term import HintTerm
 from openclaw_rl.messages import Message
-from openclaw_rl.step_report import StepReport
 
 Ids = tuple[int, ...]
 LogProbs = tuple[float, ...]
@@ -86,23 +83,6 @@ class DropReason(StrEnum):
     """The method had no use for it."""
     BACKLOG = "backlog"
     """It was the oldest of more than `judge.max_waiting` or `training.max_waiting` waiting turns."""
-
-
-class VersionState(StrEnum):
-    CANDIDATE = "candidate"
-    GATED = "gated"
-    LOADING = "loading"
-    SERVING = "serving"
-    RETIRED = "retired"
-    REJECTED = "rejected"
-    ROLLED_BACK = "rolled_back"
-    SUPERSEDED = "superseded"
-    LOST = "lost"
-
-
-class WeightKind(StrEnum):
-    LORA = "lora"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,85 +257,6 @@ class JudgedTurn:
     """None: the judge could not decide. A verdict of 0 is kept: the next state may still have a hint."""
     feedback: tuple[Feedback, ...] = ()
     """Oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One unit of training, as the trainer receives it. Absent terms are None, never zeros."""
-
-    sample_id: str
-    """The turn's id: one turn gives at most one sample."""
-    prompt_ids: Ids  # [P]
-    response_ids: Ids  # [T]
-    loss_mask: tuple[bool, ...]  # [T]
-    rollout_log_probs: LogProbs  # [T]
-    versions: tuple[VersionRun, ...]
-    temperature: float
-    is_tool_turn: bool = False
-    reward: float | None = None
-    """±1; None when the turn has no binary reward."""
-    teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt
-    student_log_probs: LogProbs | None = None  # [T], the same engine, version and temperature, no hint
-    scored_version: int | None = None
-    hint: HintTerm | None = None
-    is_demonstration: bool = False
-    """`response_ids` is a reply that the user wrote: a supervised target. No policy sampled it; its rollout log-probs
-    are zeros that no loss may read."""
-
-    def __post_init__(self) -> None:
-        t = len(self.response_ids)
-        lengths = {len(self.loss_mask), len(self.rollout_log_probs), sum(run.length for run in self.versions)}
-        lengths |= {len(values) for values in (self.teacher_log_probs, self.student_log_probs) if values is not None}
-        if lengths != {t}:
-            raise AlignmentError(f"sample {self.sample_id}: {t} response ids, but fields of lengths {sorted(lengths)}")
-        if not any(self.loss_mask):
-            raise AlignmentError(f"sample {self.sample_id}: no token to train on")
-        if not all(math.isfinite(value) for value in self.rollout_log_probs):
-            raise AlignmentError(f"sample {self.sample_id}: a rollout log-prob is not finite")
-
-    @property
-    def oldest_version(self) -> int:
-        return min(run.weight_version for run in self.versions)
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One row of the ledger's `versions`: weights that a trainer committed. 0 is the base."""
-
-    weight_version: int
-    parent: int | None
-    kind: WeightKind
-    base_hash: str
-    folder: str | None
-    """Relative to the data directory; None for the base."""
-    sha256: str | None
-    """Hash of the weights file."""
-    state: VersionState
-    lease_id: str | None = None
-    durable: bool = True
-    committed_at: float = 0.0
-    report: StepReport = field(default_factory=StepReport)
-    reason: str | None = None
-    """The reason that it was rejected, rolled back or lost."""
-    weights_file: str | None = None
-    """File in `folder` with the hash `sha256`."""
-    same_weights_as: int | None = None
-    """Number of an older version with the same weights, if no step made this one but a loss of later versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A batch handed to a trainer. It ends by `commit`, by `release` or by its deadline."""
-
-    lease_id: str
-    fence: int
-    """Grows with every lease; only the newest may commit."""
-    parent: int
-    expires_at: float
-    """Deadline by the server's clock; the trainer's clock may differ."""
-    lease_s: float
-    """Seconds that it lives from now, or from a renewal."""
-    samples: tuple[Sample, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

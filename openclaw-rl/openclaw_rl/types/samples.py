@@ -1,4 +1,6 @@
-"""The hint of a sample: its text, and the teacher's top-k table. As JSON it is the sample's `extra` column and body.
+"""Samples: a judged turn with what a method trains on, its hint term, and a leased batch.
+
+As JSON the hint term is the sample's `extra` column and body:
 
     {"hint": {"text": …, "source": …, "gain": …, "absent": …, "detail": …},
      "top_k": {"ids": [T, K], "log_probs": [T, K]}}
@@ -9,10 +11,11 @@ Other keys belong to a method of another package. They stay in `HintTerm.method_
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from openclaw_rl.errors import AlignmentError
+from openclaw_rl.types.turns import Ids, LogProbs, VersionRun
 
 ROUNDING = 1e-3
 """Largest excess over 1 of an engine's probabilities in sum."""
@@ -94,3 +97,57 @@ def _table(top_k: Mapping[str, Any]) -> TopK:
     # pydantic writes an engine's -inf as null.
     rows = (tuple(-math.inf if value is None else value for value in row) for row in top_k["log_probs"])
     return TopK(tuple(tuple(row) for row in top_k["ids"]), tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One unit of training, as the trainer receives it. Absent terms are None, never zeros."""
+
+    sample_id: str
+    """The turn's id: one turn gives at most one sample."""
+    prompt_ids: Ids  # [P]
+    response_ids: Ids  # [T]
+    loss_mask: tuple[bool, ...]  # [T]
+    rollout_log_probs: LogProbs  # [T]
+    versions: tuple[VersionRun, ...]
+    temperature: float
+    is_tool_turn: bool = False
+    reward: float | None = None
+    """±1; None when the turn has no binary reward."""
+    teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt
+    student_log_probs: LogProbs | None = None  # [T], the same engine, version and temperature, no hint
+    scored_version: int | None = None
+    hint: HintTerm | None = None
+    is_demonstration: bool = False
+    """`response_ids` is a reply that the user wrote: a supervised target. No policy sampled it; its rollout log-probs
+    are zeros that no loss may read."""
+
+    def __post_init__(self) -> None:
+        t = len(self.response_ids)
+        lengths = {len(self.loss_mask), len(self.rollout_log_probs), sum(run.length for run in self.versions)}
+        lengths |= {len(values) for values in (self.teacher_log_probs, self.student_log_probs) if values is not None}
+        if lengths != {t}:
+            raise AlignmentError(f"sample {self.sample_id}: {t} response ids, but fields of lengths {sorted(lengths)}")
+        if not any(self.loss_mask):
+            raise AlignmentError(f"sample {self.sample_id}: no token to train on")
+        if not all(math.isfinite(value) for value in self.rollout_log_probs):
+            raise AlignmentError(f"sample {self.sample_id}: a rollout log-prob is not finite")
+
+    @property
+    def oldest_version(self) -> int:
+        return min(run.weight_version for run in self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A batch handed to a trainer. It ends by `commit`, by `release` or by its deadline."""
+
+    lease_id: str
+    fence: int
+    """Grows with every lease; only the newest may commit."""
+    parent: int
+    expires_at: float
+    """Deadline by the server's clock; the trainer's clock may differ."""
+    lease_s: float
+    """Seconds that it lives from now, or from a renewal."""
+    samples: tuple[Sample, ...] = field(repr=False)
