@@ -1,11 +1,15 @@
-"""For the whole suite: no example is failed for being slow (a busy machine is not a bug, and time is for benchmarks),
-and models that several packages are tested on.
+"""Settings of the whole suite: hypothesis, the order of files for the workers, and models that several folders share.
+
+No example fails for being slow: a busy machine is no bug. Examples are the same in each run, so that chance decides no
+result; `TEST_SEEDS=new` draws others, for hypothesis and for the campaigns of `tests/integration`.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import bundled
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -14,8 +18,62 @@ if TYPE_CHECKING:
     from harness.host import Host
     from transformers import LlamaForCausalLM
 
-settings.register_profile("untimed", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+settings.register_profile(
+    "suite",
+    parent=settings.get_profile("default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("TEST_SEEDS") != "new",
+)
+settings.load_profile("suite")
+
+SERVERS = {
+    "server": ("test_exact_reply", "test_loop"),
+    "short_server": ("test_bad_input", "test_judge", "test_swap_cache"),
+}
+"""Files of `tests/integration` by their server: one worker runs all files of a server, which starts once."""
+LONG_FIRST = (
+    "tests/integration/test_loop.py",
+    "tests/integration/test_exact_reply.py",
+    "tests/integration/test_kill.py",
+    "tests/integration/test_judge.py",
+    "tests/integration/test_swap_cache.py",
+    "tests/integration/test_bad_input.py",
+    "tests/degradation/",
+    "tests/openclaw_opd/test_alignment.py",
+    "tests/openclaw_rl/engines/",
+    "tests/security/",
+    "tests/cases/",
+    "tests/integration/",
+    "tests/openclaw_rl/trainers/",
+    "tests/benchmarks/",
+)
+"""Files that take long, in the order of their start; the rest follows, and evens the workers out."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, start in enumerate(LONG_FIRST) if item.nodeid.startswith(start)), len(LONG_FIRST))
+
+    items.sort(key=place)
+    items.sort(key=lambda item: item.path.name == "test_chaos.py")  # it waits for the run beside all others
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one worker, in the order of collection, and the files of one server to the same worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    servers = {f"tests/integration/{file}.py": name for name, files in SERVERS.items() for file in files}
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return servers.get(file, file)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +91,15 @@ def loggers_start_anew(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="session")
-def bundled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds the bundled model, converted once for the whole suite: conversion takes half a minute."""
-    from openclaw_rl.models.resolve import tokenizer_folder
-    from openclaw_rl.settings import ModelSettings
+def bundled_cache(pytestconfig: pytest.Config) -> Path:
+    """Return a cache that holds the bundled model. One process converts it, for all later runs too."""
+    return bundled.whole(pytestconfig.cache.mkdir("bundled"))
 
-    cache = tmp_path_factory.mktemp("bundled-cache")
-    tokenizer_folder(ModelSettings(), cache)
-    return cache
+
+@pytest.fixture(scope="session")
+def short_model(pytestconfig: pytest.Config) -> Path:
+    """Return the folder of the bundled model with three of its layers: for whatever its replies say."""
+    return bundled.shortened(pytestconfig.cache.mkdir("bundled"))
 
 
 @pytest.fixture(scope="session")

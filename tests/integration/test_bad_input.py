@@ -14,6 +14,11 @@ HELLO = [{"role": "user", "content": "Hello"}]
 PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
+@pytest.fixture(scope="module")
+def server(short_server: RunningServer) -> RunningServer:
+    return short_server
+
+
 def ask(server: RunningServer, body: Any = None, *, key: str = "sk-test", raw: bytes | None = None) -> httpx.Response:
     content = raw if raw is not None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

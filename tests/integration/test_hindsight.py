@@ -195,13 +195,17 @@ def terms(record: dict[str, Any]) -> tuple[object, bool, bool]:
     return sample["reward"], sides[0] is not None, sides[1] is not None
 
 
+SCORE_S = 3.0
+"""Long for a stub that answers, on a busy machine too; the tests wait so long for one that hangs."""
+
+
 def hint_of(record: dict[str, Any]) -> dict[str, Any]:
     hint: dict[str, Any] = json.loads(record["sample"]["extra_json"])["hint"]
     return hint
 
 
 async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
-    loop: Loop = await start("combine", score_timeout_s=1.0)
+    loop: Loop = await start("combine", score_timeout_s=SCORE_S)
     both = await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
     assert terms(both) == (-1.0, True, True)
     assert (hint_of(both)["text"], hint_of(both)["source"], both["sample"]["scored_version"]) == (SHORT, "judge", 0)
@@ -244,7 +248,7 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
 
 
 async def test_opd_makes_samples_of_hints_alone(start: Any) -> None:
-    loop: Loop = await start("opd", score_timeout_s=1.0)
+    loop: Loop = await start("opd", score_timeout_s=SCORE_S)
     for following in ("grade -1, hint short", "grade 0, hint short", "grade 1, hint short"):
         record = await loop.ended(await loop.turn(following), "sampled")
         assert terms(record)[1:] == (True, True)

@@ -1,11 +1,13 @@
 """Real models as judges: the base in the policy's own engine, and a second server over HTTP.
 
-The bundled model is too small to judge well. The tests check that each of its answers is a vote of its own or no vote.
+No model that fits the suite judges well, so the bundled model's first layers answer. The tests check that each of their
+answers is a vote of its own or no vote.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +20,6 @@ from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.judge.llm import JudgeClient, LlmJudge
 from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.messages import Message
-from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import EngineSettings, JudgeSettings, ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
@@ -43,8 +44,13 @@ def judged(text: str) -> JudgedTurn:
 
 
 @pytest.fixture(scope="module")
-def frontend(server: RunningServer) -> FrontEnd:
-    return FrontEnd(ModelSettings(), tokenizer_folder(ModelSettings(), server.data_dir / "cache"))
+def server(short_server: RunningServer) -> RunningServer:
+    return short_server
+
+
+@pytest.fixture(scope="module")
+def frontend(short_model: Path) -> FrontEnd:
+    return FrontEnd(ModelSettings(path=str(short_model)), short_model)
 
 
 @pytest.fixture(params=["engine", "url"])

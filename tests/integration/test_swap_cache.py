@@ -1,6 +1,7 @@
 """Case WS-2 as the case has it, on the real server, engine and trainer: a long prompt before and after a weight swap.
 
-The adapter of one version is loaded and unloaded in between, so the last swap is under a known name.
+The adapter of one version is loaded and unloaded in between, so the last swap is under a known name. The model is the
+bundled one's first layers: the reuse of a prefix does not depend on their number.
 """
 
 import asyncio
@@ -56,9 +57,14 @@ def trained_version(server: RunningServer) -> int:
     return int(server.wait_for("a version serves", lambda now: now["serving"] > 0, 300)["serving"])
 
 
-async def fresh_log_probs(server: RunningServer, record: Any, folder: Path, cache: Path) -> list[float]:
-    """Score the reply's ids by an engine that never had other weights."""
-    with embedded_engine(ModelSettings(), cache, device="cpu", threads=1) as url:
+@pytest.fixture(scope="module")
+def server(short_server: RunningServer) -> RunningServer:
+    return short_server
+
+
+async def fresh_log_probs(record: Any, folder: Path, model: Path, cache: Path) -> list[float]:
+    """Score the reply's ids in an engine that never had other weights."""
+    with embedded_engine(ModelSettings(path=str(model)), cache, device="cpu", threads=1) as url:
         engine = HttpEngine(url, settings=EngineSettings())
         try:
             await engine.load_adapter("fresh", folder)
@@ -68,7 +74,9 @@ async def fresh_log_probs(server: RunningServer, record: Any, folder: Path, cach
             await engine.aclose()
 
 
-def test_the_first_request_after_a_swap_reuses_nothing(server: RunningServer, bundled_cache: Path) -> None:
+def test_the_first_request_after_a_swap_reuses_nothing(
+    server: RunningServer, short_model: Path, tmp_path: Path
+) -> None:
     before, after = [request for request in CASE["requests"] if "path" in request]
     version, run = trained_version(server), secrets.token_hex(4)
     try:
@@ -84,7 +92,7 @@ def test_the_first_request_after_a_swap_reuses_nothing(server: RunningServer, bu
         server.admin("POST", "/v1/admin/pin", {"weight_version": None})
     assert served == version
     folder = server.admin("GET", f"/v1/admin/versions/{version}")["folder"]
-    fresh = asyncio.run(fresh_log_probs(server, record, server.data_dir / folder, bundled_cache))
+    fresh = asyncio.run(fresh_log_probs(record, server.data_dir / folder, short_model, tmp_path))
     found = {"resp": [{}, {"cached_tokens": cached}], "turn": [{}, {"logprobs": record["turn"]["rollout_log_probs"]}]}
     checks = [check for check in CASE["expect"]["checks"] if check["op"] != "close_to"]
     assert failures(checks, found, said={}) == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import rel
 from torch import Tensor
 
 from openclaw_opd import losses
@@ -125,7 +126,7 @@ def test_a_student_that_is_the_teacher_stays(case: Tokens) -> None:
     found.backward()
     assert found.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
-    torch.testing.assert_close(student.grad, torch.zeros_like(student), rtol=0, atol=1e-12)
+    torch.testing.assert_close(student.grad, torch.zeros_like(student), rtol=0, atol=rel(torch.float64, 4096))
 
 
 @given(tokens(), st.data())
@@ -144,7 +145,9 @@ def test_masked_tokens_get_no_gradient_whatever_stands_there(case: Tokens, junk:
     student.requires_grad_()
     found = losses.top_k_reverse_kl(student, teacher, case.mask).kl
     found.backward()
-    assert found.item() == pytest.approx(losses.top_k_reverse_kl(*case.gathered(), case.mask).kl.item(), abs=1e-12)
+    assert found.item() == pytest.approx(
+        losses.top_k_reverse_kl(*case.gathered(), case.mask).kl.item(), rel=rel(torch.float64)
+    )
     assert student.grad is not None
     assert torch.isfinite(student.grad).all()
     assert (student.grad[~case.mask] == 0).all()
@@ -204,6 +207,6 @@ def test_log1mexp_has_all_its_digits(x: float) -> None:
     expected = float(exact.ln(exact.subtract(Decimal(1), exact.exp(Decimal(x)))))
     point = tensor(x, grad=True)
     found = losses.log1mexp(point)
-    assert found.item() == pytest.approx(expected, rel=1e-13)
+    assert found.item() == pytest.approx(expected, rel=rel(torch.float64, 512))
     (slope,) = torch.autograd.grad(found, point)
-    assert slope.item() == pytest.approx(-1 / math.expm1(-x), rel=1e-12)
+    assert slope.item() == pytest.approx(-1 / math.expm1(-x), rel=rel(torch.float64, 4096))

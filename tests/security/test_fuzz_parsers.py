@@ -212,7 +212,8 @@ def test_a_judges_answer_is_a_vote_or_none(answer, is_cut):
     ],
 )
 def test_their_time_grows_with_the_length_and_not_with_its_square(parse, part):
-    assert growth(lambda n: parse(part * n)) < 24
+    # Another job on the core may slow one of the two times; a time that grows with the square does so in each try.
+    assert any(growth(lambda n: parse(part * n)) < 24 for _ in range(4))
 
 
 def growth(work: Callable[[int], object], *, small: int = 2000, factor: int = 8) -> float:

@@ -24,10 +24,12 @@ from chaos import report
 from chaos.memory import Memory, held
 from chaos.people import Manners, People
 from chaos.roles import KEPT, MAX_TOKENS, Place, roles
-from chaos.sides import EmbeddedSide, StubSide
+from chaos.sides import EmbeddedSide, StubSide, so_far
 from openclaw_rl.testing.running_server import RunningServer
 
 READ_MEMORY_S, REST_S = 5.0, 600.0  # a step of the real trainer takes minutes where others have the cores
+RUN_ON_S = 300.0
+"""Bound of the time that the run goes on after its minutes until it has met `--least`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,15 @@ class Plan:
     streams: int
     embedded: int
     """People on the embedded engine; 0: that server is left out."""
+    embedded_model: str
     tokens_per_s: float
     think_s: float
     seed: int
     say_every_s: float
     kills: dict[str, int]
     embedded_kills: dict[str, int]
+    least: dict[str, int]
+    embedded_least: dict[str, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,10 +81,13 @@ def _plan(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--sessions", type=int, default=1000, help="conversations on the stub engine, about")
     parser.add_argument("--streams", type=int, default=64, help="people at once on the stub engine")
     parser.add_argument("--embedded", type=int, default=16, help="people on the embedded engine; 0 leaves it out")
+    parser.add_argument("--embedded-model", default="bundled", help="of the embedded engine and its trainer")
     parser.add_argument("--tokens-per-s", type=float, default=25.0, help="of one stream of the stub engine")
     parser.add_argument("--think-s", type=float, default=2.0, help="between a reply and the next message, on average")
     parser.add_argument("--kills", default="engine=16,judge=14,trainer=20,server=7", help="of the stub side")
     parser.add_argument("--embedded-kills", default="engine=3,trainer=3,server=2")
+    parser.add_argument("--least", default="", help="pairs=N,trained=N,versions=N: the stub side runs on until then")
+    parser.add_argument("--embedded-least", default="")
     parser.add_argument("--seed", type=int, default=None, help="drawn when not given")
     parser.add_argument("--say-every-s", type=float, default=15.0)
     given = parser.parse_args(argv)
@@ -89,12 +97,15 @@ def _plan(argv: Sequence[str] | None) -> Plan:
         sessions=given.sessions,
         streams=given.streams,
         embedded=given.embedded,
+        embedded_model=given.embedded_model,
         tokens_per_s=given.tokens_per_s,
         think_s=given.think_s,
         seed=secrets.randbelow(1 << 32) if given.seed is None else given.seed,
         say_every_s=given.say_every_s,
         kills=_numbers(given.kills),
         embedded_kills=_numbers(given.embedded_kills),
+        least=_numbers(given.least),
+        embedded_least=_numbers(given.embedded_least),
     )
 
 
@@ -106,6 +117,7 @@ def _numbers(text: str) -> dict[str, int]:
 def _embedded(plan: Plan) -> EmbeddedSide:
     port = free_port()
     arguments = ["--port", str(port), "--batch-size", "8", "--set", "log_format=json"]
+    arguments += ["--set", f"model.path={plan.embedded_model}", "--set", "trainer.nice=0"]
     arguments += ["--set", "memory.texts_mb=1", "--set", "memory.words=500"]
     arguments += ["--set", "memory.ledger_mb=2", "--set", "engine.cache_tokens=4096"]
     server = RunningServer(plan.folder / "embedded", arguments)
@@ -131,6 +143,7 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
                 killing.append(group.create_task(embedded.chaos(plan.seconds, plan.embedded_kills)))
             await asyncio.sleep(plan.seconds)
             await asyncio.gather(*killing)
+            await _run_on(plan, sides)
             for side in sides:
                 side.people.stop.set()
             await asyncio.gather(*chats)
@@ -157,6 +170,17 @@ async def _run(plan: Plan, stub: StubSide, embedded: EmbeddedSide | None) -> dic
     }
     memory.write(plan.folder / "memory.csv")
     return report.summary(stub, embedded, memory, {"conditions": conditions})
+
+
+async def _run_on(plan: Plan, sides: Sequence[StubSide | EmbeddedSide]) -> None:
+    """Wait until each side has met its least, `RUN_ON_S` at most: a slow machine does less in the same minutes."""
+    end = time.monotonic() + RUN_ON_S
+    while time.monotonic() < end:
+        wanted = [plan.least if isinstance(side, StubSide) else plan.embedded_least for side in sides]
+        found = [await asyncio.to_thread(so_far, side) for side in sides]
+        if all(has[name] >= n for least, has in zip(wanted, found, strict=True) for name, n in least.items()):
+            return
+        await asyncio.sleep(1)
 
 
 async def _watch(plan: Plan, started: float, sides: Sequence[StubSide | EmbeddedSide], memory: Memory) -> None:

@@ -1,10 +1,11 @@
-"""What goes wrong between a stub and the server that asks it, drawn for each request.
+"""Faults between a stub and the server that asks it, drawn for each request; each life of a stub meets every kind.
 
 An ASGI wrapper: 5xx are answered by it, the others happen to the bytes of the connection, below HTTP: a reset (RST),
 half of a piece and then the end, or one byte after the other. What garbage is, the stub knows best.
 """
 
 import asyncio
+import itertools
 import random
 import socket
 import struct
@@ -16,6 +17,9 @@ from typing import Any, Literal
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 Fault = Literal["5xx", "reset", "half", "slow", "garbage"]
+
+FORCED: dict[int, Fault] = {10: "5xx", 20: "reset", 30: "slow", 40: "half", 50: "garbage"}
+"""Requests of a stub's life, by number, that meet a fault where none was drawn."""
 
 met: ContextVar[Fault | None] = ContextVar("met", default=None)
 """The fault of the request at hand, for the stub behind the wrapper."""
@@ -50,8 +54,11 @@ class Rates:
 def faulty(app: ASGIApp, rates: Rates, chance: random.Random, counts: Counter[str]) -> ASGIApp:
     """`app` with faults; `counts` says how many of each there were."""
 
+    numbers = itertools.count(1)
+
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        fault = rates.draw(chance) if scope["type"] == "http" else None
+        is_request = scope["type"] == "http"
+        fault = (rates.draw(chance) or FORCED.get(next(numbers))) if is_request else None
         if fault is None:
             await app(scope, receive, send)
             return

@@ -29,6 +29,8 @@ MOVING = ("paired", "judged", "sampled", "leased")
 PAUSE_S = (0.2, 4.0)
 """For how long a killed process stays away."""
 BACK_S, LEARN_AGAIN_S = 3.0, 15.0
+CHILD_S = 240.0
+"""Bound of the wait for a child of the embedded server, before it is killed and after."""
 
 
 @dataclass(slots=True)
@@ -230,8 +232,8 @@ class EmbeddedSide:
         end()
 
     async def _kill_child(self, name: str) -> None:
-        await self.look_at_pids()
-        if (pid := self.pids.get(name)) is None:
+        pid = await self._pid_of(name)
+        if pid is None:
             return
         os.kill(pid, signal.SIGKILL)
         self.kills[name] += 1
@@ -242,9 +244,21 @@ class EmbeddedSide:
             return not is_missed and child["pid"] not in (None, pid)
 
         try:
-            await asyncio.to_thread(self.server.wait_for, f"the {name} is back", is_back, 240)
+            await asyncio.to_thread(self.server.wait_for, f"the {name} is back", is_back, CHILD_S)
         except TimeoutError as error:
             self.findings.append(str(error))
+
+    async def _pid_of(self, name: str) -> int | None:
+        """Return the child's process id; it may be starting. None, and a finding, when it does not come."""
+        end = time.monotonic() + CHILD_S
+        while time.monotonic() < end:
+            self.pids.pop(name, None)
+            await self.look_at_pids()
+            if (pid := self.pids.get(name)) is not None:
+                return pid
+            await asyncio.sleep(0.2)
+        self.findings.append(f"there was no {name} to kill within {CHILD_S:g} s")
+        return None
 
     async def rest(self, patience_s: float) -> None:
         with suppress(httpx.HTTPError):
@@ -284,6 +298,16 @@ def _moving(ledger: Path, states: tuple[str, ...]) -> dict[str, int]:
         )
         (running,) = db.execute("SELECT count(*) FROM request WHERE outcome = 'running'").fetchone()
     return left | ({"running": running} if running else {})
+
+
+def so_far(side: StubSide | EmbeddedSide) -> dict[str, int]:
+    """Return what the side has proved up to now: pairs that people can check, replies trained, versions. Blocks."""
+    ledger = (side.place if isinstance(side, StubSide) else side.server).data_dir / "ledger.sqlite3"
+    with closing(open_read_only(ledger)) as db:
+        (trained,) = db.execute("SELECT coalesce(sum(n), 0) FROM counter WHERE name = 'trained'").fetchone()
+        (versions,) = db.execute("SELECT count(*) FROM version JOIN lease USING (lease_id)").fetchone()
+    pairs = sum(reply.said_next is not None for reply in side.people.seen)
+    return {"pairs": pairs, "trained": trained, "versions": versions}
 
 
 def _look(ledger: Path, side: StubSide | EmbeddedSide) -> None:

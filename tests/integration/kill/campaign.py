@@ -1,7 +1,8 @@
-"""Kill, audit, restart, until there were enough; then let everything come to rest and look at it whole.
+"""Kill, audit and restart the processes until the kills suffice; then bring the system to rest and audit all of it.
 
-Server and trainer are killed by loops of their own, so that either may be gone while the other dies, and now and then
-both at once. Meanwhile people chat and an operator rolls back, pins and pauses.
+One loop kills the server and another the trainer, so either may be away while the other dies; some kills take both.
+Meanwhile people chat, and an operator rolls back, pins and pauses. Drawn kills meet most stages of a commit and of a
+checkpoint. The campaign then runs on with aimed kills until every stage was met, within `RUN_ON_S`.
 """
 
 import asyncio
@@ -30,7 +31,11 @@ from openclaw_rl.testing.ledger_audit import DEAD, audit, open_read_only
 
 PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0)}
 """A process that has not met its fate within a time drawn from here is killed wherever it is."""
-BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 90.0
+RUN_ON_S, AIMED_S = 300.0, 30.0
+"""Bounds of the aimed kills together, and of the wait for one of them."""
+BOTH_SHARE, DEEP_EVERY, REST_S = 0.15, 20, 240.0
+LEAST_VERSIONS = 6
+"""The rest begins when so many versions were trained, and more replies acknowledged than processes killed."""
 MOMENT, SEEN_FILE = "moment", "seen.json"
 
 
@@ -68,6 +73,8 @@ class Campaign:
                 await asyncio.gather(
                     self._kill("server", points.server_fate), self._kill("trainer", points.trainer_fate)
                 )
+                if not self.outcome.findings:
+                    await self._run_on()
                 operator.cancel()
                 self.outcome.facts["killing_s"] = round(time.monotonic() - started, 1)
                 if not self.outcome.findings:
@@ -86,26 +93,71 @@ class Campaign:
     # Killing
 
     async def _kill(self, role: str, draw: Callable[[random.Random], Fate]) -> None:
+        """Kill one role at drawn transitions until both loops together have killed enough."""
         chance = random.Random(f"{self._seed}-{role}")
         while not self._enough.is_set():
             fate, patience_s = draw(chance), chance.uniform(*PATIENCE_S[role])
             process, report = await self._start(role, fate)
-            try:
-                async with asyncio.timeout(patience_s):
-                    status = await asyncio.shield(process.exited)
-            except TimeoutError:
-                self._forks.signal(process, signal.SIGKILL)
-                status = await process.exited
-            if status != -signal.SIGKILL:
-                self._find(f"the {role} ended by itself, exit {status}:\n{self._tail(role)}")
+            where = await self._await_death(role, process, report, patience_s)
+            if where is None:
                 return
-            where = report.read_text() or MOMENT
-            self.outcome.kills[f"{role} {where}"] = self.outcome.kills.get(f"{role} {where}", 0) + 1
             if chance.random() < BOTH_SHARE:
                 self._kill_too("trainer" if role == "server" else "server")
             await self._audit(f"{role} killed at {where}")
             if sum(self.outcome.kills.values()) >= self._wanted:
                 self._enough.set()
+
+    async def _run_on(self) -> None:
+        """Kill one process at the stage that was met least, while the other one runs, until `_aim` is satisfied."""
+        end = time.monotonic() + RUN_ON_S
+        beside: dict[str, tuple[Process, Path]] = {}
+        while (aim := self._aim()) is not None and time.monotonic() < end and not self.outcome.findings:
+            role, stage = aim
+            other = "trainer" if role == "server" else "server"
+            if role in beside:
+                await self._end_beside(role, *beside.pop(role))
+            if other not in beside or beside[other][0].exited.done():
+                beside[other] = await self._start(other, None)
+            process, report = await self._start(role, Fate(1, stage))
+            where = await self._await_death(role, process, report, AIMED_S)
+            if not self.outcome.both:
+                self._kill_too(other)
+            await self._audit(f"{role} killed at {where}")
+            self.outcome.facts["aimed"] = self.outcome.facts.get("aimed", 0) + 1
+        for role, (process, report) in beside.items():
+            await self._end_beside(role, process, report)
+
+    def _aim(self) -> tuple[str, str] | None:
+        """Return the role and the stage to kill next; None when every stage was met and kills at stages suffice."""
+        met = {(role, stage): 0 for role, stages in points.STAGES.items() for stage in stages}
+        at_stages = 0
+        for where, kills in self.outcome.kills.items():
+            role, point = where.split()[:2]
+            at_stages += kills * (point != MOMENT)
+            if (role, point) in met:
+                met[role, point] += kills
+        least = min(met, key=lambda stage: met[stage])
+        is_enough = met[least] > 0 and at_stages > self._wanted / 3 and self.outcome.both > 0
+        return None if is_enough else least
+
+    async def _end_beside(self, role: str, process: Process, report: Path) -> None:
+        await self._await_death(role, process, report, 0)
+        await self._audit(f"{role} killed at rest")
+
+    async def _await_death(self, role: str, process: Process, report: Path, patience_s: float) -> str | None:
+        """Kill the process unless it meets its fate in time; count where it died. None: it ended by itself."""
+        try:
+            async with asyncio.timeout(patience_s):
+                status = await asyncio.shield(process.exited)
+        except TimeoutError:
+            self._forks.signal(process, signal.SIGKILL)
+            status = await process.exited
+        if status != -signal.SIGKILL:
+            self._find(f"the {role} ended by itself, exit {status}:\n{self._tail(role)}")
+            return None
+        where = report.read_text() or MOMENT
+        self.outcome.kills[f"{role} {where}"] = self.outcome.kills.get(f"{role} {where}", 0) + 1
+        return where
 
     def _kill_too(self, role: str) -> None:
         """The other one's own loop counts it."""
@@ -181,7 +233,6 @@ class Campaign:
         try:
             async with asyncio.timeout(REST_S):
                 async with httpx.AsyncClient(base_url=self._place.url, headers=headers, trust_env=False) as client:
-                    self._chats.stop.set()
                     while unrest:
                         await asyncio.sleep(0.2)
                         if server.exited.done() or trainer.exited.done():
@@ -193,6 +244,9 @@ class Campaign:
                             await client.post("/v1/admin/learning", json={"on": True})
                         except httpx.TransportError:
                             continue
+                        if unrest := await asyncio.to_thread(self._too_little):
+                            continue
+                        self._chats.stop.set()
                         await chats
                         unrest = await asyncio.to_thread(self._unrest)
         except TimeoutError:
@@ -203,6 +257,14 @@ class Campaign:
                 status = await process.exited
             if status != 0:
                 self._find(f"asked to stop, the {role} ended with {status}:\n{self._tail(role)}")
+
+    def _too_little(self) -> str:
+        """Return how much was said and trained while that is too little to prove something; else ""."""
+        with closing(open_read_only(self._place.ledger)) as db:
+            (versions,) = db.execute("SELECT count(*) FROM version JOIN lease USING (lease_id)").fetchone()
+        said = len(self._chats.seen)
+        kills = sum(self.outcome.kills.values())
+        return "" if said > kills and versions >= LEAST_VERSIONS else f"{said} replies, {versions} versions"
 
     def _unrest(self) -> str:
         """What still moves, by the file; "" when nothing does."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger import syncer as ledger_syncer
 from openclaw_rl.ledger import writer as ledger_writer
@@ -33,6 +34,8 @@ _OPENING = ("migrate", "_claim", "abandon_interrupted", "expire")
 _ADAPTERS = ("adapter_loaded", "switched", "adapter_unloaded")
 _CALLS = ("asked", "in_flight", "got_answer")
 _STEPS = ("remember", "stepped", "writing", "fsync", "renamed", "written", "forget", "prune", "discard")
+STAGES = {"server": (*GROUP_POINTS, *_OPENING), "trainer": (*_CALLS, *_STEPS)}
+"""Stages that a campaign must meet: a start of either process, or a batch of the trainer, passes each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Death:
 
 def hook_server(death: Death) -> None:
     """Every group of the ledger's writer, every step of its opening, every change of the engine's adapters."""
+    for work in (*_OFTEN, *_RARELY):
+        getattr(Ledger, work)  # a fate that names no operation would never be met
     writer = ledger_writer.Writer
     commit, attempt, settle = writer._commit, ledger_writer._attempt, writer._settle
     left: list[str] = []  # works of the group at hand that are not done; the writer's thread alone has it

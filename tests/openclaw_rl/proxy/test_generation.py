@@ -126,6 +126,7 @@ async def test_what_was_waited_at_the_gate_counts_when_the_engine_then_fails() -
     engine, serving = FakeEngine(), Watched()
     engine.go_down()
     held = asyncio.create_task(collect(engine, serving))
+    await until(lambda: serving.waits)  # from here on its patience runs
     await asyncio.sleep(0.3)
     serving.switch(0, None)
     with pytest.raises(RequestError):
@@ -134,10 +135,12 @@ async def test_what_was_waited_at_the_gate_counts_when_the_engine_then_fails() -
     assert max(wait for wait in serving.waits if wait is not None) <= 60.0 - 0.3
 
 
-async def test_progress_renews_the_patience() -> None:
+async def test_progress_renews_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses after six breaks take longer together than the patience, and each a sixth of it."""
+    monkeypatch.setattr("openclaw_rl.proxy.generation._FIRST_PAUSE_S", 0.4)
     engine = FakeEngine()
     engine.script(*[Scripted(ids=(10 + i,), break_after=1) for i in range(6)], Scripted(ids=(END,)))
-    sampled = await collect(engine, serving_base(hold_s=0.2))
+    sampled = await collect(engine, serving_base(hold_s=2.0))
     assert sampled.ids == [*range(10, 16), END]
     assert sampled.resumed == 6
 

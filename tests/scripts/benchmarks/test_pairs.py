@@ -1,6 +1,7 @@
 """The learning benchmark's plain forward gives the same pairs as the real embedded engine.
 
-The engine scores through the product's own path: the bundled model, its front end's prompts, an adapter that matters.
+The engine scores through the product's own path: the bundled model's first layers, its front end's prompts, an adapter
+that matters.
 """
 
 import asyncio
@@ -35,8 +36,8 @@ REPLIES = (
 
 
 @pytest.fixture(scope="module")
-def subject(bundled_cache: Path) -> Subject:
-    return Subject(ModelSettings(), bundled_cache, "cpu")
+def subject(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(ModelSettings(path=str(short_model)), tmp_path_factory.mktemp("cache"), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,9 @@ def policy(subject: Subject) -> LoraPolicy:
 
 
 @pytest.fixture(scope="module")
-def engine_url(bundled_cache: Path) -> Iterator[str]:
-    with embedded_engine(ModelSettings(), bundled_cache, device="cpu", threads=1) as url:
+def engine_url(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings, cache = ModelSettings(path=str(short_model)), tmp_path_factory.mktemp("cache")
+    with embedded_engine(settings, cache, device="cpu", threads=1) as url:
         yield url
 
 

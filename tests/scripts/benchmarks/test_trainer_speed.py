@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tolerances import rel
 
 from benchmarks.trainer.plain import PlainTrainer, in_order, longest_first
 from benchmarks.trainer.sections import METHOD_SETTINGS, OurTrainer, exactness
@@ -30,9 +31,11 @@ def test_the_plain_step_and_ours_do_the_same() -> None:
             theirs[name].copy_(parameter)
     loss = plain.step(samples, in_order(lengths, 128))
     metrics = OurTrainer(policy, settings).step(samples)
-    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["loss"] == pytest.approx(loss, rel=rel(ulps=256), abs=rel(ulps=256))
     for name, parameter in policy.parameters.items():
-        torch.testing.assert_close(parameter, theirs[name], rtol=1e-3, atol=1e-4)
+        # Adam moves a weight by the learning rate, whatever its gradient: a tenth of that tells steps apart.
+        atol = settings.learning_rate / 10
+        torch.testing.assert_close(parameter, theirs[name], rtol=1e-3, atol=atol)
     assert METHOD_SETTINGS.baseline == "none"
 
 
@@ -48,4 +51,4 @@ def test_a_neighbour_changes_nothing() -> None:
     row = exactness(SHAPES["tiny"], SETTINGS, [20, 30, 9])
     assert row["neighbours_largest_change"] == 0
     assert isinstance(row["packed_mean_abs"], float)
-    assert row["packed_mean_abs"] < 1e-5
+    assert row["packed_mean_abs"] < rel(ulps=256)

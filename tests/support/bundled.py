@@ -1,0 +1,90 @@
+"""The bundled model for tests: converted once for all runs of this checkout, whole and shortened.
+
+Both are kept in a folder of pytest's cache. A lock lets one process convert while the others wait.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from openclaw_rl.models import convert, resolve
+from openclaw_rl.settings import ModelSettings
+
+LAYERS = 3
+"""Layers of the shortened model. The bundled one has 30, and takes about seven times as long for a prompt."""
+
+
+def whole(root: Path) -> Path:
+    """Return a cache folder (`data_dir/cache`) that holds the converted bundled model."""
+    cache = root / _key()
+    with _locked(root):
+        if not any(cache.glob("models/[!.]*/base_hash")):
+            resolve.tokenizer_folder(ModelSettings(), cache)
+    return cache
+
+
+def shortened(root: Path) -> Path:
+    """Return a model folder with the bundled model's tokenizer, template and shape, and its first layers alone.
+
+    Its replies make no sense. It serves tests of the paths of a reply, a score or a step, at any quality of the model.
+    """
+    folder = root / f"{_key()}-{LAYERS}-layers"
+    source = resolve.resolve(ModelSettings(), whole(root)).folder
+    with _locked(root):
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(dir=root))
+            _shorten(source, partial)
+            partial.rename(folder)
+    return folder
+
+
+def link(cache: Path, place: Path) -> None:
+    """Give a data folder the cache without converting or copying again."""
+    shutil.copytree(cache, place, copy_function=_link_or_copy)
+
+
+def _shorten(source: Path, folder: Path) -> None:
+    for file in source.iterdir():
+        if file.suffix != ".safetensors" and file.name != "base_hash":
+            shutil.copy(file, folder)
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:LAYERS]
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    kept = {}
+    with safe_open(source / "model.safetensors", framework="np") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+            layer = name.partition(".layers.")[2].partition(".")[0]
+            if not layer or int(layer) < LAYERS:
+                kept[name] = tensors.get_tensor(name)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _key() -> str:
+    """Name the code that converts: another version of it converts anew."""
+    sources = Path(convert.__file__).read_bytes() + Path(resolve.__file__).read_bytes()
+    return hashlib.sha256(sources).hexdigest()[:12]
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
