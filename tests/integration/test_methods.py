@@ -70,12 +70,12 @@ def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path:
 
 
 def test_a_method_of_another_package_is_trained_with(
-    tmp_path: Path, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(server.data_dir / "cache", tmp_path / "data" / "cache", copy_function=os.link)
     install(tmp_path / "site", "length", LENGTH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     settings = ["--method", "length", "--set", "method.target_tokens=4", "--batch-size", "2"]
+    settings += ["--set", f"model.path={short_model}", "--set", "trainer.nice=0"]
     with RunningServer(tmp_path / "data", settings) as learner:
         ids = [chat(learner, number, CORRECTION) for number in range(2)]
         learner.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
