@@ -99,7 +99,7 @@ class Gate:
             except _NoNumbers as error:
                 return GateResult(None, None, str(error))
         refusal = None
-        # The serving version stands for the parent when versions between were superseded: each of their steps has its
+        # The serving version replaces the parent when versions between were superseded: each of their steps has its
         # own allowance.
         allowed = self._settings.max_step_kl * max(steps, 1)
         if step_kl is not None and not step_kl <= allowed:
