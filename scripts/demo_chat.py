@@ -1,10 +1,11 @@
-"""A scripted user who wants one or two short sentences talks with a method's launch script until the model has learned.
+"""Demonstration: a scripted user who wants one or two short sentences chats until the model has learned it.
 
     python scripts/demo_chat.py openclaw-opd/run_embedded_opd.sh [--batch-size 4] [any flag of `openclaw-rl serve`]
 
-Starts the server by that script on a free port and in a data directory of its own, asks how-to questions over HTTP as
-any chat client would, complains of replies that are long, thanks for those that are not, waits until the first trained
-version serves, and prints what happened: every turn with its verdict, its hint and its teacher's gap, and the step.
+The first argument is a method's launch script. This script starts the server by it, on a free port and in a data
+directory of its own. It asks how-to questions over HTTP as any chat client does, complains of long replies, and thanks
+for short ones, until the first trained version serves. Then it prints the step, and every turn with its verdict, its
+hint and its teacher's gap.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def talk(server: RunningServer) -> int:
 
 
 def chat(client: httpx.Client, question: str, first: str | None = None) -> None:
-    """One conversation: the question, complaints while the reply is long, thanks when it is not."""
+    """Hold one conversation: the question, complaints while the reply is long, then thanks."""
     messages: list[dict[str, str]] = [{"role": "user", "content": question}]
     reply = first
     print(f"\nuser:       {question}")
@@ -92,7 +93,7 @@ def chat(client: httpx.Client, question: str, first: str | None = None) -> None:
 
 
 def say(client: httpx.Client, history: list[dict[str, str]], text: str) -> tuple[str, int]:
-    """The reply, and the version that gave it."""
+    """Return the reply and the version that sampled it."""
     body = {
         "model": "policy",
         "messages": [*history, {"role": "user", "content": text}],

@@ -1,5 +1,6 @@
-# Sourced by the methods' run_qwen3_4b_*_lora.sh: SGLang serves on one GPU and a LoRA trains beside it. A script sets METHOD
-# and its defaults, then sources this with its own arguments, which go to `openclaw-rl serve`; `--dry-run` prints it.
+# Sourced by the methods' run_qwen3_4b_*_lora.sh: SGLang serves on one GPU and a LoRA trains beside it. A script sets
+# METHOD and its defaults, then sources this file with its own arguments, which go to `openclaw-rl serve`. `--dry-run`
+# prints the command line.
 #
 #   HF_CKPT        the model: a folder or a Hugging Face name (needed)   SAVE_CKPT   ledger and versions (default: ~/.openclaw-rl)
 #   PYTHON         interpreter of our environment (default: python3)     ENGINE_PYTHON   of SGLang's; the same one when unset
@@ -7,7 +8,7 @@
 #   CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.5 (SGLang's share)        BATCH_SIZE=16 LR=3e-4 LORA_RANK=16 TOP_K=0
 #   JUDGE=llm|rules  PRM_URL (the base itself judges when unset)         PRM_M=3 PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS=4096
 #
-# What does not fit on the card is said by `openclaw-rl doctor --model FOLDER --gpu-memory GB`. Ctrl-C stops all of it.
+# `openclaw-rl doctor --model FOLDER --gpu-memory GB` reports what does not fit on the card. Ctrl-C stops all processes.
 
 export PYTHONSAFEPATH=1 # the folder slime/ of this repository is not the library of that name
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

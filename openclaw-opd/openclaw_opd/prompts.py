@@ -1,7 +1,7 @@
-"""What the hint judge is asked, in words of ours; how its answer is read; and how a hint is put before the teacher.
+"""Prompt of the hint judge, parser of its answer, and the place of the hint in the teacher's prompt.
 
-The judge sees the same fenced material as the one that votes: nothing in a conversation can act as a marker. An answer
-is read strictly: what is cut, half open, empty or contradictory is no vote, with its reason.
+The judge reads the same fenced transcript as the judge of verdicts: no text of a conversation can act as a marker. The
+parser is strict: an answer that is cut, half open, empty or contradictory is no vote, and it has a reason.
 """
 
 import re
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.judge.judge import answer_proper, parse_vote
-from openclaw_rl.judge.prompt import is_request, transcript
+from openclaw_rl.judge.prompt import is_request, transcript_parts
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions.openclaw import is_ephemeral
 from openclaw_rl.types import JudgedTurn
 
 HINT_START, HINT_END = "[HINT_START]", "[HINT_END]"
 HINT_CHARS = 600
-"""Of the judge's hints: three long sentences. What is longer retells the conversation."""
+"""Longest hint of a judge: three long sentences. A longer one retells the conversation."""
 LEAST_CHARS = 4
-"""Letters and digits without which a hint says nothing (four Chinese characters can be one)."""
+"""Least letters and digits of a hint (four Chinese characters can be one)."""
 
 INSTRUCTIONS = f"""\
 You look back at one reply of an AI assistant, knowing what happened after it: the user's following message, or the \
@@ -48,30 +48,23 @@ _MARK = re.compile(r"\[HINT_(?:START|END)\]")
 
 
 def hint_prompt(judged: JudgedTurn) -> list[Message]:
-    shown = transcript(judged)
-    parts = [f"What the user had asked for:\n{shown.request}"]
-    if shown.steps:
-        parts.append(f"What the assistant had done about it before this reply:\n{shown.steps}")
-    parts.append(f"The reply to look back at:\n{shown.reply}")
-    what = "the tools answered" if judged.next_state.is_tool else "what came next"
-    parts.append(f"After the reply, {what}:\n{shown.next_state}")
-    parts.append("Your decision, after a few sentences of thought:")
+    parts = [*transcript_parts(judged, "look back at"), "Your decision, after a few sentences of thought:"]
     return [Message(role="system", content=INSTRUCTIONS), Message(role="user", content="\n\n".join(parts))]
 
 
 @dataclass(frozen=True, slots=True)
 class HintVote:
-    """One judge answer: there is a hint, there is none, or it is no vote."""
+    """One judge answer: a vote for a hint, a vote against one, or no vote."""
 
     has_hint: bool | None
     hint: str | None = None
-    """None with `has_hint`: it cannot be used."""
+    """None with `has_hint`: the hint is not usable."""
     problem: str = ""
-    """Why it is no vote, or its hint of no use: a word for the counters."""
+    """Reason of an invalid vote or an unusable hint: a word for the counters."""
 
 
 def parse_hint(answer: str, *, is_cut: bool = False) -> HintVote:
-    """Read one answer. The last complete block counts, and nothing may be left open behind it."""
+    """Parse one answer. The last complete block counts, and no marker may stay open behind it."""
     if is_cut:
         return HintVote(None, problem="cut")
     proper = answer_proper(answer)
@@ -94,15 +87,15 @@ def parse_hint(answer: str, *, is_cut: bool = False) -> HintVote:
 
 
 def one_line(text: str) -> str:
-    """The text with single spaces."""
+    """Return the text with single spaces."""
     return " ".join(text.split())
 
 
 def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...] | None:
-    """The same conversation with the hint at the end of the last message that a user wrote; None without one.
+    """Return the conversation with the hint at the end of the last message that a user wrote; None without one.
 
-    Everything else stays as it is, tool results and the client's own messages behind it too. Without a hint the
-    messages are unchanged: an empty hint is no hint.
+    All other messages stay unchanged, also tool results and the client's own messages behind it. With an empty hint the
+    conversation is unchanged.
     """
     places = [k for k, message in enumerate(messages) if is_request(message) and not is_ephemeral(message)]
     if not places:

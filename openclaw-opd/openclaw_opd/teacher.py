@@ -1,14 +1,12 @@
-"""The scoring pair: what the policy says of its own reply with the hint in the prompt, and without.
+"""Scoring pair of a turn: the log-probs of its own reply under the policy, with the hint in the prompt and without.
 
-The prompt is the one that was served: the same messages, tools and template options through the same front end, the
-hint at the end of the last user message, and the sampled response ids behind it as they are. Both terms are prompt
-log-probs at temperature 1 of one engine, taken while one version is held, so that neither its adapter nor its weights
-change in between; after a failure the whole pair is scored anew. The drift of the policy since that version belongs to
-the loss's ratio.
+The prompt is the served one: the same messages, tools and template options through the same front end. The hint stands
+at the end of the last user message, and the sampled response ids follow unchanged. Both terms are prompt log-probs at
+temperature 1 of one engine. One version is held meanwhile, so that neither its adapter nor its weights change. After a
+failure the whole pair is scored again. The drift of the policy since that version belongs to the loss's ratio.
 
-`method.teacher = "base"` takes the teacher's term with the adapter off, or from an engine of its own
-(`method.teacher_url`), `"ema"` under the version's EMA, which is
-loaded beside it (`openclaw_rl.trainers.lora`).
+`method.teacher = "base"` takes the teacher's term with the adapter off, or from a second engine (`method.teacher_url`).
+`"ema"` takes it under the version's EMA adapter, which is loaded beside the version (`openclaw_rl.trainers.lora`).
 """
 
 import asyncio
@@ -20,22 +18,24 @@ from dataclasses import dataclass
 from openclaw_opd.hindsight import Absent, Hindsight
 from openclaw_opd.hints import Found
 from openclaw_opd.prompts import hinted
+from openclaw_opd.settings import OpdSettings
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
-from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request
+from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3
-FIRST_PAUSE_S = 0.5
-"""Before the second attempt; it doubles."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 4.0
+"""Seconds before the second attempt, and at most; each pause doubles the one before."""
 NOISE_SHARE = 16
-"""Of one in so many turns the unhinted prompt is scored twice, to measure what an empty hint would do."""
+"""Of one in so many turns the unhinted prompt is scored twice, to measure the effect of an empty hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """The prompt that was served, and each hint's."""
+    """The served prompt, and the prompt of each hint."""
 
     plain: Ids
     hinted: tuple[tuple[str, Ids], ...]
@@ -47,11 +47,11 @@ class _Pair:
     student: Score | None
     teachers: tuple[Score, ...]
     again: Score | None
-    """The student's prompt once more, past the prefix cache."""
+    """Score of the student's prompt once more, past the prefix cache."""
 
 
-async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools) -> Hindsight:
-    """The term of the best of these hints. Never raises for an engine that fails."""
+async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdSettings]) -> Hindsight:
+    """Return the term of the best of these hints. Never raises for an engine that fails."""
     if tools.teacher is None or tools.serving is None or tools.render is None:
         raise RuntimeError("hindsight needs an engine, its versions and a front end")
     prompts = await asyncio.to_thread(_prompts, judged.request, found.hints, tools.render)
@@ -79,12 +79,14 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools) -> 
 
 
 def gain(teacher: LogProbs, student: LogProbs, mask: Sequence[bool], *, clip: float, verdict: int) -> float:
-    """How far the hint moves the teacher to the user's view of the reply: v · mean_t clip(gap_t, ±c) over the trained
-    tokens, gap_t = teacher_t − student_t; without a verdict (v = 0) the mean of |clip(gap_t, ±c)|.
+    """Return how far the hint moves the teacher to the user's view of the reply.
 
-    After a complaint the better hint is the one that makes the reply less likely, after praise more likely. A plain
-    Σ gap would prefer, for a reply the user rejected, whatever hint says the least. Clipped as the loss clips, so that
-    one token does not decide; a hint that makes the reply likely by quoting it never comes here (`hints`).
+    v · mean_t clip(gap_t, ±c) over the trained tokens, gap_t = teacher_t − student_t; the mean of |clip(gap_t, ±c)|
+    without a verdict (v = 0).
+
+    After a complaint the better hint makes the reply less likely, after praise more likely. A plain Σ gap would prefer
+    the emptiest hint for a rejected reply. The clip is the loss's, so that one token does not decide. A hint that makes
+    the reply likely by quoting it is removed before (`hints`).
     """
     gaps = [min(max(t - s, -clip), clip) for t, s, is_trained in zip(teacher, student, mask, strict=True) if is_trained]
     if not gaps:
@@ -102,17 +104,18 @@ class _Failed(Exception):
 class _Job:
     engine: Engine
     serving: VersionAdmission
-    tools: ScoringTools
+    tools: ScoringTools[OpdSettings]
     plain: Ids
     hinted: tuple[Ids, ...]
     response: Ids
 
     async def run(self, *, with_noise: bool) -> _Pair:
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+                await asyncio.sleep(backoff.next_s())
             try:
-                # The place first: who waits for one holds no version, and so delays no unload.
+                # The place first: a call that waits for one holds no version, and so delays no unload.
                 async with self.tools.slots, self.serving.use() as use:
                     pair = await self._pair(use, with_noise=with_noise)
                     if self.serving.still_serves(use):
@@ -151,7 +154,7 @@ class _Job:
 
 
 def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts | Hindsight:
-    """Blocks. The unhinted messages must render to what was served: that is what an empty hint is."""
+    """Render the prompts; blocks. The unhinted messages must render to the served prompt."""
     try:
         plain = render(request.messages, request.tools_json, request.template_kwargs_json)
         if plain != request.prompt_ids:
@@ -168,7 +171,9 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
     return _Prompts(plain, tuple(prompts))
 
 
-def _best(judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools) -> Hindsight:
+def _best(
+    judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools[OpdSettings]
+) -> Hindsight:
     settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
     scores = [score for score in (pair.student, *pair.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):
@@ -187,14 +192,14 @@ def _best(judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, t
         if pair.again is not None:
             health.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
     teacher = pair.teachers[chosen]
+    has_table = teacher.top_ids is not None and teacher.top_log_probs is not None
     return Hindsight(
         hint=hints[chosen],
         gain=chosen_gain,
         teacher_log_probs=teacher.log_probs,
         student_log_probs=student if settings.student_term == "engine" else None,
         scored_version=pair.weight_version,
-        top_ids=teacher.top_ids,
-        top_log_probs=teacher.top_log_probs,
+        top_k=TopK(teacher.top_ids or (), teacher.top_log_probs or ()) if has_table else None,
     )
 
 

@@ -19,13 +19,12 @@ The checkpoint is the transaction. A trainer writes weights, optimizer, schedule
 fsyncs and renames it, and only then commits. Auth: `Authorization: Bearer <trainer token>`.
 """
 
-import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.types import Lease, Sample, VersionRun, WeightKind
+from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
+from openclaw_rl.types import HintTerm, Lease, Sample, VersionRun, WeightKind
 
 
 class _Body(BaseModel):
@@ -80,7 +79,7 @@ class SampleBody(_Body):
             teacher_log_probs=None if s.teacher_log_probs is None else list(s.teacher_log_probs),
             student_log_probs=None if s.student_log_probs is None else list(s.student_log_probs),
             scored_version=s.scored_version,
-            extra=None if s.extra_json is None else json.loads(s.extra_json),
+            extra=None if s.hint is None else s.hint.to_dict(),
             is_demonstration=s.is_demonstration,
         )
 
@@ -98,7 +97,7 @@ class SampleBody(_Body):
             teacher_log_probs=None if self.teacher_log_probs is None else tuple(self.teacher_log_probs),
             student_log_probs=None if self.student_log_probs is None else tuple(self.student_log_probs),
             scored_version=self.scored_version,
-            extra_json=None if self.extra is None else json.dumps(self.extra, sort_keys=True),
+            hint=None if self.extra is None else HintTerm.of(self.extra),
             is_demonstration=self.is_demonstration,
         )
 
@@ -221,7 +220,7 @@ class Started(_Body):
     engine_url: str
     """URL that full weights are sent to."""
     trainer: TrainerSettings
-    method: MethodSettings
+    method: AnyMethodSettings
 
 
 class Leased(_Body):

@@ -1,28 +1,29 @@
-"""A method whose `score` hands the trainer the wrong sign is gone back from by itself; the true sign never is.
+"""Check that the server rolls back a method whose `score` returns the wrong sign, and never one with the true sign.
 
-    python scripts/e2e/falling_verdict.py FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
+    scripts/e2e.sh falling_verdict FOLDER [--runs wrong:0 wrong:1 … true:2] [--out FILE.json] [--log FILE]
 
 Real: the server as shipped (proxy, rules judge, ledger, Binary RL, gate, publisher, watch), the embedded 135M engine
-and the local LoRA trainer, all at their default settings (the cautious ones, as for any method of one's own) but for
-the batch of 8 and the gate's two bounds on distance, which are 10 nats: replies of a word or two, all alike in the end,
-are further from the base than its 3, and a step that turns them around is a long one. At the defaults the gate may
-refuse the spoilt versions before the watch has anything to see (one seed of three did); what is to be shown here is the
-watch alone. Simulated: the people. Each asks "Yes or no: is it worth the effort to …?" and is content (in words that
-the judge reads) when the reply begins with No, which the base does two times in three.
+and the local LoRA trainer. Their settings are the defaults for a third-party method, except the batch of 8 and the
+gate's two bounds on distance, which are 10 nats. Here replies are a word or two and all alike in the end: they are
+further from the base than the default bound of 3, and a step that turns them around is long. At the defaults the gate
+may refuse the faulty versions before the watch sees them (one seed of three did); this check is about the watch alone.
 
-The fault is a method of its own, installed for these servers alone: Binary RL, which turns the sign of the reward
-around while a file exists. What is recorded of a turn, the user's words and the judge's verdict, stays true. For
-HEALTHY turns people talk to the base and the method takes no turn for a sample; then it begins to learn, with the fault
-in a `wrong` run, without it in a `true` one of as many turns. (Learning first and the fault later showed nothing where
-a policy already said No and nothing else: all its rewards are alike then, and no sign moves it.)
+Simulated: the users. Each asks "Yes or no: is it worth the effort to …?". It is content, in words that the judge reads,
+when the reply begins with No, which the base does two times in three.
 
-People here are slower than training: eight turns, four at a time, then everybody waits until the version made of them
-serves. Where people say more meanwhile, a fall shows so many turns later.
+The fault is a method that is installed for these servers alone: Binary RL, with the sign of the reward reversed while a
+file exists. The record of a turn, with the user's words and the judge's verdict, stays true. For HEALTHY turns users
+talk to the base and the method makes no samples. Then it begins to learn, with the fault in a `wrong` run, without it
+in a `true` run of as many turns. (A fault after some learning showed no effect where a policy already said No only: all
+its rewards are alike then, and no sign changes it.)
 
-Checks, exit 1 when one fails: no request failed; every recorded verdict is what the rule says; the rewards given to the
-trainer have the sign that the run says; a `wrong` run is rolled back by the watch within LIMIT turns after the fault
-came, to a version that users like better than what fell; a `true` run never is, learns to its end, and users like its
-last versions no less than the base. The curve of each run is drawn in the log, and its figures are in the JSON.
+The users are slower than training: they hold eight turns, four at a time, then wait until the version made of them
+serves. With more turns meanwhile, the drop shows that many turns later.
+
+The exit code is 1 if one of these does not hold. No request failed. Every recorded verdict follows the rule. The
+rewards that the trainer got have the sign of the run. In a `wrong` run the watch rolls back within LIMIT turns after
+the fault came, to a version that users like better. A `true` run is never rolled back and learns to its end, and users
+like its last versions no less than the base. The log draws the curve of each run; the JSON has its figures.
 """
 
 import argparse
@@ -52,7 +53,7 @@ CONTENT, DISPLEASED = "Thanks, that is perfect!", "No, that is wrong."
 MAX_TOKENS, STEP_S = 8, 400.0
 TOPICS = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "topics.toml"
 METHOD = '''\
-"""Binary RL, which begins to learn when one file is there, and whose reward has the wrong sign while another is."""
+"""Binary RL that begins to learn once one file exists, with the reward's sign reversed while another exists."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -81,12 +82,12 @@ METHOD = WrongSign()
 
 
 def likes(reply: str) -> bool:
-    """The user's rule."""
+    """Return True if the user's rule likes the reply."""
     return re.match(r"no\b", reply.strip().casefold()) is not None
 
 
 def install(folder: Path, begun: Path, fault: Path) -> None:
-    """The method as a package that servers find on PYTHONPATH, entry point and all."""
+    """Write the method as a package with an entry point, which servers find on PYTHONPATH."""
     info = folder / "wrong_sign-0.dist-info"
     info.mkdir(parents=True)
     (folder / "wrong_sign.py").write_text(METHOD.format(begun=str(begun), fault=str(fault)))
@@ -95,7 +96,7 @@ def install(folder: Path, begun: Path, fault: Path) -> None:
 
 
 class Switch:
-    """A file that the method looks for."""
+    """File whose existence switches the method."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,13 +113,13 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A turn that its user has answered."""
+    """Turn that its user has answered."""
 
     turn_id: str
     version: int
     verdict: int
     is_spoilt: bool
-    """Told while the fault was there."""
+    """True if the user answered while the fault was on."""
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class People:
     begun: int = 0
 
     async def turns(self, count: int, *, is_spoilt: bool) -> None:
-        """So many, CHATS at a time."""
+        """Hold `count` turns, CHATS at a time."""
         left = iter([self.dice.choice(self.topics) for _ in range(count)])
         async with asyncio.TaskGroup() as group:
             for _ in range(CHATS):
@@ -156,7 +157,7 @@ class People:
         return answer.json() | {"version": int(answer.headers["x-weight-version"])}
 
     async def trained(self) -> None:
-        """Until what was told is judged and trained on, and the version made of it serves."""
+        """Wait until all answered turns are judged and trained on, and the version made of them serves."""
 
         def is_at_rest(now: Any) -> bool:
             counts = now["counts"]
@@ -170,7 +171,7 @@ class People:
 
 
 def rollbacks(server: RunningServer) -> list[dict[str, Any]]:
-    """The watch's alerts."""
+    """Return the watch's alerts of rollbacks."""
     lines = (server.data_dir / "server.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     return [event for event in events if event.get("event") == "rolled_back"]
@@ -203,7 +204,7 @@ async def campaign(
                 f" {bar(mean(newest))}"
             )
             gone_back = next(iter(rollbacks(server)), None)
-        if gone_back is None:  # what was told last is looked at too
+        if gone_back is None:  # time for the watch to see the last answers
             await asyncio.sleep(12)
             gone_back = next(iter(rollbacks(server)), None)
         told = list(people.told)
@@ -236,7 +237,7 @@ async def campaign(
 def failed(
     server: RunningServer, all_told: Sequence[Told], *, is_wrong: bool, told: Sequence[Told], fall: Any
 ) -> list[str]:
-    """The conditions that do not hold."""
+    """Return the conditions that do not hold."""
     found = []
     for one in all_told:
         record = server.admin("GET", f"/v1/turns/{one.turn_id}")
@@ -261,7 +262,7 @@ def failed(
 
 
 def bar(value: float) -> str:
-    """−1 … 1 as a row of marks, a colon at 0."""
+    """Draw a value of −1 … 1 as a row of marks, with a colon at 0."""
     at = round((value + 1) * 20)
     row = ["·"] * 41
     row[20], row[at] = ":", "#"
@@ -302,16 +303,18 @@ def run(options: argparse.Namespace, kind: str, seed: int, say: Any) -> dict[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="for data directories and the converted model")
+    parser.add_argument("folder", type=Path, help="folder for data directories and the converted model")
     parser.add_argument(
         "--runs",
         nargs="+",
         default=[f"{kind}:{seed}" for kind in ("wrong", "true") for seed in range(3)],
         metavar="KIND:SEED",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the servers")
-    parser.add_argument("--out", type=Path, help="JSON; runs that it holds already stay")
-    parser.add_argument("--log", type=Path, help="append what is said")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting of the servers; may be repeated"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file of figures; the runs in it stay")
+    parser.add_argument("--log", type=Path, help="file to which progress is appended")
     options = parser.parse_args()
 
     def say(line: str) -> None:

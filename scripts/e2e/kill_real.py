@@ -1,13 +1,13 @@
-"""Real processes are killed while real chats run: the server, the embedded engine and the LoRA trainer, in turn.
+"""Check of the ledger under SIGKILL of real processes, while real chats run: server, embedded engine, LoRA trainer.
 
-    python scripts/e2e/kill_real.py FOLDER [--kills 18] [--seed 0] [--log benchmarks/results/kill_real.log]
+    scripts/e2e.sh kill_real FOLDER [--kills 18] [--seed 0] [--log scripts/benchmarks/results/kill_real.log]
 
-SIGKILL at a random moment, every other time while a training step runs; the server is started again by this script,
-its children by the server. After each kill the ledger is audited from its file alone (for a killed server, before
-anything touches it again): every reply that a client saw finish is in it, word for word, nothing trained twice, the
-weights that serve are those of their row. While only the engine or the trainer was away no chat may have been cut: it
-was held, and finished. In the end the last samples are trained and the newest version serves.
-Exit 1 when anything is found.
+SIGKILL comes at a random moment, every other time while a training step runs. This script restarts the server; the
+server restarts its children. After each kill the ledger is audited from its file alone, for a killed server before
+another process opens it. Every reply that a client saw finish must be in it, word for word. No sample may be trained
+twice. The serving weights must be those of their row. A kill of the engine or the trainer must not cut a chat: the
+server holds it until it can finish. At the end the last samples are trained and the newest version serves. The exit
+code is 1 if the audit has a finding.
 """
 
 import argparse
@@ -27,9 +27,8 @@ import httpx
 
 from openclaw_rl.testing.running_server import RunningServer
 
-# The audit is the kill test's: the same eyes on stubs in CI and on the real processes here.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
-from kill.audit import audit
+from openclaw_rl.testing.ledger_audit import audit
 
 ANSWERS = ("No, that is wrong. Shorter please.", "Thanks, that is perfect!")
 STEP_WAIT_S, REST_S = 90.0, 300.0
@@ -37,7 +36,7 @@ STEP_WAIT_S, REST_S = 90.0, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A reply whose finish a client saw."""
+    """Reply whose finish a client saw."""
 
     turn_id: str
     text: str
@@ -45,12 +44,12 @@ class Seen:
 
 @dataclass(slots=True)
 class Chats:
-    """People with two-turn sessions, one after the other, each in a thread."""
+    """Clients with two-turn sessions, one after the other, each in a thread."""
 
     server: RunningServer
     seen: list[Seen] = field(default_factory=list)
     cuts: list[tuple[float, float, str]] = field(default_factory=list)
-    """Requests that did not finish: begun, ended, why."""
+    """Requests that did not finish: start, end, error."""
     stop: threading.Event = field(default_factory=threading.Event)
 
     def start(self, people: int) -> list[threading.Thread]:
@@ -96,7 +95,7 @@ class Chats:
                         text += choice["delta"].get("content") or ""
                         if choice["finish_reason"] is not None and not is_finished:
                             is_finished = True
-                            self.seen.append(Seen(turn_id, text))  # from here on the ledger owes it
+                            self.seen.append(Seen(turn_id, text))  # from here on the ledger must have it
         if not is_finished:
             raise ConnectionError("the stream ended without its finish")
         return text
@@ -106,7 +105,7 @@ class Campaign:
     def __init__(self, server: RunningServer, chats: Chats, dice: random.Random, say: Callable[[str], None]) -> None:
         self._server, self._chats, self._dice, self._say = server, chats, dice, say
         self._outages: list[tuple[float, float]] = []
-        """When no server was there."""
+        """Intervals without a server."""
         self._judged = 0
         self._started = time.monotonic()
         self.findings: list[str] = []
@@ -136,7 +135,7 @@ class Campaign:
         )
 
     def rest(self) -> None:
-        """The last samples are trained, and the newest version serves."""
+        """Wait until the last samples are trained and the newest version serves; audit the ledger."""
 
         def is_so(now: Any) -> bool:
             moving = sum(now["counts"][state] for state in ("running", "paired", "judged", "sampled", "leased"))
@@ -179,7 +178,7 @@ class Campaign:
         return audit(self._server.data_dir / "ledger.sqlite3", list(self._chats.seen), is_deep=True)
 
     def _cut_without_cause(self) -> list[str]:
-        """Requests that were cut though the server was there all the time."""
+        """Return findings for requests that were cut while the server ran."""
         cuts: Sequence[tuple[float, float, str]] = self._chats.cuts[self._judged :]
         self._judged += len(cuts)
         return [

@@ -1,13 +1,10 @@
-"""The real OpenClaw holds a chat with corrections on the embedded default, and the model learns from it while they
-talk.
+"""Check that the model learns from a chat of the real OpenClaw with corrections, on the embedded default, meanwhile.
 
-    python scripts/e2e/openclaw_chat.py FOLDER [--identity headers|none] [--report FILE]
+    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE]
 
-FOLDER keeps the installed client between runs. Checks, and says so line by line: no request failed; every main turn
-is in the ledger,
-paired with its true next state and judged; side requests were served and not recorded; a LoRA step ran, and later
-replies carry the
-next version, in the ledger and in the reply's header.
+FOLDER keeps the installed client between runs. The script prints each check on a line. No request failed. Every main
+turn is in the ledger, paired with its true next state and judged. Side requests were served and not recorded. A LoRA
+step ran, and later replies name the next version, in the ledger and in the reply's header.
 """
 
 import argparse
@@ -18,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from openclaw_client import OpenClaw
 
+from e2e.openclaw_client import OpenClaw
 from openclaw_rl.sessions.openclaw import unstamped
 from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
@@ -31,7 +28,7 @@ CHAT = (
     "Thanks, that is perfect!",
     "And what helps me to wake up early?",
 )
-"""Each is the feedback for the reply before it; the last one completes the batch."""
+"""Messages of the user. Each is the feedback for the previous reply; the last one completes the batch."""
 AFTER_THE_STEP = "One more: what is a good time to go to bed?"
 BATCH = len(CHAT) - 1
 
@@ -40,9 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or nothing at all"
+        "--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or no identity"
     )
-    parser.add_argument("--report", type=Path, help="write what was seen as JSON")
+    parser.add_argument("--report", type=Path, help="JSON file for the records of the chat")
     options = parser.parse_args()
     data_dir = options.folder.absolute() / f"data-{options.identity}-{int(time.time())}"
     compat = {"sendSessionAffinityHeaders": True} if options.identity == "headers" else {}
@@ -78,14 +75,14 @@ def timed(report: dict[str, Any], what: str, call: Any, *args: str) -> str:
 
 
 def version_header(url: str) -> int:
-    """Of a reply now: the client shows no headers, so a side request asks for its own."""
+    """Return the version header of a side request, since the client does not show headers."""
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"X-Turn-Type": "side"}, timeout=120)
     return int(answer.raise_for_status().headers["x-weight-version"])
 
 
 def judge(report: dict[str, Any]) -> int:
-    """Print each check; 1 when one fails."""
+    """Print each check; return 1 if one fails."""
     said = [*CHAT, AFTER_THE_STEP]
     turns, counts = report["turns"], report["status"]["counts"]
     asked = [last_user(turn["request"]["messages"]) for turn in turns]
@@ -125,7 +122,7 @@ def is_decided(status: Any) -> bool:
 
 
 def is_sent_back(sent: str, recorded: str) -> bool:
-    """To the letter; but a stamp that the reply began with is taken off, and then what stood around it may be, too."""
+    """Return True if the client sent the reply back verbatim, except for a leading time stamp and space around it."""
     is_stamped = unstamped(recorded) != recorded.strip()
     return sent == recorded or (is_stamped and unstamped(sent) == unstamped(recorded))
 
@@ -135,7 +132,7 @@ def last_reply(messages: list[Any]) -> str:
 
 
 def last_user(messages: list[Any]) -> str:
-    """The text of the last user message that is not the client's own trailing context."""
+    """Return the last user message that is not the client's own trailing context."""
     texts = []
     for message in messages:
         content = message.get("content") or ""

@@ -1,8 +1,7 @@
-"""A real, unmodified OpenClaw on loopback: installed from npm, configured for one OpenAI-compatible URL, driven
-through its gateway.
+"""A real, unmodified OpenClaw on loopback, installed from npm and driven through its gateway.
 
-Needs npm (any Node that runs it); Node 24 is installed beside the client. Everything lives in one folder; nothing
-outside it is touched.
+It is configured for one OpenAI-compatible URL. It needs npm (any Node that runs it); Node 24 is installed beside the
+client. The script writes to one folder only.
 """
 
 import json
@@ -14,6 +13,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,7 @@ GATEWAY_START_S, TURN_S = 180, 600
 
 
 def install(folder: Path) -> Path:
-    """Install the client into folder/inst once; the folder of its executables."""
+    """Install the client into folder/inst once; return the folder of its executables."""
     inst = folder / "inst"
     binaries = inst / "node_modules" / ".bin"
     if not (binaries / "openclaw").exists():
@@ -40,44 +40,51 @@ def install(folder: Path) -> Path:
     return binaries
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """The model provider in the client's configuration."""
+
+    base_url: str
+    model: str
+    api_key: str
+    compat: Mapping[str, Any]
+
+
 def config(
-    *,
-    base_url: str,
-    model: str,
-    api_key: str,
-    workspace: Path,
-    port: int,
-    token: str,
-    log_file: Path,
-    compat: Mapping[str, Any],
-    heartbeat_every: str,
+    provider: Provider, *, workspace: Path, port: int, token: str, log_file: Path, heartbeat_every: str
 ) -> dict[str, Any]:
-    """The smallest agent profile (no tools, no bootstrap): about 1.8k tokens of system prompt, which an 8k model can
-    hold.
+    """Return the configuration of the smallest agent profile (no tools, no bootstrap).
+
+    Its system prompt has about 1.8k tokens, which an 8k model can hold.
     """
     entry = {
-        "id": model,
-        "name": model,
+        "id": provider.model,
+        "name": provider.model,
         "reasoning": False,
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": 8192,
         "maxTokens": 256,
     }
-    if compat:
-        entry["compat"] = dict(compat)
+    if provider.compat:
+        entry["compat"] = dict(provider.compat)
     return {
         "logging": {"file": str(log_file)},
         "models": {
             "mode": "replace",
             # `qwen` would pull in a provider plugin of that name.
             "providers": {
-                "rl": {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}
+                "rl": {
+                    "baseUrl": provider.base_url,
+                    "apiKey": provider.api_key,
+                    "api": "openai-completions",
+                    "models": [entry],
+                }
             },
         },
         "agents": {
             "defaults": {
-                "model": {"primary": f"rl/{model}"},
+                "model": {"primary": f"rl/{provider.model}"},
                 "workspace": str(workspace),
                 "heartbeat": {"every": heartbeat_every},
                 "skipBootstrap": True,
@@ -91,7 +98,7 @@ def config(
 
 
 class OpenClaw:
-    """A running gateway and the chats through it; a context manager that ends only what it started."""
+    """Running gateway and the chats through it; a context manager that ends only its own processes."""
 
     def __init__(
         self,
@@ -114,14 +121,11 @@ class OpenClaw:
         self._token = secrets.token_hex(12)
         path = state / "openclaw.json"
         body = config(
-            base_url=base_url,
-            model=model,
-            api_key=api_key,
+            Provider(base_url, model, api_key, compat or {}),
             workspace=self._run / "workspace",
             port=self._port,
             token=self._token,
             log_file=self._run / "openclaw.log",
-            compat=compat or {},
             heartbeat_every=heartbeat_every,
         )
         path.write_text(json.dumps(body, indent=2))
@@ -175,7 +179,7 @@ class OpenClaw:
                 self._gateway.wait()
 
     def say(self, session: str, message: str) -> str:
-        """One user message; the agent's reply. Raises CalledProcessError when the client failed."""
+        """Send one user message; return the agent's reply. Raises CalledProcessError if the client fails."""
         argv = [
             "openclaw",
             "agent",
@@ -192,6 +196,6 @@ class OpenClaw:
         return done.stdout.strip()
 
     def event(self, text: str) -> None:
-        """A system event: the agent's heartbeat runs at once, in its main session, without the user."""
+        """Send a system event: the agent's heartbeat runs at once, in its main session, without the user."""
         argv = ["openclaw", "system", "event", "--text", text, "--mode", "now"]
         subprocess.run(argv, env=self._environ, check=True, capture_output=True, text=True, timeout=120)

@@ -1,6 +1,7 @@
-"""An engine of its own for a check: SGLang, or the embedded one in its place. It outlives the call that started it.
+"""An engine process of a check: SGLang, or the embedded engine in its place. It outlives the call that started it.
 
-WORK/engine.json says where it is, so that a later call finds it.
+WORK/engine.json holds its port and pid, so that a later call finds it. (`RunningServer` ends with its `with` block, and
+starts our server only.)
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def sglang_command(
     context_length: int | None,
     adapters: launch.Adapters | None,
 ) -> list[str]:
-    """As our server would start it."""
+    """Return the command line with which our server would start SGLang."""
     arguments = launch.argv(
         launch.look(python), settings, folder=folder, name=name, port=port, context_length=context_length,
         adapters=adapters,
@@ -59,7 +60,7 @@ class EngineProcess:
 
     @classmethod
     def known(cls, work: Path) -> "EngineProcess | None":
-        """The one that was started last; it may have ended."""
+        """Return the engine that was started last, which may have ended; None if there was none."""
         file = work / "engine.json"
         if not file.is_file():
             return None
@@ -70,7 +71,7 @@ class EngineProcess:
     def start(
         cls, work: Path, command: Sequence[str], environ: Mapping[str, str], *, log: Path, port: int
     ) -> "EngineProcess":
-        """Returns when it is healthy. Raises RuntimeError when it dies."""
+        """Start an engine and wait until it is healthy. Raises RuntimeError if it dies."""
         started = time.monotonic()
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -82,7 +83,7 @@ class EngineProcess:
         return cls(port, process.pid, round(time.monotonic() - started, 1))
 
     def wait(self) -> None:
-        """Until it is healthy. Raises RuntimeError when it dies."""
+        """Wait until the engine is healthy. Raises RuntimeError if it dies."""
         while not self.is_healthy():
             if not self.is_alive():
                 raise RuntimeError(f"the engine of pid {self.pid} died")
@@ -90,7 +91,7 @@ class EngineProcess:
 
     def is_alive(self) -> bool:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)  # ours, when it was started in this call
+            os.waitpid(self.pid, os.WNOHANG)  # reaps the child of this call
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -108,7 +109,7 @@ class EngineProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self, grace_s: float = 30.0) -> bool:
-        """Whether it ended by itself when asked to."""
+        """Send SIGTERM, then SIGKILL after the grace time; return False if SIGKILL was needed."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
         end = time.monotonic() + grace_s

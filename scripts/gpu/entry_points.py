@@ -1,4 +1,4 @@
-"""Gives a checkout that is only on the path its package metadata: `python entry_points.py CHECKOUT SITE_FOLDER`.
+"""Write package metadata for a checkout that is only on the path: `python entry_points.py CHECKOUT SITE_FOLDER`.
 
 Methods are found by entry point, and a GPU host without internet has no build backend for an editable install.
 """

@@ -1,16 +1,15 @@
-# Environments of a check on a GPU host without internet, from packed site folders. Sourced, with ROOT set.
+# Makes the Python environments of a check on a GPU host without internet, from packed site folders. Sourced, with ROOT set.
 #
-# The caller sets WORK (what is unpacked stays there: a later call need not bring it again) and OUT (figures), and names
-# in BUNDLE the folders that hold the archives. All environments lie on top of the host's python3, which has torch and
-# the common scientific packages.
+# The caller sets WORK (for unpacked archives, which later calls find there), OUT (for figures) and BUNDLE (the folders
+# that hold the archives). All environments extend the host's python3, which has torch and the common scientific packages.
 export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 VERSION=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-OURS=("$ROOT/openclaw-rl" "$ROOT/openclaw-opd" "$ROOT/openclaw-combine" "$ROOT/slime")
+OURS=("$ROOT/openclaw-rl" "$ROOT/openclaw-opd" "$ROOT/openclaw-combine" "$ROOT/slime" "$ROOT/scripts")
 BUNDLE=${BUNDLE:-}
-PATH=$WORK/bin:$PATH # a rehearsal's own nvidia-smi
+PATH=$WORK/bin:$PATH # nvidia-smi of a rehearsal
 mkdir -p "$WORK" "$OUT"
 
-unpack() { # NAME FOLDER: from whichever bundle has it
+unpack() { # NAME FOLDER: from the first bundle that has it
   local bundle
   [ -e "$2/.unpacked-$1" ] && return # by an earlier call
   for bundle in ${BUNDLE//:/ }; do
@@ -20,7 +19,7 @@ unpack() { # NAME FOLDER: from whichever bundle has it
   done
 }
 
-environment() { # FOLDER PATH … : an interpreter that finds the paths, in this order, then the host's packages
+environment() { # FOLDER PATH … : makes an interpreter that finds the paths, in this order, then the host's packages
   local folder=$1 base
   shift
   if [ ! -x "$folder/bin/python" ]; then
@@ -35,7 +34,7 @@ environment() { # FOLDER PATH … : an interpreter that finds the paths, in this
   printf '%s\n' "$@" "$HOST_SITE" >"$folder/lib/python$VERSION/site-packages/check.pth"
 }
 
-common_environments() { # the server's and SGLang's; the caller's own archives are unpacked beside
+common_environments() { # those of our server and SGLang; archives that the caller unpacks run beside
   unpack ours.tar.xz "$WORK/ours-site" &
   unpack fi.tar.xz "$WORK/flashinfer-site" &
   unpack tok.tar.xz "$WORK/tokenizer" &

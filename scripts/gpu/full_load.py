@@ -1,8 +1,9 @@
-"""Streamed chats through the whole server while the engine's own weights are replaced under them.
+"""Stage `full`: streamed chats through the whole server while the engine's own weights are replaced under them.
 
-The trainer API makes two versions (a trainer of this module, whose step is a little noise), which pass the gate and the
-self-test. Then a pin goes back and forth between them: each is a swap whose moment is known, so that requests can be
-sent right into it. What was recorded is held against plain forward passes under the weights that each token names.
+A trainer in this module, whose step is noise, makes two versions over the trainer API; they pass the gate and the
+self-test. Then the check pins each of them in turn. Every pin is a swap at a known time, so that requests can be sent
+right into it. Afterwards recorded log-probs are compared with plain forward passes under the weights that each token
+names.
 """
 
 import asyncio
@@ -14,16 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import load
-import models
 import torch
-from chat_load import Reply, chat
-from running import audit, events, keep_logs, set_flags
 from transformers import AutoModelForCausalLM
 
+from benchmarks.chat_load import Reply, chat
+from gpu import load, models
+from gpu.host import SglangHost
+from gpu.server_files import audit, events, keep_logs, set_flags
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_rl.trainer_protocol import Probe
@@ -32,30 +33,29 @@ from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop
 from openclaw_rl.types import Sample, WeightKind
 
-if TYPE_CHECKING:
-    from sglang_check import Host
-
 MADE = 2
+"""Versions that the trainer makes."""
 PROBE_TOKENS = 48
 NOISE = 0.3
-"""Of each weight's own spread: some tenths of a nat a token."""
+"""Share of each weight's standard deviation: moves log-probs by some tenths of a nat a token."""
 BETWEEN_S, SOON_S, SPREAD_S = 1.5, 1.2, 0.15
 SCORED_TURNS = 400
 TEMPLATE_TOKENS = 8
-"""What every prompt begins with; other chats of the new version may have computed it by then."""
+"""Common start of all prompts: other chats of the new version may have cached it already."""
 
 
-def run(host: "Host", data_dir: Path) -> dict[str, Any]:
+def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
     settings = [
         *load.SETTINGS, "training.weights=full", "trainer.kind=external", "training.batch_size=8",
         "training.min_batch=4", "training.max_wait_s=2", "publisher.self_test_tolerance=0.1",
-        "watch.enabled=false",  # the pin says what serves
+        "watch.enabled=false",  # the pin decides which version serves
     ]  # fmt: skip
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
     flags = ["--engine-url", host.engine_url, "--model", str(host.model), "--judge", "rules"]
     flags += set_flags(settings)
-    server, figures = RunningServer(data_dir, flags, start_s=120), {}
+    server = RunningServer(data_dir, flags, start_s=120)
+    figures: dict[str, Any] = {}
     try:
         with server:
             figures |= asyncio.run(_load(host, server, data_dir))
@@ -75,7 +75,7 @@ def run(host: "Host", data_dir: Path) -> dict[str, Any]:
 
 
 class NoisyLearner:
-    """Full weights whose step is noise: far enough for every token to tell which version sampled it."""
+    """Full weights whose step is noise, large enough to tell from each token which version sampled it."""
 
     kind = WeightKind.FULL
 
@@ -88,7 +88,7 @@ class NoisyLearner:
         self._round()
 
     def _round(self) -> None:
-        """To what is written and served."""
+        """Round the weights to bfloat16, in which they are written and served."""
         with torch.no_grad():
             for weight in self._model.parameters():
                 weight.copy_(weight.bfloat16())
@@ -121,8 +121,8 @@ class NoisyLearner:
         return "model.safetensors"
 
 
-def _train(server: RunningServer, host: "Host", data_dir: Path, stop: threading.Event) -> None:
-    """Until MADE versions were committed."""
+def _train(server: RunningServer, host: SglangHost, data_dir: Path, stop: threading.Event) -> None:
+    """Train until MADE versions are committed."""
     token = (DataDir.of(data_dir).keys / "trainer.token").read_text().strip()
     client = TrainerClient(server.url, token)
     try:
@@ -142,11 +142,11 @@ def _train(server: RunningServer, host: "Host", data_dir: Path, stop: threading.
 class Signals:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     is_soon: bool = False
-    """A swap is about to come: who has no reply running keeps the next request for it."""
+    """A swap comes soon: a client without a running reply keeps its next request for it."""
     swapping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def _load(host: "Host", server: RunningServer, data_dir: Path) -> dict[str, Any]:
+async def _load(host: SglangHost, server: RunningServer, data_dir: Path) -> dict[str, Any]:
     replies: list[Reply] = []
     windows: list[tuple[float, float]] = []
     cached: list[tuple[int, int]] = []
@@ -195,7 +195,7 @@ async def _load(host: "Host", server: RunningServer, data_dir: Path) -> dict[str
 
 
 def _figures(
-    host: "Host", replies: list[Reply], every: list[Reply], windows: list[tuple[float, float]]
+    host: SglangHost, replies: list[Reply], every: list[Reply], windows: list[tuple[float, float]]
 ) -> dict[str, Any]:
     gaps: dict[str, list[float]] = {"calm": [], "over a swap": []}
     for reply in replies:
@@ -224,7 +224,7 @@ def _figures(
 
 
 async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: list[Reply]) -> None:
-    """One in four has long replies, one after another, which swaps cut; the others keep requests for the swaps."""
+    """Chat until the stop. One client in four streams long replies, which swaps cut; the others wait for the swaps."""
     pauses, is_long = random.Random(number), number % 4 == 1
 
     async def turn() -> None:
@@ -250,7 +250,7 @@ async def _talk(client: httpx.AsyncClient, number: int, signals: Signals, into: 
 
 
 async def _cached(client: httpx.AsyncClient) -> int:
-    """Tokens that the second of two equal prompts found cached; after a swap of the first. -1 when it failed."""
+    """Return the cached tokens of a fixed prompt: none right after a swap, all when asked again. -1: it failed."""
     messages = [
         {"role": "system", "content": "What grows in the desert? " * 40},
         {"role": "user", "content": "Say it."},
@@ -266,9 +266,10 @@ async def _cached(client: httpx.AsyncClient) -> int:
 
 
 def _recorded(
-    host: "Host", data_dir: Path, turns: Sequence[Any], versions: dict[int, dict[str, Any]]
+    host: SglangHost, data_dir: Path, turns: Sequence[Any], versions: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    whole, joined = [], []
+    whole: list[models.Recorded] = []
+    joined: list[models.Recorded] = []
     for turn in turns:
         reply, runs = turn["turn"], [(run["weight_version"], run["length"]) for run in turn["turn"]["versions"]]
         if not reply["response_ids"] or None in reply["rollout_log_probs"]:

@@ -1,30 +1,28 @@
-"""From the last feedback of a batch of 16 to the new version serving, and where the seconds went.
+"""Stage `latency`: time from the last feedback of a batch of 16 to the new version serving, by phase.
 
-Two batches, one after the other: the first finds everything cold.
+It measures two batches, one after the other; the first meets cold caches.
 """
 
 import asyncio
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import load
-from chat_load import chat
-from running import keep_logs, set_flags
 
+from benchmarks.chat_load import chat
+from gpu import load
+from gpu.host import SglangHost
+from gpu.server_files import keep_logs, set_flags
 from openclaw_rl.testing.phases import phases
 from openclaw_rl.testing.running_server import RunningServer
-
-if TYPE_CHECKING:
-    from sglang_check import Host
 
 BATCH, BATCHES, TOKENS = 16, 2, 128
 TRAINER_S = 120.0
 
 
-def run(host: "Host", data_dir: Path) -> dict[str, Any]:
+def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
     settings = [
         *load.SETTINGS, f"training.batch_size={BATCH}", f"training.min_batch={BATCH}",
         f'trainer.device="{host.device}"', "publisher.self_test_tolerance=0.3",
@@ -60,17 +58,17 @@ def _wait_for_trainer(log: Path, timeout_s: float) -> None:
 
 async def _batch(server: RunningServer, number: int) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-        told = []
+        asked = []
 
-        async def tell(at: int) -> None:
+        async def ask(at: int) -> None:
             question = {"role": "user", "content": f"Tell me about {load.TOPICS[at % 8]}, part {number}. " * 8}
             session = f"batch-{number}-{at}"
             reply = await chat(client, [question], session=session, max_tokens=TOKENS, ignore_eos=True)
             assert reply.error is None, reply.error
-            told.append((session, [question, {"role": "assistant", "content": reply.text}], load.ANSWERS[at % 2]))
+            asked.append((session, [question, {"role": "assistant", "content": reply.text}], load.ANSWERS[at % 2]))
 
-        await asyncio.gather(*(tell(at) for at in range(BATCH)))
-        for session, history, answer in told:
+        await asyncio.gather(*(ask(at) for at in range(BATCH)))
+        for session, history, answer in asked:
             messages = [*history, {"role": "user", "content": answer}]
             last = time.perf_counter()
             await chat(client, messages, session=session, max_tokens=1)

@@ -1,5 +1,6 @@
-"""Chats streamed through the whole server while its trainer steps and its adapters swap; then what was recorded is
-held against plain forward passes.
+"""Stages `attached` and `child`: chats streamed through the whole server while its trainer steps and adapters swap.
+
+Afterwards the recorded log-probs are compared with plain forward passes.
 """
 
 import asyncio
@@ -8,28 +9,21 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import models
-from running import audit, keep_logs, set_flags
 
+from benchmarks.chat_load import Reply, chat, quantile
+from gpu import models
+from gpu.host import SglangHost
+from gpu.server_files import audit, keep_logs, set_flags
 from openclaw_rl.testing.running_server import RunningServer
-
-if TYPE_CHECKING:
-    from sglang_check import Host
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "integration")]
-
-from chat_load import Reply, chat, quantile  # noqa: E402
 
 TOPICS = ("rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees")
 ANSWERS = ("Thanks, that is perfect!", "No, that is wrong. Shorter please.")
@@ -47,7 +41,8 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[str, Any]:
+def run(host: SglangHost, data_dir: Path, flags: list[str], *, kill: bool) -> dict[str, Any]:
+    """Stream chats through a server of its own. kill: SIGKILL its engine in the middle."""
     settings = [
         *SETTINGS, "training.batch_size=8", "training.min_batch=4", "training.max_wait_s=5",
         f'trainer.device="{host.device}"',
@@ -61,15 +56,15 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
     try:
         with server:
             figures["start_s"] = round(time.monotonic() - started, 1)
-            watch = RegressionMonitor(server)
-            watch.start()
+            monitor = ServerMonitor(server)
+            monitor.start()
             try:
-                figures |= asyncio.run(_load(host, server, watch, kill=kill))
+                figures |= asyncio.run(_load(host, server, monitor, kill=kill))
                 sampled = _sampled(server, data_dir, host.work / "sampled-under")
                 figures |= _rest(server)
             finally:
-                watch.stop()
-            figures |= watch.figures()
+                monitor.stop()
+            figures |= monitor.figures()
             host.so_far("child" if kill else "attached", figures)
             rows = server.admin("GET", "/v1/admin/history?versions=20")["versions"]
             ratios = [row["metrics"]["abs_log_ratio"] for row in rows if "abs_log_ratio" in row["metrics"]]
@@ -81,8 +76,8 @@ def run(host: "Host", data_dir: Path, flags: list[str], *, kill: bool) -> dict[s
     return figures
 
 
-class RegressionMonitor:
-    """Looks at the server twice a second: when versions came to serve, what memory the GPU has, who ran."""
+class ServerMonitor:
+    """Polls the server twice a second: when each version began to serve, its problems, the memory of GPU processes."""
 
     def __init__(self, server: RunningServer) -> None:
         self._server = server
@@ -120,7 +115,7 @@ class RegressionMonitor:
         return {"gpu MiB at most": self._memory, "problems seen": dict(self._problems)}
 
 
-async def _load(host: "Host", server: RunningServer, watch: RegressionMonitor, *, kill: bool) -> dict[str, Any]:
+async def _load(host: SglangHost, server: RunningServer, monitor: ServerMonitor, *, kill: bool) -> dict[str, Any]:
     replies: list[Reply] = []
     stop = asyncio.Event()
     figures: dict[str, Any] = {}
@@ -138,12 +133,12 @@ async def _load(host: "Host", server: RunningServer, watch: RegressionMonitor, *
         while True:
             await asyncio.sleep(0.5)
             lasted = time.perf_counter() - started
-            if lasted > host.load_s and (len(watch.served) > host.swaps or lasted > 2 * host.load_s):
+            if lasted > host.load_s and (len(monitor.served) > host.swaps or lasted > 2 * host.load_s):
                 break
         stop.set()
     took = time.perf_counter() - started
     gaps = [gap for reply in replies for gap in reply.gaps]
-    swaps = sorted(watch.served.values())[1:]
+    swaps = sorted(monitor.served.values())[1:]
     near = [
         b - a
         for reply in replies
@@ -164,7 +159,7 @@ async def _load(host: "Host", server: RunningServer, watch: RegressionMonitor, *
         "gap near a swap p50/p99/max s": [*p50_p99(near), round(max(near, default=0.0), 3)],
         "finish": dict(Counter(reply.finish_reason for reply in replies)),
         "swaps": len(swaps),
-        "seconds between swaps": [round(b - a, 1) for a, b in itertools.pairwise(sorted(watch.served.values()))],
+        "seconds between swaps": [round(b - a, 1) for a, b in itertools.pairwise(sorted(monitor.served.values()))],
         "refused or cut": dict(errors),
         "findings": [f"{sum(errors.values())} requests were refused or cut"] * bool(errors)
         + [f"only {len(swaps)} swaps"] * (len(swaps) < host.swaps),
@@ -172,13 +167,15 @@ async def _load(host: "Host", server: RunningServer, watch: RegressionMonitor, *
 
 
 async def _talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, into: list[Reply]) -> None:
-    """Two-turn sessions; the second user message says what was thought of the first reply."""
+    """Hold two-turn sessions; the second user message praises or rejects the first reply."""
     for session in itertools.count():
         if stop.is_set():
             return
         name = f"person-{number}-{session}"
         messages, fields = opening(number, session)
-        answer = ANSWERS[(session + number) % 2]  # at no moment all the same: that would be a fall of the verdicts
+        answer = ANSWERS[
+            (session + number) % 2
+        ]  # mixed at any time: the server would take a run of bad verdicts for a regression
         first = await chat(client, messages, session=name, max_tokens=32 + 16 * (number % 6), **fields)
         into.append(first)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": answer}]
@@ -188,11 +185,11 @@ async def _talk(client: httpx.AsyncClient, number: int, stop: asyncio.Event, int
 
 
 def opening(number: int, session: int) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """A first message, and more fields of the request: some come with tools, some with stop strings, some are long."""
+    """Return a first message and more fields: some requests have tools, some stop strings, some are long."""
     times = {6: 120, 7: 180}.get(number % 8, 1 + number % 5)
     message = {"role": "user", "content": f"Tell me about {TOPICS[number % 8]}, story {session}. " * times}
-    fields: dict[str, Any] = {0: {"tools": [TOOL]}, 3: {"stop": ["the end", "#"]}}.get(number % 4, {})
-    return [message], fields
+    kinds: dict[int, dict[str, Any]] = {0: {"tools": [TOOL]}, 3: {"stop": ["the end", "#"]}}
+    return [message], kinds.get(number % 4, {})
 
 
 def _kill_engine(server: RunningServer) -> dict[str, Any]:
@@ -210,7 +207,7 @@ def _kill_engine(server: RunningServer) -> dict[str, Any]:
 
 
 def _rest(server: RunningServer) -> dict[str, Any]:
-    """Let the last samples be trained; what the ledger counts then."""
+    """Wait until the last samples are trained; return the counts of the ledger."""
 
     def is_so(now: Any) -> bool:
         moving = sum(now["counts"].get(state, 0) for state in ("running", "paired", "judged", "leased"))
@@ -232,7 +229,7 @@ def _rest(server: RunningServer) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The newest turns of one version, and a copy of its adapter: the trainer goes on, and old ones are deleted."""
+    """Newest turns of one version, and a copy of its adapter, which the server may delete meanwhile."""
 
     version: int
     adapter: Path | None
@@ -240,28 +237,28 @@ class Sampled:
 
 
 def _sampled(server: RunningServer, data_dir: Path, copies: Path) -> list[Sampled]:
-    """Of the two versions that the newest turns came from most often."""
+    """Return the turns of the two versions that sampled most of the newest turns."""
     shutil.rmtree(copies, ignore_errors=True)
     by_version: dict[int, list[models.Forced]] = {}
     for turn in server.turns(limit=120):
         runs, reply = turn["turn"]["versions"], turn["turn"]
         if len(runs) == 1 and reply["response_ids"]:
             by_version.setdefault(runs[0]["weight_version"], []).append(models.forced_of(turn))
-    found = []
+    found: list[Sampled] = []
     rows = {row["weight_version"]: row["folder"] for row in server.status()["versions"]} | {0: None}
     for version, replies in sorted(by_version.items(), key=lambda pair: -len(pair[1])):
         adapter = copies / str(version) if rows.get(version) else None
         if version not in rows or len(found) == 2:
             continue
-        with suppress(shutil.Error, OSError):  # deleted meanwhile
+        with suppress(shutil.Error, OSError):  # the server deleted it meanwhile
             if adapter is not None:
                 shutil.copytree(data_dir / rows[version], adapter)
             found.append(Sampled(version, adapter, replies))
     return found
 
 
-def _recorded(host: "Host", data_dir: Path, sampled: list[Sampled]) -> dict[str, Any]:
-    """Their recorded log-probs against plain forward passes; and the audit of the ledger."""
+def _recorded(host: SglangHost, data_dir: Path, sampled: list[Sampled]) -> dict[str, Any]:
+    """Compare recorded log-probs with plain forward passes; audit the ledger."""
     figures = {
         f"recorded under v{one.version}": models.compare(one.replies[:24], host.model, one.adapter, host.device)
         for one in sampled

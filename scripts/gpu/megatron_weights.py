@@ -1,4 +1,4 @@
-"""A small Qwen3 as Megatron holds it: Hugging Face tensors under Megatron's names, and each rank's part of them."""
+"""Weights of a small Qwen3 in Megatron's layout: Hugging Face tensors under Megatron's names, and each rank's shard."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ class Shape:
     head_dim: int = 128
     layers: int = 8
     replies: tuple[tuple[int, int], ...] = ((61, 120), (200, 33), (17, 400), (512, 1), (90, 255))
-    """Prompt and response tokens."""
+    """Prompt and response tokens of each reply."""
 
 
 TINY = Shape(256, 32, 64, 4, 2, 8, 2, ((5, 6), (9, 3), (4, 7), (6, 1), (3, 8)))
 
 
 def full_tensors(shape: Shape, source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The Hugging Face tensors under Megatron's names, before they are cut."""
+    """Return the Hugging Face tensors under Megatron's names, unsharded."""
     found = {
         "embedding.word_embeddings.weight": source["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": source["model.norm.weight"],
@@ -51,7 +51,7 @@ def is_cut(name: str) -> bool:
 
 
 def shard(name: str, tensor: Tensor, rank: int, tp: int) -> Tensor:
-    if name.endswith("linear_fc1.weight"):  # gate and up are cut each, then stacked
+    if name.endswith("linear_fc1.weight"):  # gate and up are sharded apart, then stacked
         return tensor.chunk(tp, 1)[rank].reshape(-1, tensor.shape[-1])
     if name.endswith(("linear_qkv.weight", "word_embeddings.weight")):
         return tensor.chunk(tp, 0)[rank]

@@ -1,4 +1,4 @@
-"""Models and adapters for the check, and the plain forward passes that an engine's log-probs are held against."""
+"""Models and adapters of a check, and plain forward passes to compare an engine's log-probs with."""
 
 import json
 import shutil
@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 QWEN3 = {
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "layers": 28, "heads": 16},
+    "qwen3-tiny": {"hidden_size": 64, "intermediate_size": 96, "layers": 2, "heads": 8},
     "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "layers": 36, "heads": 32},
 }
-"""The shapes of Qwen3: 8 KV heads of 128, tied embeddings, 151,936 tokens."""
+"""Shapes of Qwen3, and a tiny one: 8 KV heads of 128, tied embeddings, 151,936 tokens."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """A reply as an engine sampled it, to be scored again."""
+    """A reply as an engine sampled it; forward passes score it again."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -31,16 +32,16 @@ class Forced:
 
 
 def forced_of(turn: Mapping[str, Any]) -> Forced:
-    """Of a turn as `/v1/turns/{id}` gives it."""
+    """Return the reply of a turn, as `/v1/turns/{id}` returns it."""
     request, reply = turn["request"], turn["turn"]
     temperature = request["sampling"]["temperature"]
     return Forced(request["prompt_ids"], reply["response_ids"], reply["rollout_log_probs"], temperature)
 
 
 def random_model(tokenizer: Path, folder: Path, spread: float, *, device: str, seed: int = 0, **changes: Any) -> Path:
-    """Random weights of the shape in `tokenizer`/config.json, with its tokenizer; fp32 safetensors.
+    """Write random fp32 weights of the shape in `tokenizer`/config.json, with its tokenizer.
 
-    spread: standard deviation of the logits; nearly flat ones leave an adapter nothing to change.
+    spread: standard deviation of the logits. With nearly flat logits an adapter would have no effect.
     """
     if not (folder / "model.safetensors").exists():
         torch.manual_seed(seed)
@@ -57,10 +58,10 @@ def random_model(tokenizer: Path, folder: Path, spread: float, *, device: str, s
 
 
 def qwen3(tokenizer: Path, folder: Path, *, device: str, spread: float = 0.8, **changes: int) -> Path:
-    """Random bf16 weights of the shape that `folder` is named after; `tokenizer` with as many tokens as that shape
-    has."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    """Write random bf16 weights of the shape that `folder` is named after.
 
+    The tokenizer is `tokenizer`, filled up to the shape's number of tokens.
+    """
     if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
         return folder
     shape, old = QWEN3[folder.name] | changes, AutoConfig.from_pretrained(tokenizer)
@@ -101,7 +102,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def synthetic_adapter(base: Path, folder: Path, seed: int, device: str, nats: float) -> Path:
-    """A rank-8 adapter of Gaussian noise, `nats` a token away from the base or a little more."""
+    """Write a rank-8 adapter of Gaussian noise, at least `nats` a token away from the base."""
     if (folder / "adapter_model.safetensors").exists():
         return folder
     torch.manual_seed(seed)
@@ -145,7 +146,7 @@ def forced_log_probs(model: Any, reply: Forced, device: str, temperature: float 
 
 
 def differences(theirs: Sequence[torch.Tensor], ours: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Of an engine's log-probs to a forward pass's, over all tokens."""
+    """Return the distance of an engine's log-probs to a forward pass's, over all tokens."""
     gaps = torch.cat([torch.tensor(b) - a for a, b in zip(theirs, ours, strict=True)])
     size = gaps.abs()
     return {
@@ -159,7 +160,7 @@ def differences(theirs: Sequence[torch.Tensor], ours: Sequence[Sequence[float]])
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A reply whose tokens several versions may have sampled."""
+    """A reply that one or several versions sampled."""
 
     reply: Forced
     runs: list[tuple[int, int]]
@@ -167,8 +168,10 @@ class Recorded:
 
 
 def compare_runs(replies: Sequence[Recorded], folders: Mapping[int, Path], device: str) -> dict[str, Any]:
-    """Each run of tokens against an fp32 forward pass under the weights that its version names; what follows a seam by
-    itself, and beside it what the weights before the seam would say there."""
+    """Compare each run of tokens with an fp32 forward pass under the weights of its version.
+
+    The first token after a seam is compared separately: with the weights after the seam, and with those before it.
+    """
     scored: dict[int, list[torch.Tensor]] = {}
     for version in sorted({version for recorded in replies for version, _ in recorded.runs}):
         with loaded(folders[version], None, torch.float32, device) as model:
@@ -190,7 +193,7 @@ def compare_runs(replies: Sequence[Recorded], folders: Mapping[int, Path], devic
 
 
 def too_far(compared: Mapping[str, Any]) -> list[str]:
-    """Of figures that `compare` made, by name: the engine is clearly further from fp32 than bf16 itself is."""
+    """Return a finding for each of `compare`'s figures where the engine is clearly further from fp32 than bf16 is."""
     found = []
     for name, figures in compared.items():
         engine, bf16 = (figures[key]["mean_abs"] for key in ("engine against fp32", "bf16 against fp32"))
@@ -200,7 +203,7 @@ def too_far(compared: Mapping[str, Any]) -> list[str]:
 
 
 def compare(replies: Sequence[Forced], base: Path, adapter: Path | None, device: str) -> dict[str, Any]:
-    """Against a bf16 and an fp32 forward pass, and those two against each other."""
+    """Compare replies with a bf16 and an fp32 forward pass, and those two with each other."""
     scored = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         with loaded(base, adapter, dtype, device) as model:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Checks the node on one, two or four GPUs: our plugin in the real slime, Megatron, SGLang and Ray, on a host without internet.
+# Checks the node on one, two or four GPUs without internet: our plugin in the real slime, Megatron, SGLang and Ray.
 #
 #   BUNDLE=folder[:folder] [WORK=folder] [OUT=$WORK/out] scripts/gpu/node_check.sh STAGE …
 #
 # The folders hold packed site folders: site2.tar.xz (Ray, sglang-router and small packages), src.tar.xz (the checkouts
 # `slime` and `megatron_lm`), more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's),
-# site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer), maybe jit.tgz (a kernel cache of an earlier run). What
-# is unpacked stays in WORK: a later call may bring the rest (environment.sh). The stages are those of node_check.py;
-# each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not stop the others.
+# site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer), maybe jit.tgz (a kernel cache of an earlier run).
+# Unpacked archives stay in WORK: a later call may bring the rest (environment.sh). `--help` lists the stages. Each has
+# its time limit, writes its figures to OUT/<stage>.json, and does not stop the others if it fails.
 #
 # Two GPUs, about 10 minutes, in one call or more (each may bring a part of the packages):
 #   node_check.sh checkpoint=60
@@ -15,14 +15,17 @@
 #   node_check.sh --budget-s 300 engine=120 engine_kill=240 ledger=10
 # One GPU: the same with --gpus 1 and without tp. Four (tensor parallelism 2, and a judge with a card of its own):
 #   node_check.sh --gpus 4 --budget-s 560 --streams 32 prm=150+ tp=120+ engine=120 binary=230 combine=230 recorded=30 weights=30 ledger=10
-# A launch script itself (nothing else of the check may run), with the 4B's shape on four GPUs, the 0.6B's on one:
+# A launch script itself (no other process of the check may run), with the 4B's shape on four GPUs, the 0.6B's on one:
 #   node_check.sh --gpus 4 stop=30 script=540
 #   node_check.sh --gpus 1 stop=30 script=400
 # A rehearsal without GPUs: rehearse.sh.
 #
-# slime asserts NumPy 1: where the host has NumPy 2, that one line is dropped from the copy in WORK, never from yours.
+# slime asserts NumPy 1. The copy of slime in WORK loses that line, so that a host with NumPy 2 can run it.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+case " $* " in *" --help "* | *" -h "*)
+  PATH=$ROOT/.venv/bin:$PATH PYTHONSAFEPATH=1 PYTHONPATH=$ROOT/scripts exec python3 -m gpu.node_check --help ;;
+esac
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-node-check}
 OUT=${OUT:-$WORK/out}
 . "$ROOT/scripts/gpu/environment.sh"
@@ -35,9 +38,9 @@ common_environments
 sed -i '/assert np.__version__.startswith("1\.")/d' "$WORK/src/slime/slime/backends/megatron_utils/initialize.py"
 environment "$WORK/slime" "${OURS[@]}" "$WORK/src/slime" "$WORK/src/megatron_lm" "$WORK/ray-site" "$WORK/sglang-site" \
   "$WORK/flashinfer-site" "$WORK/more-site"
-if [ ! -e "$WORK/.compiled-${BUNDLE##*/}" ]; then # three seconds that every first import would take again
+if [ ! -e "$WORK/.compiled-${BUNDLE##*/}" ]; then # otherwise every first import takes three seconds more
   python3 -m compileall -q -j 0 "$WORK"/*-site "$WORK/src" >/dev/null 2>&1
   touch "$WORK/.compiled-${BUNDLE##*/}"
 fi
 echo "unpacked in $((SECONDS - started)) s"
-exec "$WORK/ours/bin/python" "$ROOT/scripts/gpu/node_check.py" --work "$WORK" --out "$OUT" "$@"
+exec "$WORK/ours/bin/python" -m gpu.node_check --work "$WORK" --out "$OUT" "$@"

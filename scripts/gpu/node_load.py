@@ -1,7 +1,8 @@
-"""Chats through the node, from a thread of their own, and what became of them."""
+"""Load of the node check: streamed chats from a thread of their own, and their recorded log-probs."""
 
 import asyncio
 import itertools
+import json
 import threading
 import time
 from collections import Counter
@@ -9,16 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from chat_load import Reply, chat, quantile
+
+from benchmarks.chat_load import Reply, chat, quantile
+from gpu import models
+from gpu.host import NodeHost
+from gpu.stages import Figures
+from openclaw_rl.testing.running_server import RunningServer
 
 TOPICS = ("rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees")
 ANSWERS = ("Thanks, that is perfect!", "No, that is wrong. Please answer in one short sentence.")
 VISITORS = 16
+MOST_TURNS, MOST_COMPARED = 120, 24
 
 
 @dataclass
 class Load:
-    """Chats in a thread of their own, so that the part's steps can wait for what they wait for."""
+    """Chats in a thread of their own: the steps of a part may block meanwhile."""
 
     url: str
     streams: int
@@ -33,7 +40,7 @@ class Load:
         self._thread.start()
 
     def burst(self) -> None:
-        """Sixteen visitors at once, more or less."""
+        """Start VISITORS chats at about the same time."""
         self._burst.set()
 
     def stop(self, timeout_s: float = 120) -> None:
@@ -57,7 +64,7 @@ class Load:
                         tasks.create_task(self._visit(client, number))
 
     async def _talk(self, client: httpx.AsyncClient, number: int) -> None:
-        """Two-turn sessions; the second message says what was thought of the first reply."""
+        """Hold two-turn sessions; the second message praises or rejects the first reply."""
         for session in itertools.count():
             if self._stop.is_set():
                 return
@@ -80,13 +87,11 @@ class Load:
         self.replies.append(await chat(client, messages, session=f"visitor-{time.time_ns()}", max_tokens=24))
 
     def figures(self, pauses: list[tuple[float, float]]) -> dict[str, Any]:
-        """pauses: wall-clock intervals in which the gate was shut."""
+        """Return the figures of all replies. pauses: wall-clock intervals in which the server held chats."""
         replies, shift = list(self.replies), self.offset
         gaps = [gap for reply in replies for gap in reply.gaps]
         errors = Counter(reply.error for reply in replies if reply.error)
-        inside = [
-            reply for reply in replies if any(a <= reply.started + shift <= b for a, b in pauses)
-        ]  # fmt: skip
+        inside = [reply for reply in replies if any(a <= reply.started + shift <= b for a, b in pauses)]
         mid = [
             reply
             for reply in replies
@@ -114,3 +119,44 @@ class Load:
 
 def _r(value: float) -> float:
     return round(value, 4)
+
+
+# -- recorded log-probs ------------------------------------------------------------------------------------------------
+
+
+def keep_turns(host: NodeHost, server: RunningServer, part: str) -> None:
+    """Write the newest recorded turns, and the folders of the versions that sampled them, for `recorded`."""
+    folders = {row["weight_version"]: row["folder"] for row in server.status()["versions"]}
+    rows = []
+    for turn in reversed(server.turns(limit=MOST_TURNS)):
+        reply, runs = turn["turn"], turn["turn"]["versions"]
+        if len(runs) == 1 and reply["response_ids"]:
+            rows.append(
+                {
+                    "version": runs[0]["weight_version"],
+                    "prompt_ids": turn["request"]["prompt_ids"],
+                    "response_ids": reply["response_ids"],
+                    "log_probs": reply["rollout_log_probs"],
+                    "temperature": turn["request"]["sampling"]["temperature"],
+                }
+            )
+    (host.work / f"turns-{part}.json").write_text(json.dumps({"folders": folders, "turns": rows}))
+
+
+def recorded(host: NodeHost) -> Figures:
+    """Compare the engine's log-probs of recorded turns with plain passes under Megatron's export of their version."""
+    figures: Figures = {}
+    for file in sorted(host.work.glob("turns-*.json")):
+        kept = json.loads(file.read_text())
+        by_version: dict[int, list[models.Forced]] = {}
+        for row in kept["turns"]:
+            forced = models.Forced(row["prompt_ids"], row["response_ids"], row["log_probs"], row["temperature"])
+            by_version.setdefault(row["version"], []).append(forced)
+        for version, replies in sorted(by_version.items(), key=lambda pair: -len(pair[1])):
+            name = kept["folders"].get(str(version))
+            folder = host.data_dir / name if name else host.checkpoint if version == 0 else None
+            if folder is None or not any(folder.glob("*.safetensors")) or len(figures) >= 6:
+                continue
+            label = f"{file.stem.removeprefix('turns-')}, version {version}, {len(replies)} turns"
+            figures[label] = models.compare(replies[:MOST_COMPARED], folder, None, host.device)
+    return figures | {"findings": models.too_far(figures) + ["nothing was compared"] * (not figures)}

@@ -1,7 +1,8 @@
-"""Chats through the whole node: SGLang on one GPU, Megatron through slime on others, our server in front.
+"""Parts of the node check: chats through the whole node, with one method each, and a kill at the end.
 
-One SGLang stays up over the methods; server and driver are started anew for each, on the same ledger. The parts end as
-they would in bad luck: a Megatron worker is killed in the middle of a step, Ray's head, the engine.
+SGLang runs on one GPU, Megatron through slime on the others, our server in front. One SGLang stays up over the methods.
+Each part starts its own server and driver, on the same ledger. A part ends with SIGKILL of a Megatron worker in the
+middle of a step, of Ray's head, or of the engine.
 """
 
 import json
@@ -10,44 +11,40 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import node_prm
-from engine_process import EngineProcess
-from node_driver import Driver, driver_figures
-from node_engine import Engine
-from node_load import Load
-from node_recorded import keep_turns
-from node_weights import CheckedEngine, ServedWeights
-from running import events
 
+from gpu.engine_process import EngineProcess
+from gpu.host import NodeHost
+from gpu.node_load import Load, keep_turns
+from gpu.node_processes import Driver, Engine, driver_figures, start_prm, voting
+from gpu.node_weights import CheckedEngine, ServedWeights
+from gpu.server_files import events, held
+from gpu.stages import Figures
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_slime.arguments import NodeOptions
 from openclaw_slime.launch import Plan, Pythons, ServerOptions, Training, make_plan
 from openclaw_slime.processes import Command
 
-if TYPE_CHECKING:
-    from node_check import Host
-
 PORT = 30000
 COMMITTED = ': {"loss"'
 LEAVE_S = 40.0
-"""Of a part's time: for its clean-up and its figures; more where something is killed."""
+"""Part of a part's time that is kept for its clean-up and its figures."""
 KILL_S = 80.0
+"""Time that is kept, in addition, for a kill."""
 BACK_S = 120.0
-"""After a kill: the driver is started anew, with the engine too, since the way that weights take died with it."""
+"""Time to recover from a kill. A kill of the engine restarts the driver too, since its weights channel died."""
 HINTED = ("opd", "combine")
 QUICK_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "PYTHONWARNINGS": "ignore"}
-"""A driver notices that Ray's head is gone."""
+"""Let the driver notice within seconds that Ray's head died."""
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
-    """judge_url: of a model that judges; without one, rules do."""
+def plan_of(host: NodeHost, method: str, judge_url: str | None = None) -> Plan:
+    """Return the node's launch plan. judge_url: URL of a model that judges; None: the rules judge."""
     options = NodeOptions(
         hf_checkpoint=str(host.checkpoint),
         method=method,
@@ -62,11 +59,11 @@ def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
         has_transformer_engine=False,
         push="disk" if host.layout.is_shared else "nccl",  # NCCL takes no two ranks on one card
     )
-    extra = ('log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200")
-    extra += ("training.max_waiting=16",)  # two batches: the next method soon trains on samples of its own
-    extra += ("publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280")
+    extra = ['log_format="json"', "training.max_wait_s=10", "training.min_batch=4", "training.max_staleness=200"]
+    extra += ["training.max_waiting=16"]  # two batches: the next method soon trains on its own samples
+    extra += ["publisher.max_step_kl=1000", "publisher.max_base_kl=1000", "engine.hold_s=280"]
     if judge_url is not None:
-        extra += ("judge.workers=16",)
+        extra += ["judge.workers=16"]
     server = ServerOptions(
         port=PORT,
         data_dir=str(host.data_dir),
@@ -75,14 +72,14 @@ def plan_of(host: "Host", method: str, judge_url: str | None = None) -> Plan:
         reasoning_parser="",
         tool_call_parser="",
         mem_fraction_static=host.engine_share,
-        extra=extra,
+        extra=tuple(extra),
     )
     pythons = Pythons(host.slime_python, host.ours_python, host.engine_python)
     return make_plan(options, server, pythons, Training(checkpoint_every=4), prm_checkpoint=None)
 
 
 def settings_of(plan: Plan) -> list[str]:
-    """The server's flags, less what a running engine and the check decide; empty parsers are none."""
+    """Return the server's flags of the plan, without the engine's own and without empty parsers."""
     words = iter(plan.server.arguments[1:])
     pairs = [(word, next(words)) for word in words]
     kept = [(flag, value) for flag, value in pairs if flag == "--set" and not value.endswith("_parser=")]
@@ -98,15 +95,11 @@ def _r(value: float) -> float:
     return round(value, 4)
 
 
-def _at(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()
-
-
 # -- a part ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def serving(host: "Host", plan: Plan, engine: Engine) -> Iterator[RunningServer]:
+def serving(host: NodeHost, plan: Plan, engine: Engine) -> Iterator[RunningServer]:
     flags = ["--engine-url", engine.url, "--port", str(PORT), *settings_of(plan)]
     launch = (host.ours_python, "-m", "openclaw_rl", "serve")
     server = RunningServer(host.data_dir, flags, start_s=120, launch=launch, must_be_ok=False)
@@ -122,33 +115,38 @@ def _driver(plan: Plan) -> Command:
 class Part:
     method: str
     ends_with: str
-    """`actor`, `head` or `engine`: what is killed when enough versions were served; empty: nothing."""
+    """Process to kill once enough versions have served: `actor`, `head` or `engine`; empty: no kill."""
     updates: int = 5
 
     @property
     def name(self) -> str:
-        """Of its files; two parts may share a method."""
+        """Name in the part's files: two parts may share a method."""
         return "engine_kill" if self.ends_with == "engine" else self.method
 
 
-def start_prm(host: "Host") -> EngineProcess | None:
-    """The judge's engine, where the layout has a card for it."""
+def judge_engine(host: NodeHost) -> EngineProcess | None:
+    """Start the judge's engine; return None if the layout has no card for it."""
     command = plan_of(host, "binary_rl", "http://judge/v1").prm
-    return None if command is None else node_prm.start(host, command)
+    return None if command is None else start_prm(host, command)
 
 
-def run_part(host: "Host", engine: Engine, part: Part) -> dict[str, Any]:
-    prm = start_prm(host)
+def run_method(host: NodeHost, part: Part) -> Figures:
+    """Run a part on the engine that runs, or on a new one."""
+    return run_part(host, Engine.of(host), part)
+
+
+def run_part(host: NodeHost, engine: Engine, part: Part) -> dict[str, Any]:
+    prm = judge_engine(host)
     if prm is None:
         return _run_part(host, engine, part, plan_of(host, part.method))
-    with node_prm.voting(prm.url) as votes:
+    with voting(prm.url) as votes:
         figures = _run_part(host, engine, part, plan_of(host, part.method, votes.url))
     heard = {"the judge said": dict(votes.answers)}
     findings = figures["findings"] + ["the judge did not vote"] * (not any("boxed" in said for said in votes.answers))
     return figures | heard | {"findings": findings}
 
 
-def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str, Any]:
+def _run_part(host: NodeHost, engine: Engine, part: Part, plan: Plan) -> dict[str, Any]:
     driver_log, server_log = host.out / "driver.log", host.data_dir / "server.log"
     figures: dict[str, Any] = {"method": part.method}
     driver_log.touch()
@@ -166,16 +164,16 @@ def _run_part(host: "Host", engine: Engine, part: Part, plan: Plan) -> dict[str,
             )
             if part.ends_with:
                 figures["kill"] = _kill(host, part, engine, driver, server, load)
-        except BaseException as error:  # what there is by then is wanted, when the time is over above all
+        except BaseException as error:  # OutOfTime too: the figures so far are wanted above all then
             figures["failed"] = repr(error)[:500]
         _keep(host, part, figures)
         load.stop()
         weights.stop()
         status = server.status()
         figures["rest"] = {key: status[key] for key in ("serving", "tip", "counts", "problems")}
-        driver.stop(2 if part.ends_with else 45)  # one that was killed is on its way up again: no need to wait
+        driver.stop(2 if part.ends_with else 45)  # a killed driver is starting again: no clean end to wait for
         received = events(server_log, "weights_received")
-        figures |= load.figures([(_at(event) - event["held_s"], _at(event)) for event in received])
+        figures |= load.figures(held(server_log))
         _keep(host, part, figures)
         figures["driver exits"] = driver.exits
         figures["pushes s: cut, push, held"] = [
@@ -205,16 +203,18 @@ def _findings(part: Part, figures: dict[str, Any]) -> list[str]:
     return findings + ["failed"] * ("failed" in figures)
 
 
-def _keep(host: "Host", part: Part, figures: dict[str, Any]) -> None:
-    """What is known so far, should the time end before the rest is."""
+def _keep(host: NodeHost, part: Part, figures: dict[str, Any]) -> None:
+    """Write the figures so far, in case that the stage runs out of time."""
     (host.out / f"{part.name}.partial.json").write_text(json.dumps(figures, indent=1, default=str))
 
 
 def _until_served(
     part: Part, driver: Driver, server: RunningServer, load: Load, end: float, *, on_up: Callable[[], None]
 ) -> dict[str, Any]:
-    """Wait for the driver (`on_up`: it has sent its first weights), then for enough versions; visitors come while the
-    weights are on their way."""
+    """Wait for the driver, then for enough versions; start visitors while weights are pushed.
+
+    on_up: called when the driver has sent its first weights.
+    """
     started, bursts = time.monotonic(), 0
     figures: dict[str, Any] = {}
     while not driver.wait_for_line(" serves", 3):
@@ -224,7 +224,7 @@ def _until_served(
     on_up()
     first = server.status()["serving"]
     while time.monotonic() < end and server.status()["serving"] < first + part.updates:
-        if driver.wait_for_line(COMMITTED, 3):  # its push begins with the next call
+        if driver.wait_for_line(COMMITTED, 3):  # the push of the committed version begins now
             load.burst()
             bursts += 1
     figures["seconds for the updates"] = _r(time.monotonic() - started - figures.get("driver up s", 0))
@@ -233,9 +233,9 @@ def _until_served(
 
 
 def _kill(
-    host: "Host", part: Part, engine: Engine, driver: Driver, server: RunningServer, load: Load
+    host: NodeHost, part: Part, engine: Engine, driver: Driver, server: RunningServer, load: Load
 ) -> dict[str, Any]:
-    """In the middle of a step where there is one; then chats for a while. What became of them is in the figures."""
+    """Kill the part's process, in the middle of a step if one runs, and wait until chats or training go on."""
     driver.skip()
     is_in_step = driver.wait_for_line("step: lease", 20)
     count, exits, serves = len(load.replies), len(driver.exits), server.status()["serving"]

@@ -1,11 +1,11 @@
-"""The launch script itself: Combined, with a judge of its own. On four GPUs a Qwen3 of the 4B's shape, at tensor
-parallelism 2; on one card, which all parts share, the check's 0.6B.
+"""Stage `script` of the node check: a launch script as a user starts it, Combined with a judge, ended by SIGTERM.
 
-    openclaw-combine/run_qwen3_4b_openclaw_combine.sh, as a user starts it, stopped by SIGTERM
+    openclaw-combine/run_qwen3_4b_openclaw_combine.sh
 
-Its variables say what the GPUs can hold and where things are; the rest is the script's defaults: batch, rate, parsers,
-context. Its flags say what this host and random weights need: no Transformer Engine, slow kernels, a gate that lets
-noise pass.
+On four GPUs it trains a Qwen3 of the 4B's shape at tensor parallelism 2; on one card, which all parts share, the
+check's 0.6B. The script's variables name the folders and the GPUs. Its defaults decide the rest: batch, learning rate,
+parsers, context. Its flags are what this host and random weights need: no Transformer Engine, slow kernels, a gate that
+accepts noise.
 """
 
 import os
@@ -16,36 +16,34 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-import node_prm
 import psutil
-from node_driver import driver_figures
-from node_load import Load
-from running import audit, events
-from stages import said
 
-if TYPE_CHECKING:
-    from node_check import Host
+from gpu import models
+from gpu.host import ROOT, NodeHost
+from gpu.node_load import Load
+from gpu.node_processes import PRM_ARGS, driver_figures, voting
+from gpu.server_files import audit, events, held
+from gpu.stages import output_of
+from openclaw_rl.testing.running_server import RunningServer
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "openclaw-combine" / "run_qwen3_4b_openclaw_combine.sh"
 PORT, PRM_PORT = 30000, 30001
 UPDATES = 3
-"""At least; twice as many are waited for."""
+"""Least number of updates; the stage waits for twice as many."""
 GIVE_UP = 2
-"""A driver that ended so often does not come up."""
+"""Exits of the driver after which the stage fails."""
 ONE_EACH = {"ROLLOUT_GPUS": "1", "PRM_GPUS": "1"}
 CARDS = {
     1: {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
     4: {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH},
 }
-"""By the number of GPUs; one is shared by all parts."""
+"""The script's variables by the number of GPUs; all parts share a single card."""
 END_S = {1: 60.0, 4: 200.0}
-"""Of the stage's time, by the number of GPUs: to stop all, the step in hand and its checkpoint included."""
+"""Time to stop all processes, by the number of GPUs: the running step and its checkpoint included."""
 SETTINGS = (
     "log_format=json",
     "training.max_wait_s=10",
@@ -59,7 +57,7 @@ SETTINGS = (
 
 @dataclass
 class Cards:
-    """The most memory that each card was seen with, in MiB."""
+    """Peak memory of each card in MiB, polled once a second."""
 
     most: list[int] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -73,13 +71,13 @@ class Cards:
     def _watch(self) -> None:
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not self._stop.wait(1):
-            now = [int(word) for word in said(query).split() if word.isdigit()]
+            now = [int(word) for word in output_of(query).split() if word.isdigit()]
             self.most = [max(pair) for pair in zip(now, self.most or now, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The running script, and what it started."""
+    """The running script."""
 
     process: "subprocess.Popen[bytes]"
     data_dir: Path
@@ -95,13 +93,16 @@ class Script:
         return self.data_dir / "logs" / "driver.log"
 
     def status(self) -> dict[str, Any]:
-        key = (self.data_dir / "keys" / "admin.key").read_text().strip()
-        reply = httpx.get(f"{self.url}/v1/admin/status", headers={"Authorization": f"Bearer {key}"}, timeout=20)
-        found: dict[str, Any] = reply.raise_for_status().json()
+        server = RunningServer(self.data_dir)
+        server.url = self.url
+        found: dict[str, Any] = server.status()
         return found
 
     def wait(self, what: str, is_so: Callable[[], bool], end: float) -> float:
-        """Seconds since the script was started. Raises RuntimeError when it ends, TimeoutError at `end`."""
+        """Poll until `is_so()`; return the seconds since the start of the script.
+
+        Raises RuntimeError if the script ends before, TimeoutError at `end`.
+        """
         while True:
             try:
                 if is_so():
@@ -121,9 +122,7 @@ class Script:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
-def run(host: "Host") -> dict[str, Any]:
-    import models
-
+def run(host: NodeHost) -> dict[str, Any]:
     if host.gpus not in CARDS:
         raise ValueError(f"--gpus {host.gpus}: the script is checked on {' or '.join(map(str, CARDS))}")
     where = host.work / "qwen3-4b" if host.gpus == 4 and not host.is_tiny else host.checkpoint
@@ -132,7 +131,7 @@ def run(host: "Host") -> dict[str, Any]:
     figures: dict[str, Any] = {"model": checkpoint.name, "start-up s": {}}
     cards = Cards()
     cards.watch()
-    with node_prm.voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
+    with voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
         script = _start(host, checkpoint, votes.url)
         started = []
         try:
@@ -145,8 +144,7 @@ def run(host: "Host") -> dict[str, Any]:
             finally:
                 load.stop(60)
             pushes = events(script.log, "weights_received")
-            shut = [(_at(event) - event["held_s"], _at(event)) for event in pushes]
-            figures |= load.figures(shut)
+            figures |= load.figures(held(script.log))
             figures["pushes s: cut, push, held"] = [
                 [round(event[key], 3) for key in ("cut_s", "push_s", "held_s")] for event in pushes
             ]
@@ -164,7 +162,7 @@ def run(host: "Host") -> dict[str, Any]:
     return figures | {"findings": _findings(figures)}
 
 
-def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
+def _start(host: NodeHost, checkpoint: Path, judge_url: str) -> Script:
     data_dir, log = host.work / "script-data", host.out / "script.log"
     variables = {
         "HF_CKPT": str(checkpoint),
@@ -172,8 +170,8 @@ def _start(host: "Host", checkpoint: Path, judge_url: str) -> Script:
         **CARDS[host.gpus],
         "PORT": str(PORT),
         "PRM_PORT": str(PRM_PORT),
-        "PRM_URL": judge_url,  # the way to the script's own PRM on which votes are made
-        "PRM_ARGS": " ".join(node_prm.ARGS),
+        "PRM_URL": judge_url,  # our passthrough to the script's own PRM
+        "PRM_ARGS": " ".join(PRM_ARGS),
         "PYTHON": host.slime_python,
         "SERVER_PYTHON": host.ours_python,
         "ENGINE_PYTHON": host.engine_python,
@@ -239,7 +237,7 @@ def _learn(script: Script, load: Load, end: float) -> dict[str, Any]:
 
 
 def _stop(script: Script, started: list[psutil.Process], grace_s: float) -> dict[str, Any]:
-    """As Ctrl-C does. What it started must be gone; what it left is named, then ended."""
+    """End the script as Ctrl-C does; report the processes that it left behind, then kill them."""
     asked = time.monotonic()
     if script.process.poll() is None:
         script.process.send_signal(signal.SIGTERM)
@@ -270,7 +268,3 @@ def _findings(figures: dict[str, Any]) -> list[str]:
     if not any("HINT" in answer for answer in figures["the judge said"]):
         findings.append("the judge wrote no hint")
     return findings
-
-
-def _at(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -1,10 +1,11 @@
-"""One rank of a tensor-parallel step in the real Megatron with our layer spec, beside a plain pass in fp32.
+"""Stage `tp`: one rank of a tensor-parallel step in the real Megatron with our layer spec, beside a plain fp32 pass.
 
-    torchrun --nproc-per-node 2 node_tp.py --out FILE [--tiny]
+    torchrun --nproc-per-node 2 -m gpu.node_tp --out FILE [--tiny]
 
-Each case is one optimizer step on a batch of five replies with our losses on logits cut over the vocabulary: loss,
-gradient norm as the optimizer sees it, and the parameter whose gradient is farthest. Then the same batch filled up to
-eight with masked copies, and cut into micro-batches: the gradient must be that of the batch of five.
+Each case is one optimizer step on a batch of five replies, with our losses on logits that are sharded over the
+vocabulary. It reports the loss, the gradient norm of the optimizer, and the parameter with the largest error of its
+gradient. Then the batch is filled up to eight with masked copies, and cut into micro-batches: the gradient must be that
+of the batch of five.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from gpu.megatron_weights import TINY, Shape, full_tensors, is_cut, shard
 from openclaw_rl import losses
 from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_slime.rollout import Extras, extras_of, train_data_of
 from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from megatron_weights import TINY, Shape, full_tensors, is_cut, shard
 
 GLOBAL_BATCH = 8
 PAD_TO = 128
@@ -57,7 +55,7 @@ def plain_model(shape: Shape) -> Qwen3ForCausalLM:
 
 
 def batch_of(shape: Shape, model: Qwen3ForCausalLM, device: str) -> list[Extras]:
-    """Replies with the plain pass's log-probs, shaken a little, as what an engine measured."""
+    """Return replies with the plain pass's log-probs plus a little noise, in the place of an engine's."""
     random = torch.Generator().manual_seed(1)
     bodies, credits = [], []
     for n, (prompt, response) in enumerate(shape.replies):
@@ -79,7 +77,7 @@ def batch_of(shape: Shape, model: Qwen3ForCausalLM, device: str) -> list[Extras]
 
 
 def sample_loss(row: Extras, log_probs: Tensor) -> Tensor:
-    """Summed over the reply's trained tokens; old = what the engine measured."""
+    """Return the loss, summed over the reply's trained tokens; the old log-probs are the engine's."""
     device = log_probs.device
     mask = torch.tensor(row.sample.loss_mask, device=device) & (not row.is_filler)
     old = torch.tensor(row.sample.rollout_log_probs, device=device)
@@ -89,7 +87,7 @@ def sample_loss(row: Extras, log_probs: Tensor) -> Tensor:
 
 
 def plain_step(model: Qwen3ForCausalLM, rows: list[Extras], device: str) -> float:
-    """Mean over the batch of the mean over each reply's tokens; gradients stay in the model."""
+    """Return the mean over the batch of the mean over each reply's tokens; gradients stay in the model."""
     total = 0.0
     for row in rows:
         ids = torch.tensor(row.sample.prompt_ids + row.sample.response_ids, device=device)
@@ -134,7 +132,7 @@ def megatron_model(shape: Shape, dtype: torch.dtype, tp: int, *, sequence_parall
 
 
 def packed_loss(model: Any, rows: list[Extras], denominators: list[float], shape: Shape, device: str) -> Tensor:
-    """Replies packed into one stream, as slime packs them, with its padding as one more sequence."""
+    """Return the loss of replies in one packed stream, as slime packs them, with the padding as one more sequence."""
     from megatron.core import parallel_state
     from megatron.core.packed_seq_params import PackedSeqParams
 
@@ -253,12 +251,13 @@ class Truth:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true", help="on CPUs, to try the script")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape on CPUs, for a rehearsal")
     given = parser.parse_args()
     rank, tp = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device, shape, cases = "cuda", Shape(), CASES
+    device, shape = "cuda", Shape()
+    cases: Sequence[Case] = CASES
     if given.tiny:
         device, shape = "cpu", TINY
         cases = tuple(case for case in CASES if case.dtype == torch.float32)
@@ -283,9 +282,8 @@ def main() -> int:
     del plain
     results: dict[str, Any] = {"torch": torch.__version__, "tensor parallel": tp}
     for case in cases:
-        attempt: Callable[[], Any] = lambda case=case: run_case(case, shape, rows, truth, rank, tp, device)  # noqa: E731
         try:
-            results[case.name] = attempt()
+            results[case.name] = run_case(case, shape, rows, truth, rank, tp, device)
         except Exception as error:
             traceback.print_exc()
             results[case.name] = {"failed": repr(error)[:1500]}

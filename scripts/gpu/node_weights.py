@@ -1,9 +1,9 @@
-"""Whether the weights that the engine holds after a push are Megatron's export, bit for bit.
+"""Comparison of the weights that the engine holds after a push with Megatron's export, bit for bit.
 
-While versions serve, the engine's own checksum of each of its tensors is taken (`ServedWeights`). Afterwards, with the
-engine idle, the export of each of those versions is loaded into it from disk, and the checksums must be the same
-(`compare`). The engine's names, its fused matrices and its hash stand on both sides: nothing of them is known here, and
-a tensor that did not arrive, arrived half or in another place, is one that differs.
+While versions serve, `ServedWeights` takes the engine's own checksum of each of its tensors. Afterwards, with the
+engine idle, `compare` loads the export of each of those versions into it from disk: the checksums must be equal. Both
+sides use the engine's names, its fused matrices and its hash, so that the check needs to know none of them. A tensor
+that did not arrive, arrived half or arrived in another place has another checksum.
 """
 
 import json
@@ -12,35 +12,36 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
-if TYPE_CHECKING:
-    from node_check import Host
+from gpu.host import NodeHost
+from gpu.node_processes import Engine
+from gpu.stages import Figures
 
 LOOK_EVERY_S, AGAIN_S = 1.0, 0.2
 MOST_VERSIONS = 4
-"""Of one method."""
+"""Versions of one method that are compared, beside the first."""
 
 
 class NoChecksums(Exception):
-    """An engine that has none to give (the embedded one)."""
+    """The engine has no checksums (the embedded engine)."""
 
 
 class CheckedEngine:
-    """The calls of SGLang that this needs."""
+    """SGLang's API as the comparison uses it."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def held(self) -> int:
-        """The version it says it holds; the base when it was told none."""
-        said = self._client.get("/model_info").raise_for_status().json().get("weight_version")
-        return int(said) if said not in (None, "default") else 0
+        """Return the version that the engine reports; 0, the base, if no push has named one."""
+        version = self._client.get("/model_info").raise_for_status().json().get("weight_version")
+        return int(version) if version not in (None, "default") else 0
 
     def checksums(self) -> dict[str, str]:
-        """Of every tensor on every rank. Raises NoChecksums."""
+        """Return the checksum of every tensor on every rank. Raises NoChecksums."""
         reply = self._client.post("/weights_checker", json={"action": "checksum"})
         if reply.status_code in (404, 405):
             raise NoChecksums(f"/weights_checker: {reply.status_code}")
@@ -56,17 +57,19 @@ class CheckedEngine:
 
 @dataclass(slots=True)
 class ServedWeights:
-    """Looks at an engine that serves, from a thread of its own: checksums of each version, taken once, when the server
-    says that it serves, and twice the same: the hash stands in the way of the replies for a moment.
+    """Checksums of each version that served, taken from a thread of its own.
 
-    serving: the version that the server says serves.
+    A version's checksums are taken once, since the hash delays the replies for a moment. They count if the server
+    reports that the version serves, and if a second look gives the same.
+
+    serving: returns the version that the server reports as serving.
     """
 
     engine: CheckedEngine
     serving: Callable[[], int]
     taken: dict[int, dict[str, str]] = field(default_factory=dict)
-    problem: str = "nothing was seen"
-    """Why the last look took nothing."""
+    problem: str = "no look succeeded"
+    """Error of the last look."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -91,7 +94,7 @@ class ServedWeights:
 
     def take(self) -> None:
         version = self.engine.held()
-        if version in self.taken or self.serving() != version:  # or a push is on its way
+        if version in self.taken or self.serving() != version:  # a push may be running
             return
         found = self.engine.checksums()
         time.sleep(AGAIN_S)
@@ -100,19 +103,24 @@ class ServedWeights:
         self.taken[version] = found
 
     def keep(self, file: Path, versions: Sequence[Mapping[str, Any]]) -> None:
-        """With the folders of those that are on disk. `versions`: as `/v1/admin/status` lists them."""
+        """Write the checksums, and the folders of the durable versions.
+
+        versions: as `/v1/admin/status` lists them.
+        """
         folders = {row["weight_version"]: row["folder"] for row in versions if row["durable"]}
         file.write_text(json.dumps({"folders": folders, "checksums": self.taken, "problem": self.problem}))
 
 
 def differences(served: Mapping[str, str], loaded: Mapping[str, str]) -> list[str]:
-    """Tensors that are not the same in both, or in one only."""
+    """Return the names of the tensors that differ, or that only one side has."""
     return sorted(name for name in served.keys() | loaded.keys() if served.get(name) != loaded.get(name))
 
 
 def compare(engine: CheckedEngine, kept: Mapping[str, Any], base: Path, data_dir: Path) -> dict[str, Any]:
-    """One method's versions, the newest ones and the base. `moved`: tensors that are not those of the first version
-    compared; where none moved, equality says little."""
+    """Compare the first and the newest versions of one method.
+
+    `moved` counts the tensors that differ from the first compared version. If none moved, equality proves little.
+    """
     figures: dict[str, Any] = {}
     findings: list[str] = []
     served = {int(version): found for version, found in kept["checksums"].items()}
@@ -141,10 +149,11 @@ def compare(engine: CheckedEngine, kept: Mapping[str, Any], base: Path, data_dir
     return figures | {"findings": findings}
 
 
-def run(host: "Host", url: str) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+def run(host: NodeHost) -> Figures:
+    """Compare the served versions of every part with Megatron's exports."""
+    figures: Figures = {}
     findings: list[str] = []
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=Engine.of(host).url, timeout=60) as client:
         for file in sorted(host.work.glob("weights-*.json")):
             method = file.stem.removeprefix("weights-")
             figures[method] = compare(
@@ -152,5 +161,5 @@ def run(host: "Host", url: str) -> dict[str, Any]:
             )
             findings += [f"{method}: {finding}" for finding in figures[method].pop("findings")]
     if not figures:
-        findings.append("no part kept what its engine held")
+        findings.append("no part kept checksums of its engine")
     return figures | {"findings": findings}

@@ -1,7 +1,7 @@
-"""What the proxy adds to SGLang's own `/v1/chat/completions`: time to first text, and throughput, in one run.
+"""Stage `overhead`: time to first text and throughput of the proxy, beside SGLang's own `/v1/chat/completions`.
 
-Each client asks the two in turn, with a prompt of the same kind that nobody asked before behind a system message that
-both know. `with log-probs` asks SGLang for what the proxy always needs of it, for a fair look at the throughput.
+Each client asks both in turn, in one run. The prompts are alike: a system message that both have cached, and new text.
+`with log-probs` asks SGLang for the log-probs that the proxy always needs: the fair comparison of throughput.
 """
 
 import asyncio
@@ -10,26 +10,23 @@ import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-import load
-from chat_load import loop_delay, quantile
-from running import set_flags
-
+from benchmarks.chat_load import loop_delay, quantile
+from gpu import load
+from gpu.host import SglangHost
+from gpu.server_files import set_flags
 from openclaw_rl.testing.running_server import RunningServer
-
-if TYPE_CHECKING:
-    from sglang_check import Host
 
 ROUNDS = {1: 40, 16: 10, 64: 5}
 TINY_ROUNDS = {1: 3, 4: 2}
-"""Streams → requests of each client."""
+"""Number of streams → requests of each client."""
 PROMPT_WORDS, TOKENS, LONG = 400, 32, 256
 WORDS = ("time", "people", "water", "light", "house", "story", "world", "point", "hand", "night", "money", "paper")
 
 
-def run(host: "Host", data_dir: Path) -> dict[str, Any]:
+def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
     settings = [*load.SETTINGS, "training.enabled=false"]
     if host.engine == "sglang":
         settings += ["model.context_length=4096"]
@@ -101,7 +98,8 @@ def _body(seed: int, tokens: int) -> dict[str, Any]:
 
 
 async def _ask(url: str, body: dict[str, Any]) -> tuple[float, int]:
-    """(Seconds from sending to the first text, events). A bare socket: a client library would hide the difference."""
+    """Return the seconds from sending to the first text, and the number of events."""
+    # A plain socket: the cost of a client library would hide the difference.
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
     data = json.dumps(body).encode()

@@ -1,23 +1,8 @@
-"""Stages of the check on a GPU host; sglang_check.sh makes the environments and runs this.
+"""Check of the server on a real SGLang, or on the embedded engine in its place.
 
-python sglang_check.py --work DIR --out DIR --engine sglang|embedded [--tiny] STAGE[=SECONDS] …
+    sglang_check.sh STAGE[=SECONDS] …
 
-random       a random-weight model with the given tokenizer, and two adapters far from it
-qwen3_06b    a random-weight Qwen3-0.6B-shaped model in bf16, without adapters
-qwen3_4b     the same, 4B-shaped
-gguf         the bundled model, from --gguf, and two adapters far from it; the later stages use the model made last
-engine       start the engine, to stay for later calls
-conformance  tests/conformance against it
-logprobs     what it samples under the base and two adapters, against plain forward passes in bf16 and fp32
-weights      tests/conformance/test_weights.py against it: its own weights are replaced under running replies
-full         our server beside it, full weights: ≥ --full-swaps swaps under streamed chats, many sent right into a swap
-overhead     our server beside it: added time to first token and throughput against its own chat completions
-latency      our server beside it: last feedback of a batch of 16 to serving, seconds per phase
-attached     our server beside it: streamed chats, LoRA steps and adapter swaps under load
-quirks       whether an adapter can be unloaded after requests under it were refused, aborted and dropped
-stop         end the engine
-child        our server that starts the engine itself: as `attached`, and the engine is killed in the middle
-jit          pack the kernel caches into OUT/jit.tgz
+`sglang_check.sh` makes the environments and starts this module.
 """
 
 import argparse
@@ -26,124 +11,54 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from gpu import engine_alone, full_load, latency, load, models, overhead
+from gpu.engine_process import EngineProcess, embedded_command, sglang_command
+from gpu.host import SglangHost
+from gpu.stages import Figures, Stage, output_of, parser, run_stage, summarise, table
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.models.resolve import base_hash, resolve
 from openclaw_rl.server.child_commands import free_port
-from openclaw_rl.settings import EngineSettings
+from openclaw_rl.settings import EngineSettings, ModelSettings
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import engine_alone
-import quirks as quirks_of_sglang
-from engine_process import EngineProcess, embedded_command, sglang_command
-from stages import Figures, parser, run_stage, said, told
-
-LIMITS = {"random": 60, "gguf": 90, "engine": 240, "conformance": 150, "logprobs": 100, "attached": 150, "quirks": 60}
-LIMITS |= {"weights": 90, "full": 120, "overhead": 90, "latency": 150, "qwen3_06b": 60, "qwen3_4b": 90}
-LIMITS |= {"stop": 60, "child": 330, "jit": 40}
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where things are on this machine, and which engine is checked."""
-
-    work: Path
-    out: Path
-    engine: str
-    gguf: Path | None
-    is_tiny: bool
-    streams: int
-    load_s: float
-    swaps: int
-    full_swaps: int
-    dtype: str | None = None
-    """Of the engine; our own choice when unset."""
-
-    @property
-    def device(self) -> str:
-        return "cuda" if self.engine == "sglang" and not self.is_tiny else "cpu"
-
-    @property
-    def engine_python(self) -> str | None:
-        return str(self.work / "sglang" / "bin" / "python") if self.engine == "sglang" else None
-
-    @property
-    def engine_args(self) -> list[str]:
-        args = ["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch", "--context-length", "4096"]
-        return args if self.dtype is None else [*args, "--dtype", self.dtype]
-
-    def read(self, name: str) -> Any:
-        return json.loads((self.work / f"{name}.json").read_text())
-
-    def keep(self, name: str, value: Any) -> None:
-        (self.work / f"{name}.json").write_text(json.dumps(value))
-
-    def so_far(self, stage: str, figures: Mapping[str, Any]) -> None:
-        """What a stage that may yet run out of its time has measured."""
-        print(f"-- {stage} so far: {json.dumps(figures, default=str)[:3000]}", flush=True)
-
-    @property
-    def model(self) -> Path:
-        return Path(self.read("model")["folder"])
-
-    @property
-    def adapters(self) -> dict[str, Path]:
-        return {name: Path(folder) for name, folder in self.read("model")["adapters"].items()}
-
-    @property
-    def engine_url(self) -> str:
-        return self.read("engine")["url"]
+TINY_RANDOM = {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8}
+TINY_QWEN3 = {"hidden_size": 128, "intermediate_size": 96, "layers": 2, "heads": 8, "vocab_size": 50000}
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-def random(host: Host) -> Figures:
-    import models
-
-    changes = (
-        {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8} if host.is_tiny else {}
-    )
+def random(host: SglangHost) -> Figures:
+    changes = TINY_RANDOM if host.is_tiny else {}
     folder = models.random_model(host.work / "tokenizer", host.work / "random", 0.8, device=host.device, **changes)
     models.random_model(host.work / "tokenizer", host.work / "random-other", 0.8, device=host.device, seed=1, **changes)
     return _with_adapters(host, folder, nats=0.5)
 
 
-def gguf(host: Host) -> Figures:
-    from openclaw_rl.models.resolve import base_hash, resolve
-    from openclaw_rl.settings import ModelSettings
-
+def gguf(host: SglangHost) -> Figures:
     resolved = resolve(ModelSettings(path=str(host.gguf) if host.gguf else "bundled"), host.work / "cache")
     return {"base_hash": base_hash(resolved)} | _with_adapters(host, resolved.folder, nats=1.0)
 
 
-def qwen3_06b(host: Host) -> Figures:
+def qwen3_06b(host: SglangHost) -> Figures:
     return _qwen3(host, "qwen3-0.6b")
 
 
-def qwen3_4b(host: Host) -> Figures:
+def qwen3_4b(host: SglangHost) -> Figures:
     return _qwen3(host, "qwen3-4b")
 
 
-def _qwen3(host: Host, name: str) -> Figures:
-    import models
-
-    tiny = {"hidden_size": 128, "intermediate_size": 96, "layers": 2, "heads": 8, "vocab_size": 50000}
-    changes = tiny if host.is_tiny else {}
+def _qwen3(host: SglangHost, name: str) -> Figures:
+    changes = TINY_QWEN3 if host.is_tiny else {}
     folder = models.qwen3(host.work / "tokenizer", host.work / name, device=host.device, **changes)
     host.keep("model", {"folder": str(folder), "adapters": {}})
     return {"model": name, "mib": round(sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20)}
 
 
-def _with_adapters(host: Host, folder: Path, nats: float) -> Figures:
-    import models
-
+def _with_adapters(host: SglangHost, folder: Path, nats: float) -> Figures:
     adapters = {}
     for seed, name in enumerate(("check-a", "check-b"), 1):
         where = host.work / f"{folder.name}-{name}"
@@ -155,18 +70,17 @@ def _with_adapters(host: Host, folder: Path, nats: float) -> Figures:
 # -- the engine on its own ---------------------------------------------------------------------------------------------
 
 
-def engine(host: Host) -> Figures:
+def engine(host: SglangHost) -> Figures:
     port = free_port()
-    if host.engine == "sglang":
-        targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    if host.engine_python is not None:
         command = sglang_command(
-            str(host.engine_python),
+            host.engine_python,
             EngineSettings(kind="sglang", args=tuple(host.engine_args), memory_fraction=0.3),
             folder=host.model,
             name="check",
             port=port,
             context_length=None,
-            adapters=launch.Adapters(16, targets, 5),
+            adapters=launch.Adapters(16, tuple(models.TARGETS), 5),
         )
         environ = os.environ | launch.ENVIRON
     else:
@@ -177,64 +91,37 @@ def engine(host: Host) -> Figures:
     return {"start_s": running.start_s, "command": command, "model_info": info, **_gpu()}
 
 
-def stop(host: Host) -> Figures:
+def stop(host: SglangHost) -> Figures:
     running = EngineProcess.known(host.work)
     if running is None:
         raise FileNotFoundError("no engine was started")
     return {"stopped": True, **_gpu()} if running.stop() else {"stopped": "killed"}
 
 
-def conformance(host: Host) -> Figures:
-    return engine_alone.conformance(host)
-
-
-def weights(host: Host) -> Figures:
-    return engine_alone.weights(host)
-
-
-def logprobs(host: Host) -> Figures:
-    return engine_alone.logprobs(host)
-
-
-def quirks(host: Host) -> Figures:
-    return quirks_of_sglang.run(host)
+def _gpu() -> Figures:
+    return {"gpu": output_of(["nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader"])}
 
 
 # -- the whole server --------------------------------------------------------------------------------------------------
 
 
-def attached(host: Host) -> Figures:
-    import load
-
-    flags = ["--engine-url", host.engine_url]
-    return load.run(host, _data_dir(host, "attached"), flags, kill=False)
+def attached(host: SglangHost) -> Figures:
+    return load.run(host, _data_dir(host, "attached"), ["--engine-url", host.engine_url], kill=False)
 
 
-def full(host: Host) -> Figures:
-    import full_load
-
+def full(host: SglangHost) -> Figures:
     return full_load.run(host, _data_dir(host, "full"))
 
 
-def overhead(host: Host) -> Figures:
-    import overhead
-
+def measure_overhead(host: SglangHost) -> Figures:
     return overhead.run(host, _data_dir(host, "overhead"))
 
 
-def latency(host: Host) -> Figures:
-    import latency
-
+def measure_latency(host: SglangHost) -> Figures:
     return latency.run(host, _data_dir(host, "latency"))
 
 
-def _data_dir(host: Host, stage: str) -> Path:
-    return host.work / f"{stage}-{host.model.name}-{int(time.time())}"
-
-
-def child(host: Host) -> Figures:
-    import load
-
+def child(host: SglangHost) -> Figures:
     flags = ["--engine", host.engine]
     if host.engine == "sglang":
         flags += ["--set", f'engine.python="{host.engine_python}"', "--set", "engine.memory_fraction=0.3"]
@@ -242,72 +129,62 @@ def child(host: Host) -> Figures:
     return load.run(host, _data_dir(host, "child"), flags, kill=True)
 
 
-def jit(host: Host) -> Figures:
+def _data_dir(host: SglangHost, stage: str) -> Path:
+    return host.work / f"{stage}-{host.model.name}-{int(time.time())}"
+
+
+def jit(host: SglangHost) -> Figures:
     caches = [name for name in (".cache/tvm-ffi", ".cache/flashinfer", ".triton") if (Path.home() / name).exists()]
     subprocess.run(["tar", "-czf", host.out / "jit.tgz", "-C", Path.home(), *caches], check=True)
     return {"packed": caches, "mib": round((host.out / "jit.tgz").stat().st_size / 2**20, 1)}
 
 
-def _gpu() -> Figures:
-    return {"gpu": said(["nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader"])}
-
-
-STAGES: dict[str, Callable[[Host], Figures]] = {
-    stage.__name__: stage
-    for stage in (
-        random,
-        qwen3_06b,
-        qwen3_4b,
-        gguf,
-        engine,
-        conformance,
-        weights,
-        logprobs,
-        full,
-        overhead,
-        latency,
-        attached,
-        quirks,
-        stop,
-        child,
-        jit,
-    )
-}
+STAGES = table(
+    Stage("random", 60, random, "make a random-weight model with the given tokenizer, and two adapters far from it"),
+    Stage("qwen3_06b", 60, qwen3_06b, "make a random-weight Qwen3 of the 0.6B's shape in bf16, without adapters"),
+    Stage("qwen3_4b", 90, qwen3_4b, "the same with the 4B's shape"),
+    Stage("gguf", 90, gguf, "take the model of --gguf, and make two adapters; later stages use the newest model"),
+    Stage("engine", 240, engine, "start the engine, which stays for later calls"),
+    Stage("conformance", 150, engine_alone.conformance, "tests/conformance against the engine"),
+    Stage("weights", 90, engine_alone.weights, "tests/conformance/test_weights.py: its weights are replaced meanwhile"),
+    Stage("logprobs", 100, engine_alone.logprobs, "its log-probs, with and without adapters, against bf16 and fp32"),
+    Stage("full", 120, full, "our server: full weights are replaced under streamed chats, --full-swaps times"),
+    Stage("overhead", 90, measure_overhead, "our server: added time to first token, beside the engine's own API"),
+    Stage("latency", 150, measure_latency, "our server: last feedback of a batch of 16 to serving, by phase"),
+    Stage("attached", 150, attached, "our server: streamed chats, LoRA steps and adapter swaps under load"),
+    Stage("quirks", 60, engine_alone.quirks, "unloads of an adapter after refused, aborted and dropped requests"),
+    Stage("stop", 60, stop, "end the engine"),
+    Stage("child", 330, child, "as `attached`; our server starts the engine, which is killed in the middle"),
+    Stage("jit", 40, jit, "pack the kernel caches into OUT/jit.tgz"),
+)
 
 
 def arguments() -> argparse.ArgumentParser:
-    own = parser(__doc__, LIMITS)
-    own.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
-    own.add_argument("--gguf", type=Path)
-    own.add_argument("--dtype", choices=("bfloat16", "float16"), help="of the engine; our own choice when unset")
-    own.add_argument("--load-s", type=float, default=45.0, help="how long chats are streamed")
-    own.add_argument("--swaps", type=int, default=10, help="adapter swaps to wait for")
-    own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps to make beside the first two")
+    own = parser(__doc__, STAGES)
+    own.add_argument("--engine", choices=("sglang", "embedded"), default="sglang", help="engine that is checked")
+    own.add_argument("--gguf", type=Path, metavar="FILE", help="model of the stage `gguf`; default: the bundled one")
+    own.add_argument("--dtype", choices=("bfloat16", "float16"), help="dtype of the engine; default: as our server")
+    own.add_argument("--load-s", type=float, default=45.0, help="seconds of streamed chats")
+    own.add_argument("--swaps", type=int, default=10, help="least number of adapter swaps")
+    own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps after the first two")
     return own
 
 
 def main() -> int:
     options = arguments().parse_args()
-    host = Host(
+    host = SglangHost(
         options.work, options.out, options.engine, options.gguf, options.tiny,
         options.streams, options.load_s, options.swaps, options.full_swaps, options.dtype,
     )  # fmt: skip
+    return summarise({call.name: _run(host, call.name, call.limit_s) for call in options.stages})
 
-    def file(name: str) -> Path:
+
+def _run(host: SglangHost, name: str, limit_s: int) -> bool:
+    def file() -> Path:
         model = f"-{host.model.name}" if (host.work / "model.json").exists() else ""
         return host.out / f"{name}{model}.json"
 
-    return told(
-        {
-            asked.name: run_stage(
-                asked.name,
-                lambda name=asked.name: STAGES[name](host),
-                asked.limit_s,
-                lambda name=asked.name: file(name),
-            )
-            for asked in options.stages
-        }
-    )
+    return run_stage(name, lambda: STAGES[name].run(host), limit_s, file)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 #
 # BUNDLE holds packed site folders: site.tar.xz and fi.tar.xz (SGLang's environment), ours.tar.xz (the server's),
 # tok.tar.xz (a tokenizer and config.json for a random-weight model), maybe jit.tgz (a kernel cache of an earlier run).
-# Both environments lie on top of the host's python3, which has torch, triton and the common scientific packages.
-# What is unpacked stays in WORK, and so does a started engine: later calls need only their own stages. The stages are
-# those of sglang_check.py; each has its time limit, writes its figures to OUT/<stage>.json, and a failed one does not
-# stop the others. A rehearsal without a GPU: rehearse.sh.
+# Both environments extend the host's python3, which has torch, triton and the common scientific packages. Unpacked
+# archives stay in WORK, and a started engine goes on: later calls need only their own stages. `--help` lists the stages.
+# Each has its time limit, writes its figures to OUT/<stage>.json, and does not stop the others if it fails.
+# ENGINE=embedded checks the embedded engine with the active Python. A rehearsal without a GPU: rehearse.sh.
 #
 # One GPU, about 6 minutes, in one call or several: the engine alone and full weights under load, then the 0.6B shape
 #   sglang_check.sh random=60 engine=100 conformance=150 logprobs=100 stop=20
@@ -17,6 +17,9 @@
 #   sglang_check.sh --streams 32 random=60 child=330
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+case " $* " in *" --help "* | *" -h "*)
+  PATH=$ROOT/.venv/bin:$PATH PYTHONSAFEPATH=1 PYTHONPATH=$ROOT/scripts exec python3 -m gpu.sglang_check --help ;;
+esac
 WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/openclaw-rl-check}
 OUT=${OUT:-$WORK/out}
 . "$ROOT/scripts/gpu/environment.sh"
@@ -28,5 +31,6 @@ if [ "${ENGINE:-sglang}" = sglang ]; then
   PYTHON=$WORK/ours/bin/python
 else
   PYTHON=$(command -v python)
+  export PYTHONPATH=$ROOT/scripts${PYTHONPATH:+:$PYTHONPATH} # an installed checkout has it; others do not
 fi
-exec "$PYTHON" "$ROOT/scripts/gpu/sglang_check.py" --work "$WORK" --out "$OUT" --engine "${ENGINE:-sglang}" "$@"
+exec "$PYTHON" -m gpu.sglang_check --work "$WORK" --out "$OUT" --engine "${ENGINE:-sglang}" "$@"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import installed_methods
 from openclaw_slime.layout import Layout
 
 QWEN3_4B: Mapping[str, Any] = {
@@ -102,7 +103,6 @@ HOOKS: Mapping[str, str] = {
     "--custom-advantage-function-path": "openclaw_slime.losses.set_advantages",
     "--custom-loss-function-path": "openclaw_slime.losses.policy_loss",
 }
-METHODS = ("binary_rl", "opd", "combine")
 PUSHES = ("nccl", "disk")
 
 
@@ -131,8 +131,8 @@ class NodeOptions:
     """False: our layer spec replaces Transformer Engine's, with fusions off."""
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise SettingsError(f"method {self.method!r} is not one of {', '.join(METHODS)}")
+        if self.method not in (methods := sorted(installed_methods())):
+            raise SettingsError(f"method {self.method!r} is not one of {', '.join(methods)}")
         if self.push not in PUSHES:
             raise SettingsError(f"PUSH {self.push!r} is not one of {', '.join(PUSHES)}")
         if self.push == "nccl" and self.layout.is_shared:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime.arguments import METHODS, PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
+from openclaw_rl.settings import installed_methods, settings_class
+from openclaw_slime.arguments import PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
 from openclaw_slime.processes import Command, run
@@ -167,6 +168,11 @@ def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: st
 def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Command:
     layout = options.layout
     arguments = ["serve", "--host", server.host, "--port", str(server.port)]
+    hindsight = {
+        "hint_source": "judge" if server.judge == "llm" else "verbatim",
+        "teacher": "policy",  # full weights leave no base in its engine
+    }
+    has = settings_class(options.method).model_fields
     values: dict[str, object] = {
         "data_dir": server.data_dir,
         "model.path": options.hf_checkpoint,
@@ -175,8 +181,7 @@ def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Co
         "model.context_length": options.context_length,
         "sampling.temperature": options.temperature,
         "method.name": options.method,
-        "method.hint_source": "judge" if server.judge == "llm" else "verbatim",
-        "method.teacher": "policy",  # full weights leave no base in its engine
+        **{f"method.{key}": value for key, value in hindsight.items() if key in has},
         "training.batch_size": options.batch_size,
         "training.min_batch": min(4, options.batch_size),
         "training.weights": "full",
@@ -231,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--method", required=True, choices=METHODS, help="what is learned from")
+    add("--method", required=True, choices=sorted(installed_methods()), help="what is learned from")
     add("--hf-checkpoint", required=True, help="folder of the policy in Hugging Face format (HF_CKPT)")
     add("--ref-load", help="reference weights; the checkpoint when unset (REF_LOAD)")
     add("--data-dir", default=DATA_DIR, help="ledger, versions and checkpoints; resumed from here (SAVE_CKPT)")

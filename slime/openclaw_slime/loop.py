@@ -22,11 +22,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from openclaw_rl.errors import CommitRefused, TrainerError
+from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import LeaseSession
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
-from openclaw_slime.node import NodeConfig, find_method
+from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import Outcome, RankShare, merged
 from openclaw_slime.rollout import unusable
 
@@ -78,7 +79,7 @@ class NodeLoop:
     ) -> None:
         """tip: the version whose weights `node` holds."""
         self._session, self._client, self._node = session, session.client, node
-        self._config, self._method = config, find_method(config.method.name)
+        self._config, self._method = config, load_method(config.method.name)
         self._checkpoints, self._due = checkpoints, due or Due(checkpoints.every)
         self._base_hash, self._held, self._engine = tip.base_hash, tip.weight_version, tip.engine
         self._fence: int | None = None

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.methods.base import Method, Tally, TokenTerms
+from openclaw_rl.methods.base import Method, Tally, TokenTerms, load_method
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime import heartbeat
-from openclaw_slime.node import NodeConfig, find_method
+from openclaw_slime.node import NodeConfig
 from openclaw_slime.rollout import EXTRAS_KEY
 from openclaw_slime.rows import Row, ride, row_of
 from openclaw_slime.vocab_parallel import VocabShard, gathered_log_probs
@@ -92,7 +92,7 @@ def policy_loss(
     group = mpu.get_tensor_model_parallel_group()
     shard = VocabShard.of(group, logits.shape[-1], args.vocab_size)
     loss = batch_loss(
-        find_method(config.method.name),
+        load_method(config.method.name),
         config,
         pieces,
         logits[0],

@@ -3,21 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.methods.base import Method, load_method
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
 
 TRAINER = "slime"
 """The trainer's name in the ledger: the same after a restart."""
-_OURS = {
-    "binary_rl": "openclaw_rl.methods.binary_rl",
-    "opd": "openclaw_opd.method",
-    "combine": "openclaw_combine.method",
-}
 
 
 class NodeConfig(BaseModel):
@@ -29,7 +22,7 @@ class NodeConfig(BaseModel):
     """The server's base URL."""
     token: SecretStr
     trainer: TrainerSettings
-    method: MethodSettings
+    method: AnyMethodSettings
     heartbeat: str | None = None
     """Name of the actor that counts the step's progress (`heartbeat`)."""
 
@@ -54,14 +47,3 @@ def without_ours(args: Namespace) -> Iterator[None]:
     finally:
         if ours is not None:
             args.openclaw = ours
-
-
-def find_method(name: str) -> Method:
-    """Return the method by its entry point; ours also without one, as in slime's environment (not installed)."""
-    try:
-        return load_method(name)
-    except SettingsError:
-        if name not in _OURS:
-            raise
-    method: Method = import_module(_OURS[name]).METHOD
-    return method

@@ -27,12 +27,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.methods.base import Method
+from openclaw_rl.methods.base import Method, load_method
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import DropReason
-from openclaw_slime.node import NodeConfig, find_method
+from openclaw_slime.node import NodeConfig
 
 EXTRAS_KEY = "source_names"
 
@@ -116,7 +116,7 @@ class LeasedBatches:
     def __init__(self, args: Namespace) -> None:
         config = NodeConfig.of(args)
         self._config, self._batch_size, self._folder = config, args.global_batch_size, args.save
-        self._method = find_method(config.method.name)
+        self._method = load_method(config.method.name)
         self._client = TrainerClient(config.url, config.token.get_secret_value())
         self._state: dict[str, float] = {}
         self._next: tuple[int, dict[str, float]] = (-1, {})

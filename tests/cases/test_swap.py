@@ -1,8 +1,8 @@
 """Case WS-1 as the case has it: ten chats stream at the case's own pace, and new weights come while they run.
 
 The engine is the project's stub over HTTP: it loads adapters, refuses a flush while a request runs, and gives each
-token the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`, `benchmarks/
-swap_under_load.py`.
+token the log-prob of the weights that sampled it. The same on the real engines: `tests/conformance`,
+`scripts/benchmarks/swap_under_load.py`.
 """
 
 import asyncio

@@ -23,11 +23,11 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools
-from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.regression import RegressionMonitor, VerdictDrop
-from openclaw_rl.settings import AlertSettings, MethodSettings, PublisherSettings, TrainingSettings, WatchSettings
+from openclaw_rl.settings import AlertSettings, PublisherSettings, TrainingSettings, WatchSettings
 from openclaw_rl.telemetry.alerts import Alerts
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
@@ -118,7 +118,7 @@ class Simulation:
         lease = await self.ledger.lease(trainer="toy", now=True)
         if lease is None:  # learning is paused
             return
-        settings = MethodSettings(name="binary_rl", baseline="ema")
+        settings = BinarySettings(baseline="ema")
         theta = self.theta[lease.parent]
         for sample, credit in zip(
             lease.samples, METHOD.advantages(lease.samples, settings, self.baseline), strict=True

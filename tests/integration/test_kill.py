@@ -142,11 +142,11 @@ def test_a_broken_promise_would_have_been_found(
     said: str,
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    from kill.audit import audit
     from kill.chats import Seen
     from kill.replay import replay
 
     from openclaw_rl.testing import ToyPolicy
+    from openclaw_rl.testing.ledger_audit import audit
 
     shutil.copytree(campaign.folder / "data", tmp_path / "data")
     ledger = tmp_path / "data" / "ledger.sqlite3"

@@ -1,7 +1,8 @@
 """OPD and Combined on real parts: a model scores itself, corrections are the hints, one LoRA step runs.
 
 OPD runs with an EMA teacher too, which serves scoring beside its version. The model is the bundled one's first layers,
-since no assertion depends on the sense of a reply. `test_loop.py` runs the same loop on all layers.
+since no assertion depends on the sense of a reply. `test_loop.py` runs the same loop on all layers. A method of another
+package runs the same way.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from plug_in import LENGTH, install
 
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -65,3 +67,20 @@ def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path:
             assert later["sample"]["scored_version"] == 1
             assert max(map(abs, gap(later))) > 0.05
         assert status["problems"] == []
+
+
+def test_a_method_of_another_package_is_trained_with(
+    tmp_path: Path, short_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", "length", LENGTH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    settings = ["--method", "length", "--set", "method.target_tokens=4", "--batch-size", "2"]
+    settings += ["--set", f"model.path={short_model}", "--set", "trainer.nice=0"]
+    with RunningServer(tmp_path / "data", settings) as learner:
+        ids = [chat(learner, number, CORRECTION) for number in range(2)]
+        learner.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
+        for turn_id in ids:
+            record = learner.admin("GET", f"/v1/turns/{turn_id}")
+            assert record["trained_in"] == 1
+            tokens = len(record["turn"]["response_ids"])
+            assert record["sample"]["reward"] == pytest.approx(1 - abs(tokens - 4) / 4)

@@ -26,10 +26,10 @@ from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, make_job, progress
 from openclaw_rl.ledger import Effect, Identity, Ledger
 from openclaw_rl.ledger.snapshot import Snapshot
-from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.models import resolve
 from openclaw_rl.offline.export import export
-from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings import EngineSettings, ModelSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import Step
@@ -69,7 +69,7 @@ class Place:
 
     def learner(self) -> LocalLearner:
         policy = LoraPolicy(LlamaForCausalLM.from_pretrained(self.model), TRAINER)
-        return LocalLearner(policy, METHOD, TRAINER, MethodSettings(), base_hash=self.expected["base_hash"])
+        return LocalLearner(policy, METHOD, TRAINER, BinarySettings(), base_hash=self.expected["base_hash"])
 
 
 @pytest.fixture

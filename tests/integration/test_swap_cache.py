@@ -13,8 +13,8 @@ import httpx
 import pytest
 from harness.cases import CASES
 from harness.checks import failures
-from learning.served import embedded_engine
 
+from benchmarks.learning.served import embedded_engine
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings, ModelSettings
 from openclaw_rl.testing.running_server import RunningServer

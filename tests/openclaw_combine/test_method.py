@@ -1,6 +1,5 @@
 """The combined method: which terms a turn's sample has, and the credit that comes of them."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_combine.method import METHOD, combined
+from openclaw_combine.method import METHOD, CombineSettings, combined
 from openclaw_opd import teacher
 from openclaw_opd.method import METHOD as OPD
 from openclaw_rl.engines.admission import VersionAdmission
@@ -19,7 +18,6 @@ from openclaw_rl.errors import EngineGone, TeacherError
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools, load_method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
-from openclaw_rl.settings import MethodSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import (
     DropReason,
@@ -41,7 +39,7 @@ HINT = "Answer in one sentence."
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 1e-6)
 
 
 class Scorer(FakeEngine):
@@ -68,7 +66,7 @@ def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_
 def tools(engine: FakeEngine, context_length: int = 8192, **method: object) -> ScoringTools:
     serving = VersionAdmission(hold_s=0.05)
     serving.switch(0, None)
-    return ScoringTools(MethodSettings.model_validate(method), engine, serving, render, None, context_length)
+    return ScoringTools(CombineSettings.model_validate(method), engine, serving, render, None, context_length)
 
 
 def judged(verdict: int | None, *, hint: bool) -> JudgedTurn:
@@ -109,7 +107,7 @@ async def test_a_reward_alone_leaves_the_other_term_absent() -> None:
     assert isinstance(made, Sample)
     assert made.reward == -1
     assert (made.teacher_log_probs, made.student_log_probs, made.scored_version) == (None, None, None)  # D21
-    assert json.loads(made.extra_json or "")["hint"]["absent"] == "no_hint"
+    assert (made.hint and made.hint.absent) == "no_hint"
 
 
 @pytest.mark.parametrize(("verdict", "reason"), [(0, DropReason.NEUTRAL), (None, DropReason.UNJUDGED)])
@@ -131,7 +129,7 @@ async def test_a_teacher_that_fails_costs_its_term_and_never_the_reward(failure:
     assert made.reward == 1
     assert made.teacher_log_probs is None
     absent = "hint_overflows" if failure == "overflow" else "teacher_failed"
-    assert json.loads(made.extra_json or "")["hint"]["absent"] == absent
+    assert (made.hint and made.hint.absent) == absent
     if failure == "overflow":
         assert isinstance(await METHOD.score(judged(0, hint=True), scoring), Dropped)
     else:
@@ -171,7 +169,7 @@ def sample(reward: float | None, gap: Sequence[float] | None, *, n: int = 3, dem
 
 
 def test_the_credit_by_hand() -> None:
-    settings = MethodSettings(binary_weight=0.5, opd_weight=2.0, opd_clip=1.0)
+    settings = CombineSettings(binary_weight=0.5, opd_weight=2.0, opd_clip=1.0)
     batch = [
         sample(-1.0, (0.25, -3.0, 0.0)),
         sample(None, (0.25, -3.0, 0.0)),
@@ -187,7 +185,7 @@ def test_the_credit_by_hand() -> None:
 
 
 def test_the_baseline_is_of_the_rewards_that_are_there() -> None:
-    settings = MethodSettings(baseline="ema", baseline_decay=0.5, binary_weight=1.0)
+    settings = CombineSettings(baseline="ema", baseline_decay=0.5, binary_weight=1.0)
     state = {"baseline_user": 0.25}
     batch = [sample(1.0, (1.0, 0.0, 0.0)), sample(None, (1.0, 0.0, 0.0)), sample(None, None, demonstration=True)]
     assert METHOD.advantages(batch, settings, state) == [[1.75, 0.75, 0.75], [1.0, 0.0, 0.0], [0.0] * 3]
@@ -197,7 +195,7 @@ def test_the_baseline_is_of_the_rewards_that_are_there() -> None:
 def test_a_sample_with_neither_is_a_bug_not_a_zero() -> None:
     assert not METHOD.can_train(sample(None, None))
     with pytest.raises(ValueError, match="reward"):
-        METHOD.advantages([sample(None, None)], MethodSettings(), {})
+        METHOD.advantages([sample(None, None)], CombineSettings(), {})
 
 
 terms = st.none() | st.lists(st.floats(-3, 3), min_size=2, max_size=2)
@@ -221,11 +219,11 @@ def test_absent_adds_nothing_and_a_weight_of_zero_is_absence(b: Any, o: Any, bin
 )
 def test_one_weight_zero_is_the_other_method(rewards: list[float], gaps: list[list[float]], baseline: Any) -> None:
     rewarded, hinted = [sample(r, None) for r in rewards], [sample(None, gap) for gap in gaps]
-    binary = MethodSettings(baseline=baseline, binary_weight=1.0, opd_weight=0.0)
+    binary = CombineSettings(baseline=baseline, binary_weight=1.0, opd_weight=0.0)
     state, own_state = {"baseline_user": 0.3}, {"baseline_user": 0.3}
     assert METHOD.advantages(rewarded, binary, state) == BINARY.advantages(rewarded, binary, own_state)
     assert state == own_state
-    opd = MethodSettings(binary_weight=0.0)
+    opd = CombineSettings(binary_weight=0.0)
     assert METHOD.advantages(hinted, opd, {}) == OPD.advantages(hinted, opd, {})
 
 

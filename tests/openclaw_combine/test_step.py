@@ -1,6 +1,5 @@
 """Whole steps of all three methods: a step moves the policy where the user wants it, and nowhere else."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.step import train_step
-from openclaw_rl.types import DropReason, Sample
+from openclaw_rl.types import DropReason, HintTerm, Sample
 
 
 def own_log_probs(policy: LoraPolicy, sample: Sample) -> Tensor:
@@ -97,7 +96,7 @@ def test_a_table_that_is_the_students_own_moves_nothing_and_another_pulls(
     def with_table(log_probs: Tensor) -> Sample:
         top = log_probs.topk(8, -1)
         table = {"ids": top.indices.tolist(), "log_probs": top.values.tolist()}
-        return replace(sample, extra_json=json.dumps({"top_k": table}))
+        return replace(sample, hint=HintTerm.of({"top_k": table}))
 
     own = own_log_probs(policy, sample)
     for gradient in step_gradients(policy, OPD, [with_table(own)], settings):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.settings import MethodSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import (
     Feedback,
@@ -121,7 +121,7 @@ def bench() -> Callable[..., Bench]:
         serving.switch(0, None)
         ask = StubAsk(list(answers))  # type: ignore[arg-type]
         tools = ScoringTools(
-            settings=MethodSettings.model_validate({"hint_source": "judge", "teacher": "policy"} | method),
+            settings=OpdSettings.model_validate({"hint_source": "judge", "teacher": "policy"} | method),
             teacher=engine,
             serving=serving,
             render=render,

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from openclaw_opd.hindsight import Hindsight
 from openclaw_opd.method import hindsight
 from openclaw_opd.prompts import hinted
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.client import HttpEngine
@@ -33,7 +34,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.settings import EngineSettings, MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.settings import EngineSettings, ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
 from openclaw_rl.types import Ids, JudgedTurn, VersionRun
 
@@ -184,7 +185,7 @@ async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
         offered = json.loads(tools_json) if tools_json else None
         return served.frontend.render(messages, offered, json.loads(kwargs_json or "{}")).ids
 
-    method = MethodSettings(teacher="policy", top_k=5)
+    method = OpdSettings(teacher="policy", top_k=5)
     yield ScoringTools(method, engine, serving, render, context_length=CONTEXT)
     await engine.unload_adapter("policy-v1")
     await engine.aclose()
@@ -250,9 +251,9 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
         assert log_probs is not None
         assert len(log_probs) == len(response)
         differences.append((rows.gather(-1, chosen)[:, 0] - torch.tensor(log_probs)).abs().max())
-    assert term.top_ids is not None
-    top = rows.gather(-1, torch.tensor(term.top_ids))
-    differences.append((top - torch.tensor(term.top_log_probs)).abs().max())
+    assert term.top_k is not None
+    top = rows.gather(-1, torch.tensor(term.top_k.ids))
+    differences.append((top - torch.tensor(term.top_k.log_probs)).abs().max())
     differences.append((rows.topk(top.shape[1]).values - top).abs().max())
     return float(torch.stack(differences).max())
 

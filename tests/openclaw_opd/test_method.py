@@ -1,7 +1,6 @@
 """OPD's hooks: which turns become samples, the credit of their tokens, the loss of them, and what is reported."""
 
 import asyncio
-import json
 import math
 import subprocess
 import sys
@@ -15,20 +14,21 @@ from torch import Tensor
 from openclaw_opd import teacher
 from openclaw_opd.hindsight import TopK, top_k_of
 from openclaw_opd.method import METHOD
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, TokenTerms, load_method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.types import DropReason, Sample, SamplingParams, VersionRun
+from openclaw_rl.types import DropReason, HintTerm, Sample, SamplingParams, VersionRun
 
 HINT = "Answer in one sentence."
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 1e-6)
 
 
 class Scorer(FakeEngine):
@@ -61,7 +61,8 @@ async def test_a_turn_with_a_hint_becomes_a_sample_whatever_the_verdict(bench, j
     assert (made.teacher_log_probs, made.student_log_probs, made.scored_version) == ((-0.5, -4.0, -1.0), (-1.0,) * 3, 0)
     assert made.reward is None, "a verdict is no part of OPD: nothing may reinforce what was corrected"  # D1, D3
     assert (made.response_ids, made.loss_mask) == (turn.turn.response_ids, (True, True, False))
-    assert json.loads(made.extra_json or "")["hint"]["text"] == HINT
+    assert made.hint is not None
+    assert made.hint.text == HINT
 
 
 async def test_the_trainers_student_and_a_top_k_travel_with_the_sample(bench, judged) -> None:
@@ -130,8 +131,10 @@ def test_a_table_that_is_none_is_refused(ids: Any, log_probs: Any) -> None:  # D
 
 def test_an_impossible_id_survives_json() -> None:
     made = sample(top_k=(((3, 4),), ((-0.1, -math.inf),)), n=1)
-    as_sent = replace(made, extra_json=(made.extra_json or "").replace("-Infinity", "null"))
-    assert top_k_of(made) == top_k_of(as_sent) == TopK(((3, 4),), ((-0.1, -math.inf),))
+    assert made.hint is not None
+    text = made.hint.to_json()
+    parsed = [replace(made, hint=HintTerm.of_json(sent)) for sent in (text, text.replace("-Infinity", "null"))]
+    assert top_k_of(made) == top_k_of(parsed[0]) == top_k_of(parsed[1]) == TopK(((3, 4),), ((-0.1, -math.inf),))
 
 
 # -- advantages --------------------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def sample(
         reward=reward,
         teacher_log_probs=teacher if top_k is None else teacher or (-1.0,) * n,
         student_log_probs=student if top_k is None else student or (-1.0,) * n,
-        extra_json=None if top_k is None else json.dumps({"top_k": {"ids": top_k[0], "log_probs": top_k[1]}}),
+        hint=None if top_k is None else HintTerm(top_k=TopK(*top_k)),
         is_demonstration=demonstration,
     )
 
@@ -170,7 +173,7 @@ def test_the_credit_is_the_clipped_gap() -> None:
         sample(top_k=(((1, 2),) * 4, ((-1.0, -2.0),) * 4)),
         sample(demonstration=True),
     ]
-    credit = METHOD.advantages(batch, MethodSettings(opd_clip=2.0), {})
+    credit = METHOD.advantages(batch, OpdSettings(opd_clip=2.0), {})
     assert credit[0] == pytest.approx([0.5, -2.0, 0.0, -0.5])
     assert credit[1:] == [[0.0] * 4] * 3
 
@@ -179,7 +182,7 @@ def test_a_sample_of_another_method_is_never_a_zero() -> None:
     assert not METHOD.can_train(sample(reward=1.0))
     assert METHOD.can_train(sample(demonstration=True))
     with pytest.raises(ValueError, match="teacher"):
-        METHOD.advantages([sample(reward=1.0)], MethodSettings(), {})
+        METHOD.advantages([sample(reward=1.0)], OpdSettings(), {})
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ def terms(one: Sample, advantages: list[float], **more: Any) -> TokenTerms:
 
 
 def run(one: Sample, given: TokenTerms, **method: Any) -> tuple[SampleLoss, Tensor]:
-    loss = METHOD.loss(one, given, TrainerSettings(), MethodSettings(**method))
+    loss = METHOD.loss(one, given, TrainerSettings(), OpdSettings(**method))
     loss.loss_sum.backward()
     assert given.log_probs.grad is not None
     return loss, given.log_probs.grad
@@ -207,7 +210,7 @@ def run(one: Sample, given: TokenTerms, **method: Any) -> tuple[SampleLoss, Tens
 
 def test_the_credit_goes_through_the_clipped_objective_with_its_weights() -> None:
     one = sample((-0.5, -4.0, -1.0, -1.0), (-1.0, -1.0, -1.0, -1.0), mask=(True, True, True, False))
-    (credit,) = METHOD.advantages([one], MethodSettings(opd_clip=2.0), {})
+    (credit,) = METHOD.advantages([one], OpdSettings(opd_clip=2.0), {})
     loss, slopes = run(one, terms(one, credit))
     # ratio 1; weights 1, e^-0.5, e^0.5 of trainer over engine; credit 0.5, -2, 0
     assert loss.loss_sum.item() == pytest.approx(-(0.5 - 2 * math.exp(-0.5)))
@@ -226,7 +229,7 @@ def test_the_trainers_student_is_taken_at_temperature_1_and_detached() -> None: 
     own = torch.tensor([-1.0, -1.0, -1.0, -0.5], dtype=torch.float64, requires_grad=True)
     by_trainer, slopes = run(scored, terms(scored, [0.0] * 4, unscaled_log_probs=own), opd_clip=2.0)
     paired = sample((-0.5, -4.0, -1.0, -1.0), (-1.0, -1.0, -1.0, -0.5))
-    (credit,) = METHOD.advantages([paired], MethodSettings(opd_clip=2.0), {})
+    (credit,) = METHOD.advantages([paired], OpdSettings(opd_clip=2.0), {})
     by_engine, same = run(paired, terms(paired, credit), opd_clip=2.0)
     assert by_trainer.loss_sum.item() == by_engine.loss_sum.item()
     assert slopes.tolist() == same.tolist()
@@ -239,7 +242,7 @@ def test_the_trainers_student_is_taken_at_temperature_1_and_detached() -> None: 
 def test_with_a_top_k_the_divergence_is_all() -> None:
     table = (((1, 2),) * 4, ((math.log(0.4), math.log(0.4)),) * 4)
     one = sample(top_k=table, mask=(True, True, False, True))
-    assert METHOD.advantages([one], MethodSettings(), {}) == [[0.0] * 4]
+    assert METHOD.advantages([one], OpdSettings(), {}) == [[0.0] * 4]
     gathered = torch.tensor([[0.5, 0.3], [0.4, 0.4], [0.9, 0.1], [0.1, 0.1]], dtype=torch.float64).log()
     gathered.requires_grad_()
     loss, slopes = run(one, terms(one, [0.0] * 4, gathered_log_probs=gathered))
@@ -257,11 +260,11 @@ def test_with_a_top_k_the_divergence_is_all() -> None:
 @pytest.mark.parametrize("method", [METHOD, BINARY], ids=["opd", "binary_rl"])
 def test_a_demonstration_is_its_likelihood_whatever_its_rollout_says(method: Any) -> None:
     one = sample(demonstration=True, mask=(True, False, True, True))
-    assert method.advantages([one], MethodSettings(), state := {}) == [[0.0] * 4]
+    assert method.advantages([one], OpdSettings(), state := {}) == [[0.0] * 4]
     assert state == {}
     given = terms(one, [0.0] * 4)
     given = replace(given, rollout_log_probs=torch.full((4,), torch.nan, dtype=torch.float64))
-    loss = method.loss(one, given, TrainerSettings(kl_coef=0.1), MethodSettings(demonstration_weight=0.5))
+    loss = method.loss(one, given, TrainerSettings(kl_coef=0.1), OpdSettings(demonstration_weight=0.5))
     loss.loss_sum.backward()
     assert loss.loss_sum.item() == pytest.approx(0.5 * (1.0 + 0.5 + 1.0))
     assert given.log_probs.grad is not None

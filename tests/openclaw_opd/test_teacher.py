@@ -24,7 +24,7 @@ SHORT = "Answer in one sentence."
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(teacher, "FIRST_PAUSE_S", 1e-6)
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def test_both_terms_are_of_one_version_and_the_served_prompt(bench, judged
     assert [call[1:] for call in engine.seen] == [(turn.turn.response_ids, "policy-v7", "v7", 0)] * 2
     assert engine.held == [1, 1], "a scoring call is a user of its adapter"
     assert b.serving.users(7) == 0
-    assert json.loads(term.extra_json()) == {"hint": {"text": SHORT, "source": "verbatim", "gain": -0.5}}
+    assert json.loads(term.term().to_json()) == {"hint": {"text": SHORT, "source": "verbatim", "gain": -0.5}}
     assert b.tools.health.counts == {"hindsight_scored": 1}
     assert b.tools.health.means["gap_abs"].value == 0.5
 
@@ -109,7 +109,7 @@ async def test_the_trainers_own_student_needs_no_second_call(bench, judged) -> N
 
 async def test_the_teachers_top_k_comes_along(bench, judged) -> None:
     term = await hindsight(judged("hi", "a", SHORT), bench(engine=Scorer(), hint_source="verbatim", top_k=4).tools)
-    top = json.loads(term.extra_json())["top_k"]
+    top = json.loads(term.term().to_json())["top_k"]
     assert top == {"ids": [[0, 1, 2, 3]] * 3, "log_probs": [[-1.0, -2.0, -3.0, -4.0]] * 3}
 
 
@@ -149,7 +149,7 @@ async def test_a_failing_teacher_costs_the_term_only(bench, judged, failure: Exc
     term = await hindsight(judged("hi", "a", SHORT), b.tools)
     assert (term.absent, term.detail) == (Absent.TEACHER_FAILED, str(failure))
     assert (term.teacher_log_probs, term.student_log_probs, term.scored_version) == (None, None, None)
-    assert json.loads(term.extra_json()) == {
+    assert json.loads(term.term().to_json()) == {
         "hint": {"absent": "teacher_failed", "detail": str(failure), "source": "verbatim"}
     }
     assert b.tools.health.counts == {"hindsight_teacher_failed": 1}

@@ -1,6 +1,5 @@
 """Samples of every kind a batch may hold, the node's part of slime's args, and checkouts that look like slime's."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 import pytest
 import slime_sources
 
-from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.types import Sample, VersionRun
+from openclaw_combine.method import CombineSettings
+from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.types import HintTerm, Sample, VersionRun
 from openclaw_slime.node import NodeConfig
 
 VOCABULARY = 48
@@ -30,7 +30,7 @@ def slime_tree(tmp_path: Path) -> Path:
 def node_config() -> Callable[..., NodeConfig]:
     def make(method: str = "combine", kl_coef: float = 0.0) -> NodeConfig:
         trainer = TrainerSettings(kl_coef=kl_coef)
-        settings = MethodSettings(name=method, teacher="policy", baseline="none", top_k=K)
+        settings = CombineSettings(name=method, teacher="policy", baseline="none", top_k=K)
         return NodeConfig(url="http://server", token="t", trainer=trainer, method=settings)
 
     return make
@@ -76,7 +76,7 @@ def _sample(
     table = None
     if top_k:
         ids = [dice.sample(range(VOCABULARY), K) for _ in range(length)]
-        table = json.dumps({"top_k": {"ids": ids, "log_probs": [[-1.5, -2.0, -3.0]] * length}})
+        table = HintTerm.of({"top_k": {"ids": ids, "log_probs": [[-1.5, -2.0, -3.0]] * length}})
     return Sample(
         sample_id=name,
         prompt_ids=tuple(dice.randrange(VOCABULARY) for _ in range(2 + len(name) % 4)),
@@ -89,6 +89,6 @@ def _sample(
         teacher_log_probs=tuple(value + dice.uniform(-1, 1) for value in near) if gap else None,
         student_log_probs=tuple(near) if gap and student else None,
         scored_version=0 if gap else None,
-        extra_json=table,
+        hint=table,
         is_demonstration=demonstration,
     )

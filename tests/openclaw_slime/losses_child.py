@@ -18,10 +18,10 @@ from slime.backends.megatron_utils.data import DataIterator
 from slime.backends.megatron_utils.loss import compute_advantages_and_returns, loss_function
 from torch import Tensor
 
-from openclaw_rl.methods.base import TokenTerms
+from openclaw_rl.methods.base import TokenTerms, load_method
 from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.types import Sample
-from openclaw_slime.node import NodeConfig, find_method
+from openclaw_slime.node import NodeConfig
 from openclaw_slime.rollout import extras_of, train_data_of
 
 VOCABULARY, TEMPERATURE, BATCH = 48, 0.7, 12
@@ -120,7 +120,7 @@ def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
     trainer = {**given["config"]["trainer"], "tis_mask": 1e9}
     config = NodeConfig.model_validate({**given["config"], "trainer": trainer})
     bodies = [SampleBody.model_validate(body) for body in given["samples"]]
-    method, args = find_method(config.method.name), slime_args(config)
+    method, args = load_method(config.method.name), slime_args(config)
     samples = [body.to_sample() for body in bodies]
     credit = method.advantages(samples, config.method, {})
     answer = {"rank": rank}

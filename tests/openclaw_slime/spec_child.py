@@ -9,16 +9,13 @@ for a current CUDA device is answered with the CPU.
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gpu"))
-
-from megatron_weights import Shape, full_tensors, shard
+from gpu.megatron_weights import Shape, full_tensors, shard
 
 LENGTHS = (5, 7, 4)
 SHAPE = Shape(vocab=96, hidden=32, ffn=64, heads=4, groups=2, head_dim=8, layers=2)

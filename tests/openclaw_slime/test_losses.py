@@ -8,11 +8,10 @@ from close import assert_close
 from tolerances import rel
 from torch import Tensor
 
-from openclaw_rl.methods.base import TokenTerms
+from openclaw_rl.methods.base import TokenTerms, load_method
 from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.losses import Piece, batch_loss
-from openclaw_slime.node import find_method
 from openclaw_slime.rollout import extras_of, train_data_of
 from openclaw_slime.rows import Row, ride, row_of, share_of
 from openclaw_slime.vocab_parallel import VocabShard
@@ -61,7 +60,7 @@ def alone(method, config, sample: Sample, credit, logits: Tensor, reference: Ten
 @pytest.mark.parametrize("batch_size", [6, 16])
 def test_loss_and_gradient_are_those_of_each_sample_alone(node_config, every_kind, batch_size, kl_coef):
     """A batch of six in a step of sixteen is a batch of six: slime divides by sixteen."""
-    config, method = node_config(kl_coef=kl_coef), find_method("combine")
+    config, method = node_config(kl_coef=kl_coef), load_method("combine")
     credit = method.advantages(every_kind, config.method, {})
     reference = [torch.full((len(s.response_ids),), -3.6) for s in every_kind] if kl_coef else None
     pieces, places = pieces_of(every_kind, credit, batch_size, reference)
@@ -83,7 +82,7 @@ def test_loss_and_gradient_are_those_of_each_sample_alone(node_config, every_kin
 
 
 def test_how_the_batch_is_cut_changes_nothing(node_config, every_kind):
-    config, method = node_config(), find_method("combine")
+    config, method = node_config(), load_method("combine")
     credit = method.advantages(every_kind, config.method, {})
     pieces, places = pieces_of(every_kind, credit, 6)
     tokens = int(places[-1][-1]) + 2
@@ -99,7 +98,7 @@ def test_fillers_have_no_gradient_but_a_graph(node_config, every_kind):
     config = node_config()
     pieces, _ = pieces_of(every_kind[:1], [[1.0] * 5], 3)
     logits = torch.randn(40, VOCABULARY, requires_grad=True)
-    loss = batch_loss(find_method("combine"), config, pieces[1:], logits, VocabShard())
+    loss = batch_loss(load_method("combine"), config, pieces[1:], logits, VocabShard())
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
@@ -107,7 +106,7 @@ def test_fillers_have_no_gradient_but_a_graph(node_config, every_kind):
 
 def test_a_nan_names_its_sample_and_makes_the_step_not_finite(node_config, every_kind):
     """slime then leaves the step out on every rank; the driver drops who was at fault."""
-    config, method = node_config(), find_method("combine")
+    config, method = node_config(), load_method("combine")
     credit = method.advantages(every_kind, config.method, {})
     pieces, places = pieces_of(every_kind, credit, 6)
     logits = torch.randn(int(places[-1][-1]) + 2, VOCABULARY)
@@ -119,7 +118,7 @@ def test_a_nan_names_its_sample_and_makes_the_step_not_finite(node_config, every
 
 
 def test_a_reference_of_another_temperature_gives_no_kl(node_config, every_kind):
-    config, method = node_config(kl_coef=1.0), find_method("combine")
+    config, method = node_config(kl_coef=1.0), load_method("combine")
     hint = every_kind[1:2]  # at temperature 1
     pieces, places = pieces_of(hint, [[1.0] * 4], 1, [torch.full((4,), -9.0)])
     logits = torch.randn(int(places[-1][-1]) + 2, VOCABULARY)

@@ -19,7 +19,7 @@ def path() -> str:
     checkout = Path(os.environ.get("MEGATRON_ROOT", ROOT.parent / "Megatron-LM"))
     if not (checkout / "megatron/core").is_dir() and find_spec("megatron") is None:
         pytest.skip("no Megatron-LM: set MEGATRON_ROOT")
-    return os.pathsep.join((str(checkout), str(ROOT / "slime")))
+    return os.pathsep.join((str(checkout), str(ROOT / "slime"), str(ROOT / "scripts")))
 
 
 @pytest.mark.parametrize("tp", [1, 2])

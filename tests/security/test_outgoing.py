@@ -205,7 +205,7 @@ def test_what_a_message_points_to_is_not_fetched(open_server, url):
 def test_a_configured_url_is_http_and_holds_no_password(url):
     for key in ("judge.url", "engine.url", "method.teacher_url"):
         with pytest.raises(SettingsError, match=key):
-            load(None, {key: url}, {})
+            load(None, {"method.name": "opd", key: url}, {})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A batch of samples of every kind, and the three methods that train on it."""
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -9,17 +8,18 @@ import torch
 from torch import Tensor
 
 from openclaw_combine.method import METHOD as COMBINE
+from openclaw_combine.method import CombineSettings
 from openclaw_opd.method import METHOD as OPD
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.binary_rl import METHOD as BINARY
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.step import accumulate
-from openclaw_rl.types import Sample, VersionRun
+from openclaw_rl.types import HintTerm, Sample, VersionRun
 
 VOCABULARY = 64
 METHODS = {"binary_rl": BINARY, "opd": OPD, "combine": COMBINE}
-WEIGHTS = MethodSettings(binary_weight=0.7, opd_weight=1.3, opd_clip=1.5, demonstration_weight=0.4)
+WEIGHTS = CombineSettings(binary_weight=0.7, opd_weight=1.3, opd_clip=1.5, demonstration_weight=0.4)
 
 
 def make_sample(
@@ -40,12 +40,12 @@ def make_sample(
     def log_probs() -> tuple[float, ...]:
         return tuple(-2.0 - 3 * dice.random() for _ in range(response))
 
-    extra = None
+    term = None
     if top_k:
         rows = [[math.log(dice.random() + 0.05) for _ in range(top_k + 1)] for _ in range(response)]
         table = [[value - math.log(math.fsum(map(math.exp, row))) for value in row[:top_k]] for row in rows]
         ids = [dice.sample(range(VOCABULARY), top_k) for _ in range(response)]
-        extra = json.dumps({"top_k": {"ids": ids, "log_probs": table}})
+        term = HintTerm.of({"top_k": {"ids": ids, "log_probs": table}})
     return Sample(
         sample_id=sample_id,
         prompt_ids=tuple(dice.randrange(VOCABULARY) for _ in range(prompt)),
@@ -57,7 +57,7 @@ def make_sample(
         reward=reward,
         teacher_log_probs=log_probs() if hint or top_k else None,
         student_log_probs=log_probs() if (hint or top_k) and student else None,
-        extra_json=extra,
+        hint=term,
         is_demonstration=demonstration,
     )
 
@@ -92,7 +92,7 @@ def step_gradients(
     method: Method,
     batch: Sequence[Sample],
     trainer: TrainerSettings,
-    settings: MethodSettings = WEIGHTS,
+    settings: CombineSettings = WEIGHTS,
 ) -> list[Tensor]:
     accumulate(policy, method, batch, method.advantages(batch, settings, {}), trainer, settings)
     return gradients(policy)

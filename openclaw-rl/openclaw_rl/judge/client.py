@@ -1,4 +1,4 @@
-"""Where a judge's answers come from: an OpenAI-compatible URL, or the policy's own engine with the adapter off."""
+"""Clients of the judge's model: an OpenAI-compatible URL, or the policy's own engine with the adapter off."""
 
 import asyncio
 import random
@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import EngineError, JudgeError
@@ -16,12 +17,13 @@ from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import Ids
 
 _ATTEMPTS = 4
-"""Tries of one call at a busy or failing judge; the turn itself is tried again later, with longer pauses."""
+"""Tries of one call at a busy or failing judge. Later attempts at the turn have longer pauses."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 _MAX_RETRY_AFTER_S = 30.0
 
 
 class HttpJudgeClient:
-    """Any OpenAI-compatible server. The client's owner closes it."""
+    """Client of any OpenAI-compatible server. The owner of the HTTP client closes it."""
 
     def __init__(self, client: httpx.AsyncClient, settings: JudgeSettings) -> None:
         if settings.url is None:
@@ -55,8 +57,9 @@ class HttpJudgeClient:
         headers = {"X-Turn-Type": "side"}  # a server like this one may judge: it must not learn from being asked
         if key is not None:
             headers["Authorization"] = f"Bearer {key.get_secret_value()}"
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         for attempt in range(_ATTEMPTS):
-            pause = 0.5 * 2**attempt * random.uniform(0.5, 1.5)
+            pause = backoff.next_s() * random.uniform(0.5, 1.5)
             try:
                 reply = await self._client.request(
                     method, self._base + path, json=body, headers=headers, timeout=self._settings.timeout_s
@@ -68,7 +71,7 @@ class HttpJudgeClient:
                     return _parsed(reply)
                 failure = f"judge answered {reply.status_code}"
                 if reply.status_code != 429 and reply.status_code < 500:
-                    break  # the request is at fault: no second try will mend it
+                    break  # the request is at fault: another try would fail too
                 pause = max(pause, _retry_after(reply))
             if attempt + 1 < _ATTEMPTS:
                 await asyncio.sleep(pause)
@@ -76,9 +79,9 @@ class HttpJudgeClient:
 
 
 class EngineJudgeClient:
-    """The base model behind the policy's engine: adapter off, behind every chat in the queue.
+    """Client of the base model in the policy's engine: adapter off, with a lower priority than every chat.
 
-    `slots`: the engine's places for this judge's calls; one that waits for a place is not timed yet.
+    `slots` are the engine's places for this judge's calls. The timeout starts when a call has its place.
     """
 
     def __init__(

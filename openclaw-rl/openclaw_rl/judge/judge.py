@@ -1,9 +1,7 @@
-"""What a judge is: it looks at a turn with its next state and says +1, 0 or −1, or fails and says so.
+r"""The judge protocol, and the way from a judge's answers to a verdict.
 
-From a judge's answers to a verdict: the vote in one answer, and the majority of several.
-
-A vote is the last complete `\boxed{1}`, `\boxed{-1}` or `\boxed{0}` of the answer proper, behind any reasoning.
-What holds no such vote is no vote; it is never a 0.
+A vote is the last complete `\boxed{1}`, `\boxed{-1}` or `\boxed{0}` of an answer, behind any reasoning. An answer
+without such a vote is invalid; it never counts as 0. The verdict is the majority of several votes.
 """
 
 import re
@@ -17,12 +15,12 @@ from openclaw_rl.types import JudgedTurn, Verdict
 
 
 class Undecided(JudgeError):
-    """The judge was asked, answered, and did not decide. To ask until it does would be fishing for a verdict."""
+    """The judge answered and did not decide. Asking again until it decides would bias the verdict."""
 
 
 class Judge(Protocol):
     async def verdict(self, judged: JudgedTurn) -> Verdict:
-        """Raises JudgeError when no verdict could be had (worth another try later), Undecided when none will come."""
+        """Return the verdict on the turn. Raises JudgeError when a later attempt may work, else Undecided."""
         ...
 
 
@@ -32,9 +30,9 @@ _THOUGHT_MARK = re.compile(r"<(/?)think(?:ing)?>")
 
 
 def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
-    """The vote in one answer; None when there is none. `is_cut`: the answer ended at its token limit."""
+    """Return the vote in one answer; None without a vote. `is_cut`: the answer ended at its token limit."""
     if is_cut:
-        return None  # what stands last is not what the judge would have said last
+        return None  # the judge had not finished: its last box may not be its vote
     proper = answer_proper(answer)
     boxes = _BOX.findall(proper) if proper is not None else ()
     value = _VALUE.fullmatch(boxes[-1]) if boxes else None
@@ -44,7 +42,7 @@ def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
 
 
 def answer_proper(answer: str) -> str | None:
-    """What stands behind the reasoning; None when the judge never came out of its thoughts."""
+    """Return the text behind the reasoning; None when the reasoning has no end."""
     proper, at, is_thinking = "", 0, False
     for mark in _THOUGHT_MARK.finditer(answer):
         if not mark[1]:
@@ -59,7 +57,7 @@ def answer_proper(answer: str) -> str | None:
 
 
 class Outcome(Enum):
-    """How a ballot can stand without a winner."""
+    """State of a ballot without a winner."""
 
     OPEN = auto()
     TIE = auto()
@@ -67,8 +65,8 @@ class Outcome(Enum):
 
 
 def count(votes: Sequence[int | None], *, outstanding: int, quorum: int) -> int | Outcome:
-    """The winner: more than half of the valid votes, whatever the outstanding ones will say; else how the ballot
-    stands."""
+    """Return the value with more than half of the valid votes, the outstanding ones included; else the ballot's
+    state."""
     valid = Counter(vote for vote in votes if vote is not None)
     total = valid.total()
     if total >= quorum:

@@ -1,9 +1,9 @@
-"""A judge that asks a language model: several independent votes, the majority wins.
+"""Judge that asks a language model for several independent votes; the majority wins.
 
-Where the user reacted with a sign that we know, nobody is asked: that is the user's own verdict. Votes run at once
-and stop at the first decided majority. Fewer valid votes than the quorum, or none possible any more:
-JudgeError, and the turn may be judged later. A tie is voted on once more; a second one is `Undecided`. How many calls
-run at once is bounded by whoever asks for verdicts: its workers times `votes`.
+A known reaction of the user (an emoji) is the user's own verdict: then the judge does not ask the model. Votes run at
+once and stop at the first decided majority. With fewer valid votes than the quorum the judge raises JudgeError, and the
+turn may be judged later. After a tie the judge votes once more; a second tie raises `Undecided`. The caller bounds the
+number of calls at once: its workers times `votes`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import JudgedTurn, Verdict
 
 _RATIONALE_CHARS = 1000
-"""Of an answer's end that is kept to explain the verdict."""
+"""Characters of an answer's end that the ledger keeps to explain the verdict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The rules judge's table: phrases that tell how a user took a reply, and what a tool says when it failed.
+"""Table of the rules judge: phrases by which users rate a reply, and error messages of tools.
 
 One phrase a line, as a small regular expression; `{it}` and its like stand for the words in `_WORDS`. Text is matched
 case-folded, with single spaces, without code and quotations, at word boundaries (scripts without spaces: anywhere).
-`max_words` keeps a phrase that is telling in a short message ("shorter please") from firing inside a new request
-("find me a shorter way to work, I am always late"). Languages: English, and the commonest words of German, French,
+With `max_words` a phrase counts in a short message ("shorter please") and not inside a new request ("find me a shorter
+way to work, I am always late"). Languages: English, and the commonest words of German, French,
 Spanish, Italian, Portuguese, Russian, Chinese, Japanese and Korean.
 """
 
@@ -212,4 +212,4 @@ TOOL_RULES: tuple[tuple[str, int, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""Name, value, pattern: the first that matches a result decides on it. A result that matches none is a success."""
+"""Name, value, pattern. The first pattern that matches a result decides; a result without a match is a success."""

@@ -1,10 +1,8 @@
-"""The part of a turn that a judge is shown, as plain text that cannot act.
+"""Prompt of an LLM judge: its instructions, and the part of the turn that it reads, as text that cannot act.
 
-Everything here comes from the conversation, so none of it is trusted: control strings of chat templates, verdict and
-hint markers are broken visibly, every line carries a bar in front, and what is long loses its middle, with a mark that
-says how much. Reasoning is left out: the user never saw it. OpenClaw's wrapping is left out as well.
-
-What an LLM judge is asked, in words of ours.
+No text of the conversation is trusted. Control strings of chat templates and markers of verdicts and hints are broken
+visibly. Every line has a bar in front. A long text loses its middle, and a mark says how much is missing. Reasoning is
+left out, because the user never saw it; so is OpenClaw's wrapping.
 """
 
 import re
@@ -20,8 +18,8 @@ REQUEST_CHARS = 4000
 STEPS_CHARS = 3000
 REPLY_CHARS = 6000
 NEXT_STATE_CHARS = 6000
-"""Together about 5k tokens: it fits the bundled model's 8k context with room for an answer, and no verdict we have
-seen turned on something in the middle of a longer text."""
+"""Together about 5k tokens, which leaves room for an answer in the bundled model's 8k context. In our recordings no
+verdict depended on the middle of a longer text."""
 
 _CONTROL = re.compile(r"<(?=[|｜/!<A-Za-z0-9_])")
 """The start of every control string we know of (`<|im_end|>`, `</think>`, `<s>`, `<｜User｜>`, `<<SYS>>`); `a < b`
@@ -32,11 +30,11 @@ _BRACKETED = re.compile(r"\[(/?[A-Z][A-Z_]{2,}|gMASK)\]")
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What the judge reads, every line fenced."""
+    """Text that the judge reads, every line fenced."""
 
     request: str
     steps: str
-    """What the assistant did between the request and this reply (tool calls and results); empty for a direct reply."""
+    """Tool calls and results between the request and this reply; empty for a direct reply."""
     reply: str
     next_state: str
 
@@ -60,24 +58,24 @@ def transcript(judged: JudgedTurn) -> Transcript:
 
 
 def is_request(message: Message) -> bool:
-    """True for a user message that a user wrote."""
+    """Return True for a message of role user that a user wrote."""
     return message.role == "user" and not is_background(message)
 
 
 def neutral(text: str) -> str:
-    """The same text, unable to act: `‹|im_end|>`, `(boxed){1}`, `(INST)`."""
-    # Nulls first: what they part grows together when they go.
+    """Return the same text with its markers broken: `‹|im_end|>`, `(boxed){1}`, `(INST)`."""
+    # Nulls first: without them the two halves of a marker join.
     text = _CONTROL.sub("‹", text.replace("\0", "").replace("\\boxed", "(boxed)"))
     return _BRACKETED.sub(r"(\1)", text)
 
 
 def fence(text: str) -> str:
-    """A bar in front of every line: nothing inside can pass for our own words."""
+    """Put a bar in front of every line, so that no line passes for our own words."""
     return "\n".join(f"| {line}" for line in text.splitlines()) or "| (nothing)"
 
 
 def trim(text: str, limit: int) -> str:
-    """At most about `limit` characters: the head and the tail, and a mark between them."""
+    """Return at most about `limit` characters: the head, a mark and the tail."""
     if len(text) <= limit:
         return text
     head, tail = limit * 2 // 3, limit // 3
@@ -85,7 +83,7 @@ def trim(text: str, limit: int) -> str:
 
 
 def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> list[str]:
-    """Each message with its role in front; the limit is shared."""
+    """Return each message with its role in front; the messages share the limit."""
     names = _tool_names(calls)
     told = []
     for message in messages:
@@ -103,7 +101,7 @@ def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> 
 
 
 def _said(message: Message) -> str:
-    """Text and tool calls, as the client got them."""
+    """Return text and tool calls, as the client got them."""
     calls = [f"calls {call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
     return "\n".join(filter(None, [message.text().strip(), *calls]))
 
@@ -114,8 +112,20 @@ def _tool_names(message: Message | None) -> dict[str, str]:
 
 
 def _plain_id(call_id: str | None) -> str:
-    """Clients change the punctuation of ids."""
+    """Return the id without punctuation, which clients change."""
     return re.sub(r"\W|_", "", call_id or "")
+
+
+def transcript_parts(judged: JudgedTurn, task: str) -> list[str]:
+    """Return the transcript under headings, for a judge that is to `task` the reply ("grade")."""
+    shown = transcript(judged)
+    parts = [f"What the user had asked for:\n{shown.request}"]
+    if shown.steps:
+        parts.append(f"What the assistant had done about it before this reply:\n{shown.steps}")
+    parts.append(f"The reply to {task}:\n{shown.reply}")
+    what = "the tools answered" if judged.next_state.is_tool else "what came next"
+    parts.append(f"After the reply, {what}:\n{shown.next_state}")
+    return parts
 
 
 INSTRUCTIONS = """\
@@ -138,12 +148,5 @@ that holds nothing but your grade, in this form: \\boxed{1} or \\boxed{-1} or \\
 
 
 def judge_prompt(judged: JudgedTurn) -> list[Message]:
-    shown = transcript(judged)
-    parts = [f"What the user had asked for:\n{shown.request}"]
-    if shown.steps:
-        parts.append(f"What the assistant had done about it before this reply:\n{shown.steps}")
-    parts.append(f"The reply to grade:\n{shown.reply}")
-    what = "the tools answered" if judged.next_state.is_tool else "what came next"
-    parts.append(f"After the reply, {what}:\n{shown.next_state}")
-    parts.append("Your grade of the reply, after a few sentences of thought:")
+    parts = [*transcript_parts(judged, "grade"), "Your grade of the reply, after a few sentences of thought:"]
     return [Message(role="system", content=INSTRUCTIONS), Message(role="user", content="\n\n".join(parts))]

@@ -1,10 +1,9 @@
-"""A judge without a model: a table of what users and tools say, read from top to bottom; the first rule that matches
-decides.
+"""Judge without a model: it reads a table of phrases from top to bottom, and the first rule that matches decides.
 
-Reactions come first: they are the user's plainest word. Then the user's text: a correction beats praise ("thanks, but
-shorter"), a repeat of the request is a complaint, and what says nothing of the reply but goes on to something else is
-content with it. Without a user's message the tools' results decide. It is deliberately small: what needs understanding
-is for the LLM judge.
+Reactions come first, because they are the user's plainest sign. Then comes the user's text. A correction beats praise
+("thanks, but shorter"). A repeat of the request is a complaint. A message that goes on to another subject counts as
+content with the reply. Without a user's message the tools' results decide. The table is small on purpose: turns that
+need understanding are for the LLM judge.
 """
 
 import re
@@ -30,22 +29,22 @@ _GOOD = frozenset("👍❤🔥🎉👏💯🙏🥰😍😁🤩👌😇🤗🫡�
 }
 _BAD = frozenset("👎💩🤮😡🤬😠😢🤦🖕🥱😴🙄❌") | {"thumbsdown", "-1"}
 _TONE = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff\u200d♀♂]")
-"""Skin tones and presentation, which do not change what an emoji says."""
+"""Skin tones and presentation, which do not change the meaning of an emoji."""
 
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _QUOTED = re.compile(r"^\s*>.*$", re.MULTILINE)
 _WORDS = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W_]+(?:'\w+)?")
 """Words; Chinese and Japanese by character."""
 _RESULT_CHARS = 4000
-"""Of a tool result's head and tail that is searched: errors are reported at its ends."""
+"""Characters of a tool result's head and tail that the judge searches: tools report errors at the ends."""
 _TEXT_CHARS = 4000
-"""Of a user's message that are looked at at all: this runs on the event loop."""
+"""Characters of a user's message that the judge looks at. The bound is needed on the event loop."""
 _READ_WORDS = 30
-"""Of a user's message that are read: feedback comes first, what follows is the next task."""
+"""Words of a user's message that the judge reads: feedback comes first, then the next task."""
 _TALK_WORDS = 3
-"""A message of fewer words ("ok", "yes") is an answer, not a new request: it says nothing."""
+"""A message of fewer words ("ok", "yes") is an answer, not a new request: it is neutral."""
 _PRAISE_WORDS = 6
-"""Praise of no more words holds no request: said twice in a row ("Thanks!"), it is praise twice."""
+"""Praise of no more words holds no request. The same praise twice in a row ("Thanks!") is praise twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Ruling:
 
 
 class RulesJudge:
-    """Never fails, never waits."""
+    """Judge that never fails and never waits."""
 
     async def verdict(self, judged: JudgedTurn) -> Verdict:
         ruling = rule_on(judged)
@@ -79,7 +78,7 @@ def rule_on(judged: JudgedTurn) -> Ruling:
 
 
 def rule_on_reactions(reactions: Sequence[str]) -> Ruling | None:
-    """What the user's reactions say; None when they say nothing. No judge is asked where they say something."""
+    """Return the verdict of the user's reactions; None without a known one, or with contrary ones."""
     marks = {_TONE.sub("", reaction.strip(":")) for reaction in reactions if not is_taken_back(reaction)}
     good, bad = marks & _GOOD, marks & _BAD
     if bool(good) == bool(bad):
@@ -123,7 +122,7 @@ def _last_request(messages: Sequence[Message]) -> str:
 
 
 def _repeats(text: str, request: str) -> bool:
-    """Whether it is the former request again, as it was or with words added, or most of it with words left out."""
+    """Return True for the former request again: unchanged, with more words, or most of it with some left out."""
     new, old = (set(_WORDS.findall(t.casefold().replace("’", "'"))) for t in (text, request))
     if len(old) < 3 or len(new) < 3:
         return bool(new) and new == old

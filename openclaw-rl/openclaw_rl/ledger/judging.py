@@ -130,7 +130,7 @@ def _insert_sample(db: sqlite3.Connection, row: int, sample: Sample) -> None:
             sample.temperature,
             sample.reward,
             sample.scored_version,
-            sample.extra_json,
+            None if sample.hint is None else sample.hint.to_json(),
             sample.is_demonstration,
             None if teacher is None else pack_floats(teacher),
             None if student is None else pack_floats(student),

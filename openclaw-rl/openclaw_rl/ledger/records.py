@@ -11,6 +11,7 @@ from openclaw_rl.ledger.blobs import unpack_floats, unpack_ids, unpack_mask, unp
 from openclaw_rl.types import (
     DropReason,
     Feedback,
+    HintTerm,
     JudgedTurn,
     NextState,
     Request,
@@ -134,7 +135,7 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
         teacher_log_probs=None if teacher is None else unpack_floats(teacher),
         student_log_probs=None if student is None else unpack_floats(student),
         scored_version=found["scored_version"],
-        extra_json=found["extra"],
+        hint=None if found["extra"] is None else HintTerm.of_json(found["extra"]),
         is_demonstration=bool(found["is_demonstration"]),
     )
 

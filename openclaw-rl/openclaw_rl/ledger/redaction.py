@@ -258,7 +258,11 @@ class NounRedactor:
         return None if verdict is None else replace(verdict, rationale=self._text(verdict.rationale))
 
     def sample(self, sample: Sample) -> Sample:
-        return replace(sample, extra_json=self._json(sample.extra_json))
+        hint = sample.hint
+        if hint is None:
+            return sample
+        text, detail, own = self._optional(hint.text), self._text(hint.detail), self._json(hint.method_json)
+        return replace(sample, hint=replace(hint, text=text, detail=detail, method_json=own))
 
     def feedback(self, said: Feedback) -> Feedback:
         return replace(said, comment=self._optional(said.comment), demonstration=self._optional(said.demonstration))

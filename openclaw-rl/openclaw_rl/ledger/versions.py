@@ -17,7 +17,7 @@ from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.trainer_protocol import Tip
-from openclaw_rl.types import Version, VersionState, WeightKind
+from openclaw_rl.types import StepReport, Version, VersionState, WeightKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _folders(db: sqlite3.Connection) -> dict[int, str]:
 
 
 def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:
-    probes = unpack_bytes(found["probes"]).decode() if with_probes and found["probes"] else "[]"
+    probes = unpack_bytes(found["probes"]) if with_probes and found["probes"] else "[]"
     return Version(
         weight_version=found["weight_version"],
         parent=found["parent"],
@@ -287,7 +287,7 @@ def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:
         lease_id=found["lease_id"],
         durable=bool(found["durable"]),
         committed_at=found["committed_at"],
-        report_json=f'{{"metrics":{found["metrics"]},"probes":{probes}}}',
+        report=StepReport.of_json(found["metrics"], probes),
         reason=found["reason"],
         weights_file=found["weights_file"],
         same_weights_as=found["same_weights_as"],

@@ -1,3 +1,1 @@
-"""Methods: how a judged turn becomes a sample, credit per token, and a loss. Found by entry point, never a second
-server.
-"""
+"""Methods: each turns a judged turn into a sample, credit per token and a loss. Entry points find them."""

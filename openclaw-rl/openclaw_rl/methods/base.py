@@ -1,17 +1,17 @@
-"""The method protocol: a value with a few hooks, found under the entry-point group `openclaw_rl.methods`.
+"""The method protocol, and the helpers that turn a judged turn into a sample.
 
-`score` runs in the server (async, no torch), the others in the trainer. A new method is a new `method.py` behind an
-entry point; it never touches the server. What methods share lies beside: `turns` (a turn that can be trained on, as a
-sample) and `objective` (the clipped objective, demonstrations).
+A method is an object with a few hooks, which a package registers under the entry points `openclaw_rl.methods`. `score`
+runs in the server: it is async and imports no torch. The other hooks run in the trainer. A new method is a new
+`method.py` behind an entry point; it never changes the server.
 
-From a judged turn to a sample: what every method asks of a turn first, and the fields that no method decides.
+`objective` holds the losses that methods share: the clipped objective and the loss on demonstrations.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
@@ -19,17 +19,17 @@ from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.types import DropReason, Ids, JudgedTurn, Sample
+from openclaw_rl.settings.method_settings import method_object
+from openclaw_rl.types import DropReason, HintTerm, Ids, JudgedTurn, LogProbs, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from openclaw_rl.telemetry.health import Health
-import math
 
-from openclaw_rl.types import LogProbs
-
-ENTRY_POINT_GROUP = "openclaw_rl.methods"
+S = TypeVar("S", bound=MethodSettings)
+"""The settings class of one method."""
+S_co = TypeVar("S_co", bound=MethodSettings, covariant=True)
 
 
 def _no_meters() -> "Health":
@@ -41,24 +41,24 @@ def _no_meters() -> "Health":
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The method has no use for this turn."""
+    """Refusal of a turn by the method."""
 
     reason: DropReason
     detail: str = ""
 
 
 Render = Callable[[Sequence[Message], str | None, str | None], Ids]
-"""(messages, tools_json, template_kwargs_json) → the prompt's ids, by the front end that serves. Blocks: call it in a
-thread."""
+"""(messages, tools_json, template_kwargs_json) → the prompt's ids, by the front end that serves. It blocks: call it in
+a thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringTools:
-    """What `score` may use. Binary RL needs none of it."""
+class ScoringTools(Generic[S_co]):
+    """The server's parts that `Method.score` may use. Binary RL uses no part."""
 
-    settings: MethodSettings = field(default_factory=MethodSettings)
+    settings: S_co = field(default_factory=MethodSettings)  # type: ignore[assignment]
     teacher: Engine | None = None
-    """The policy's engine. A scoring call is `async with serving.use(version)`, so that no adapter goes under it."""
+    """The policy's engine. A scoring call runs inside `serving.use(version)`, which keeps the adapter loaded."""
     serving: VersionAdmission | None = None
     render: Render | None = None
     ask: JudgeClient | None = None
@@ -66,35 +66,34 @@ class ScoringTools:
     context_length: int = 0
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
-    """One is taken for each scoring call: the engine has room for chats, and whoever is asked for hints has places of
-    its own."""
+    """Places of scoring calls on the engine; each call takes one. Chats and the hint judge have places of their own."""
     health: "Health" = field(default_factory=_no_meters)
-    """Where a method counts what it could not do, for `/metrics` and `/healthz`."""
+    """Counters of the method's failures, for `/metrics` and `/healthz`."""
     base_teacher: Engine | None = None
-    """Another engine, of the base alone, for `teacher = "base"`; None: `teacher` with its adapter off."""
+    """Another engine, which serves the base alone (`teacher = "base"`); None: `teacher` with its adapter off."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
-    """One sample's tensors at its T response positions, fp32 (float64 in tests); log-probs at the sample's temperature
-    unless it says otherwise. All of them come from one forward pass.
+    """Tensors of one sample at its T response positions, from one forward pass: fp32, or float64 in tests. Log-probs
+    are at the sample's temperature where the field does not name another.
     """
 
     log_probs: "Tensor"  # [T], with graph
     old_log_probs: "Tensor"  # [T], detached
-    rollout_log_probs: "Tensor"  # [T]; zeros that mean nothing for a demonstration
+    rollout_log_probs: "Tensor"  # [T]; meaningless zeros for a demonstration
     ref_log_probs: "Tensor | None"  # [T], None unless kl_coef > 0
     advantages: "Tensor"  # [T]
     loss_mask: "Tensor"  # [T] bool
     unscaled_log_probs: "Tensor | None" = None
-    """[T], at temperature 1, detached: the gap's student side where the sample brought none (`student_term =
+    """[T], at temperature 1, detached: the student's side of the gap where the sample has no such term (`student_term =
     "trainer"`)."""
     gathered_log_probs: "Tensor | None" = None
-    """[T, K], at temperature 1, with graph: of the ids that `Method.gathered_ids` names."""
+    """[T, K], at temperature 1, with graph: of the ids in `Method.gathered_ids`."""
 
 
 class Tally(NamedTuple):
-    """A mean to report over the batch: a sum, and over how many tokens or samples."""
+    """A mean to report over the batch: a sum, and its number of tokens or samples."""
 
     total: float
     over: float
@@ -102,55 +101,55 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleLoss:
-    """One sample's loss *summed* over its trained tokens, and what to report. The caller divides: per sample by its
-    token count, then by the batch's number of samples, both known before the first micro-batch."""
+    """Loss of one sample, *summed* over its trained tokens, with the figures to report. The caller divides it by the
+    sample's token count and by the batch's number of samples, both known before the first micro-batch."""
 
     loss_sum: "Tensor"  # scalar with graph
     token_count: int
     tallies: Mapping[str, Tally]
 
 
-class Method(Protocol):
-    name: str
-    needs_engine: bool
-    """Whether `score` asks an engine."""
+class Method(Protocol[S]):
+    """One way to learn from judged turns. It has no state: the hooks get the method's settings as an argument."""
 
-    async def score(self, judged: JudgedTurn, tools: ScoringTools) -> Sample | Dropped:
-        """Make the turn's sample: reward, teacher terms. Raises TeacherError only when nothing can be made."""
+    name: str
+    settings: type[S]
+    """Class of the `method` table. `load` validates the table with it, and asks an instance what the method needs."""
+
+    async def score(self, judged: JudgedTurn, tools: ScoringTools[S]) -> Sample | Dropped:
+        """Make the turn's sample: reward, teacher terms. Raises TeacherError when an outage leaves no term at all."""
         ...
 
     def can_train(self, sample: Sample) -> bool:
-        """Whether the sample holds a term that this method trains on: another method may have made it."""
+        """Return True when the sample holds a term of this method. Another method may have made the sample."""
         ...
 
-    def advantages(
-        self, batch: Sequence[Sample], settings: MethodSettings, state: dict[str, float]
-    ) -> list[list[float]]:
-        """Credit per response token [T] for each sample; zeros for demonstrations. `state` is kept with the checkpoint
-        (a baseline's mean)."""
+    def advantages(self, batch: Sequence[Sample], settings: S, state: dict[str, float]) -> list[list[float]]:
+        """Return the credit per response token [T] of each sample; zeros for demonstrations. The checkpoint keeps
+        `state` (a baseline's mean)."""
         ...
 
     def gathered_ids(self, sample: Sample) -> Sequence[Ids] | None:
-        """[T, K]: the ids whose log-probs `loss` reads besides the sampled ones; None for none."""
+        """Return the ids [T, K] whose log-probs `loss` reads besides the sampled ones, if there are any."""
         ...
 
-    def loss(
-        self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: MethodSettings
-    ) -> SampleLoss: ...
+    def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: S) -> SampleLoss: ...
 
 
 def load_method(name: str) -> Method:
-    """The method registered under `name`: ours are `binary_rl`, `opd` and `combine`, and any installed package may add
-    one. Imports the method's module, which imports no torch. Raises SettingsError that lists the known names."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in found:
-        raise SettingsError(f"method.name: no method {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
-    method: Method = found[name].load()
+    """Return the method registered under `name`: `binary_rl`, `opd`, `combine`, or one of another installed package.
+
+    Imports the method's module, which imports no torch. Raises SettingsError that lists the known names.
+    """
+    try:
+        method: Method = method_object(name)
+    except SettingsError as error:
+        raise SettingsError(f"method.name: {error}") from error
     return method
 
 
 def unusable(judged: JudgedTurn) -> DropReason | None:
-    """Why nothing can be trained on this turn, whatever was said of it; None when something can."""
+    """Return the reason why no method can train on this turn; None when one can."""
     turn = judged.turn
     if turn.drop is not None:
         return turn.drop
@@ -164,7 +163,7 @@ def unusable(judged: JudgedTurn) -> DropReason | None:
 
 
 def reward_of(judged: JudgedTurn) -> float | None:
-    """±1, or None: a verdict of 0 and no verdict at all give no reward."""
+    """Return ±1; None for a verdict of 0 and for an unjudged turn."""
     return float(judged.verdict.value) if judged.verdict is not None and judged.verdict.value else None
 
 
@@ -175,10 +174,9 @@ def sample_of(
     teacher_log_probs: LogProbs | None = None,
     student_log_probs: LogProbs | None = None,
     scored_version: int | None = None,
-    extra_json: str | None = None,
+    hint: HintTerm | None = None,
 ) -> Sample:
-    """The turn exactly as sampled, with the terms a method found for it. Raises AlignmentError where they do not
-    fit."""
+    """Return the turn exactly as sampled, with the method's terms. Raises AlignmentError where they do not fit."""
     turn, request = judged.turn, judged.request
     return Sample(
         sample_id=turn.turn_id,
@@ -193,5 +191,5 @@ def sample_of(
         teacher_log_probs=teacher_log_probs,
         student_log_probs=student_log_probs,
         scored_version=scored_version,
-        extra_json=extra_json,
+        hint=hint,
     )

@@ -1,7 +1,7 @@
-"""The objectives that methods share: the clipped one on advantages, and the supervised one on demonstrations.
+"""Objectives that methods share: the clipped one on advantages, and the supervised one on demonstrations.
 
-Each reads one sample's `TokenTerms` and the settings, and calls the pure functions of `losses`. Imports torch: for
-`Method.loss`, never for `score`.
+Each reads one sample's `TokenTerms` and the settings, and calls the pure functions of `losses`. This module imports
+torch: `Method.loss` may import it, `Method.score` may not.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class PolicyTerm:
 
 
 def clipped_objective(terms: TokenTerms, settings: TrainerSettings) -> PolicyTerm:
-    """The clipped objective of DESIGN §4 on `terms.advantages`, plus β_KL times the k3 KL to the frozen reference.
+    """Return the clipped objective on `terms.advantages`, plus β_KL times the k3 KL to the frozen reference.
 
     `old_log_probs = "recompute"`: old is this forward pass, detached, and truncated importance weights correct for the
     engine. `"rollout"`: old is what the engine measured, no weights, dual clip. Never both.
@@ -61,8 +61,9 @@ def clipped_objective(terms: TokenTerms, settings: TrainerSettings) -> PolicyTer
 
 
 def demonstration_loss(terms: TokenTerms, settings: MethodSettings) -> SampleLoss:
-    """`demonstration_weight` times the negative log-likelihood. Nobody sampled these tokens: neither rollout log-probs
-    nor a reference's k3 estimate (which wants the policy's own samples) say anything about them."""
+    """Return `demonstration_weight` times the negative log-likelihood."""
+    # The policy did not sample these tokens. So they have no rollout log-probs, and the k3 estimate of a KL, which
+    # needs the policy's own samples, does not hold for them.
     nll = losses.supervised_loss(terms.log_probs, terms.loss_mask)
     count = int(terms.loss_mask.sum())
     return SampleLoss(

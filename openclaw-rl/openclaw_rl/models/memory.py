@@ -2,7 +2,8 @@
 
 The figures are bytes. Weights, adapters, moments, KV cache and logits are exact sums. Activations follow the tensors
 that the layers of a Llama-like model keep for their backward pass. `RESERVE` covers the rest (two CUDA contexts,
-captured graphs, the allocator's rounding). `benchmarks/trainer_speed.py` prints the estimates beside measurements.
+captured graphs, the allocator's rounding). `scripts/benchmarks/trainer_speed.py` prints the estimates beside
+measurements.
 """
 
 import json

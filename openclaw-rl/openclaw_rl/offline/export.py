@@ -164,7 +164,7 @@ def _sample_rows(snapshot: Snapshot) -> Iterator[SampleRow]:
             temperature=sample.temperature,
             reward=sample.reward,
             scored_version=sample.scored_version,
-            extra_json=sample.extra_json,
+            extra_json=None if sample.hint is None else sample.hint.to_json(),
             prompt_ids=sample.prompt_ids,
             response_ids=sample.response_ids,
             rollout_log_probs=sample.rollout_log_probs,

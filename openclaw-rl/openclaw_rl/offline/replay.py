@@ -223,7 +223,7 @@ async def _score(
     settings: Settings, method: Method, material: _Material, frontend: FrontEnd, cache: Path, tell: Tell
 ) -> tuple[list[tuple[float, Sample]], Counter[str]]:
     """Return samples with their times, in the turns' order, and the number of turns without a sample, by reason."""
-    if not method.needs_engine:
+    if not settings.method.needs_engine:
         return await _score_with(ScoringTools(settings=settings.method), method, material.turns, 1, tell)
     tell("the engine starts" if settings.engine.url is None else f"scoring with {settings.engine.url}")
     async with scoring_tools(settings, frontend, cache) as tools:

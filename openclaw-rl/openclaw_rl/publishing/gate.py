@@ -34,8 +34,7 @@ from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.trainer_protocol import Probe, Report
-from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
+from openclaw_rl.types import Ids, LogProbs, StepProbe, StepReport, Version, WeightKind
 
 log = structlog.get_logger()
 
@@ -76,13 +75,13 @@ class Gate:
         self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
         self.last: GateResult | None = None
 
-    async def check(self, version: Version, report: Report) -> GateResult:
+    async def check(self, version: Version, report: StepReport) -> GateResult:
         started = time.perf_counter()
         self.last = await self._measure(version, report)
         self._health.gate.observe(time.perf_counter() - started)
         return self.last
 
-    async def _measure(self, version: Version, report: Report) -> GateResult:
+    async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving = self._serving.current
@@ -100,7 +99,7 @@ class Gate:
             except _NoNumbers as error:
                 return GateResult(None, None, str(error))
         refusal = None
-        # The serving version stands for the parent when versions between were superseded: each of their steps has its
+        # The serving version replaces the parent when versions between were superseded: each of their steps has its
         # own allowance.
         allowed = self._settings.max_step_kl * max(steps, 1)
         if step_kl is not None and not step_kl <= allowed:
@@ -131,7 +130,7 @@ class Gate:
             count += len(forced)
         return total / count if count else None
 
-    async def self_test(self, number: int, probes: Sequence[Probe]) -> str | None:
+    async def self_test(self, number: int, probes: Sequence[StepProbe]) -> str | None:
         """Return a reason if the engine's log-probs are not the trainer's; None if they are.
 
         Without probes of the trainer, finite log-probs pass.
@@ -141,7 +140,7 @@ class Gate:
         except _NoNumbers as error:
             return f"self-test: {error}"
 
-    async def needs_numbers(self, probes: Sequence[Probe]) -> None:
+    async def needs_numbers(self, probes: Sequence[StepProbe]) -> None:
         """Raise EngineError if the engine has no log-probs for the weights that it holds."""
         # The next version would be refused for the engine's fault. A held engine is not asked: a push that failed may
         # have left half a version there, and the next push replaces it.
@@ -156,7 +155,7 @@ class Gate:
         except AlignmentError as error:
             raise EngineError(f"the engine has no numbers at all, and nothing can be tested: {error}") from error
 
-    async def _probe(self, number: int, probes: Sequence[Probe]) -> str | None:
+    async def _probe(self, number: int, probes: Sequence[StepProbe]) -> str | None:
         probes = _with_ids(probes)
         if not probes and (reply := await self._short_reply()):
             await self._tested(number, *reply)
@@ -204,12 +203,12 @@ class Gate:
         return await (self._finite if number == 0 else self._tested)(number, prompt_ids, ids)
 
 
-def _with_ids(probes: Sequence[Probe]) -> list[Probe]:
+def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
     """Return the probes with ids; those of a forgotten session have figures alone."""
     return [probe for probe in probes if probe.response_ids]
 
 
-def _probed_kl(probes: Sequence[Probe]) -> float | None:
+def _probed_kl(probes: Sequence[StepProbe]) -> float | None:
     """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
     terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
     return math.fsum(terms) / len(terms) if terms else None

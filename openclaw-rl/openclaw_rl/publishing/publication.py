@@ -8,7 +8,6 @@ An engine that fails raises, and the version is tried again.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 
@@ -19,7 +18,6 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, not_finite
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
@@ -109,7 +107,7 @@ class Publication:
         return None
 
     async def _pass_gate(self, version: Version, times: "_PhaseTimes") -> str | None:
-        report = Report.model_validate(json.loads(version.report_json))
+        report = version.report
         result = await self._gate.check(version, report)
         times.ends("gate_s")
         refusal = result.refusal
@@ -134,7 +132,7 @@ class Publication:
         either: then the version is not at fault.
         """
         before = await self._ledger.version(self._policy.serving.current)
-        report = Report.model_validate(json.loads(version.report_json))
+        report = version.report
         await self._gate.needs_numbers(report.probes)
         await self._policy.serve(version)
         refusal = await self._gate.self_test(version.weight_version, report.probes)

@@ -14,7 +14,6 @@ Leaves to others: the swap itself (`full_swap`), the tests (`gate`).
 """
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 
 import structlog
@@ -26,7 +25,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Report, Tip
+from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Tip
 from openclaw_rl.types import VersionState
 
 log = structlog.get_logger()
@@ -124,7 +123,7 @@ class TrainerPushes:
             if (pinned := await self._ledger.pinned()) not in (None, weight_version):
                 raise CommitRefused(f"version {pinned} is pinned")
             await self._policy.check_is_the_same()
-            report = Report.model_validate(json.loads(version.report_json))
+            report = version.report
             if version.state is VersionState.CANDIDATE:
                 refusal = (await self._gate.check(version, report)).refusal
                 if refusal is not None:

@@ -130,13 +130,13 @@ class ConcurrencyLimits:
     scores: asyncio.Semaphore
 
     @classmethod
-    def of(cls, settings: Settings, method: Method) -> Self:
+    def of(cls, settings: Settings) -> Self:
         """Share the background's slots evenly among the kinds of calls that come to this engine."""
-        asks_here, is_scored = settings.judge.url is None, method.needs_engine
+        asks_here = settings.judge.url is None
         comes = (
             asks_here and settings.judge.kind == "llm",
-            asks_here and is_scored and settings.method.hint_source == "judge",
-            is_scored,
+            asks_here and settings.method.needs_hint_judge,
+            settings.method.needs_engine,
         )
         limits, kinds = settings.engine.max_running // BACKGROUND_SHARE, sum(comes)
         shares = iter([(limits + kinds - 1 - k) // kinds for k in range(kinds)])  # what is left over goes to the first

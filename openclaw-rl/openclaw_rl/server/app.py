@@ -156,14 +156,14 @@ def start_judging(
     stack: AsyncExitStack,
 ) -> None:
     """Start the workers that turn paired turns into verdicts, and verdicts into samples that wait for a batch."""
-    limits = ConcurrencyLimits.of(settings, method)
+    limits = ConcurrencyLimits.of(settings)
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
     judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=limits.verdicts), settings.judge)
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
-        base_teacher=_base_teacher(settings.method.teacher_url, stack),
+        base_teacher=_base_teacher(settings.method.base_teacher_url, stack),
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),

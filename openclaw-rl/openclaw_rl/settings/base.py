@@ -1,4 +1,4 @@
-"""What every branch of the settings is, and the values that several of them hold."""
+"""Base class of the settings' branches, and the types that several branches use."""
 
 import ipaddress
 from importlib.metadata import EntryPoint, entry_points
@@ -17,13 +17,13 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 
 class Branch(BaseModel):
-    """A branch of the tree: frozen, and it refuses keys it does not know."""
+    """One branch of the tree. It is frozen and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
 
 def _plain_url(url: str) -> str:
-    """Of a host, with no password in it: URLs are shown and logged."""
+    """Check that the URL names a host and holds no password, because URLs are shown and logged."""
     parts = _parts(url)
     if parts is None or parts.query or parts.fragment:
         raise ValueError("an http or https URL without a query is needed")
@@ -33,14 +33,14 @@ def _plain_url(url: str) -> str:
 
 
 def _secret_url(url: SecretStr) -> SecretStr:
-    """One that is never shown: a token may be part of it."""
+    """Check a URL that may hold a token. It is never shown."""
     if _parts(url.get_secret_value()) is None:
         raise ValueError("an http or https URL is needed")
     return url
 
 
 def _parts(url: str) -> SplitResult | None:
-    """None: nothing that a client could ask. Whatever is wrong with it, it is not quoted."""
+    """Split the URL; None when no client could request it. The caller must not quote the URL: it may hold a secret."""
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)

@@ -1,4 +1,4 @@
-"""What is learned, and how: the judge, the method, batches, the trainer."""
+"""Settings of learning: the judge, batches, the trainer. Those of the method are in `method_settings`."""
 
 from typing import Literal, Self
 
@@ -11,8 +11,7 @@ class JudgeSettings(Branch):
     kind: Literal["rules", "llm"] = "rules"
     url: Url | None = None
     """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when
-    unset.
-    """
+    unset."""
     model: str | None = None
     api_key: SecretStr | None = None
     votes: int = Field(default=3, ge=1)
@@ -25,8 +24,8 @@ class JudgeSettings(Branch):
     workers: int = Field(default=4, ge=1)
     """Turns judged at once; judge calls yield to chats."""
     retries: int = Field(default=5, ge=0)
-    """Later attempts, with growing pauses, at a turn the judge could not be asked about; then it ends `unjudged`. While
-    the judge fails for turn after turn, they wait and use up none."""
+    """Later attempts, with growing pauses, at a turn for which the judge did not answer. After the last one the turn
+    ends `unjudged`. While the judge fails for every turn, the turns wait and use up no attempt."""
     max_waiting: int = Field(default=10_000, ge=1)
     """Turns that may wait for a verdict; the oldest beyond it end as `backlog`."""
 
@@ -41,57 +40,11 @@ class JudgeSettings(Branch):
         return self
 
 
-class MethodSettings(Branch):
-    name: str = "binary_rl"
-    """`binary_rl`, `opd`, `combine`, or whatever else is installed under the entry points `openclaw_rl.methods`."""
-    baseline: Literal["none", "ema", "others"] = "ema"
-    """Binary RL and Combined: subtract a slow mean of the rewards of the same kind of turn; `others`: of the batch's
-    other turns too, so that nothing is learned while all verdicts are the same."""
-    baseline_decay: float = Field(default=0.95, gt=0, lt=1)
-    baseline_limit: float = Field(default=1.0, gt=0, le=1)
-    """The mean is clamped to ± this; 1 clamps nothing."""
-    binary_weight: float = Field(default=0.3, ge=0)
-    """Combined: weight of the judge's reward; 0 takes the term away."""
-    opd_weight: float = Field(default=1.0, ge=0)
-    """Combined: weight of the distillation term; 0 takes it away, and nobody is asked for hints."""
-    demonstration_weight: float = Field(default=1.0, ge=0)
-    """Weight of the supervised loss on replies that users wrote themselves."""
-    hint_source: Literal["judge", "verbatim"] = "verbatim"
-    """Where hindsight hints come from: the user's own correction is the hint, or a judge of some size reads the next
-    state and writes one."""
-    hint_votes: int = Field(default=3, ge=1)
-    """Judge samples per turn; the majority says whether there is a hint, the largest teacher gain which."""
-    hint_max_tokens: int = Field(default=1024, ge=16)
-    """Of one judge answer, reasoning included."""
-    teacher: Literal["policy", "base", "ema"] = "base"
-    """Whose log-probs, hint in the prompt, the student follows: the policy's own, the base's (adapter off), or a slow
-    mean of the policy's versions, which the local LoRA trainer writes beside each of them."""
-    teacher_url: Url | None = None
-    """`teacher = "base"`: a second engine that serves the base alone, as SGLang does; the policy's engine, adapter off,
-    when unset."""
-    ema_decay: float = Field(default=0.9, ge=0, lt=1)
-    """`teacher = "ema"`: share of the old teacher kept at each version."""
-    student_term: Literal["engine", "trainer"] = "engine"
-    """The gap's other side: the engine at the version that scored, or the trainer's own forward."""
-    opd_clip: float = Field(default=2.0, gt=0)
-    """Largest |advantage| of a token, in nats of gap."""
-    top_k: int = Field(default=0, ge=0, le=256)
-    """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
-    score_timeout_s: float = Field(default=120.0, gt=0)
-    """One scoring call of the teacher."""
-    score_workers: int = Field(default=4, ge=1)
-    """Turns scored at once; scoring yields to chats."""
-
-    @property
-    def needs_ema(self) -> bool:
-        return self.teacher == "ema" and self.name != "binary_rl"
-
-
 class TrainingSettings(Branch):
     enabled: bool = True
     """False: record and judge, never train."""
     weights: Literal["lora", "full"] = "lora"
-    """What a version is: an adapter beside a frozen base, or the model's own weights. A ledger keeps to one of them."""
+    """Content of a version: an adapter beside a frozen base, or the model's own weights. A ledger keeps to one kind."""
     batch_size: int = Field(default=16, ge=1)
     min_batch: int = Field(default=4, ge=1)
     max_wait_s: float = Field(default=1800.0, gt=0)
@@ -101,8 +54,8 @@ class TrainingSettings(Branch):
     max_tool_share: float = Field(default=0.5, ge=0, le=1)
     """Largest share of tool turns in a batch."""
     lease_s: float = Field(default=900.0, gt=0)
-    """A lease that is not renewed for this long goes back. A step that makes no progress for this long is not renewed,
-    and the local trainer is started again."""
+    """Life of a lease without a renewal; after it the samples wait again. A step that makes no progress for this long
+    is not renewed, and the server restarts the local trainer."""
     max_waiting: int = Field(default=2000, ge=1)
     """Samples that may wait for a trainer; the oldest beyond it end as `backlog`."""
 
@@ -111,15 +64,15 @@ class TrainerSettings(Branch):
     """The local trainer."""
 
     kind: Literal["local", "external"] = "local"
-    """`external`: start no trainer; one leases over the trainer API."""
+    """`external`: the server starts no trainer; another one leases samples over the trainer API."""
     python: str | None = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the base and its matrix products: `auto` is bfloat16 on a GPU. What is trained, and log-probs, are fp32."""
+    """Of the base and its matrix products: `auto` is bfloat16 on a GPU. Trained weights and log-probs are fp32."""
     quantise: Literal["none", "8bit", "4bit"] = "none"
-    """The frozen base in 8 bits, or in 4 (NF4), by bitsandbytes: for a GPU that a 16-bit base does not fit into."""
+    """Bits of the frozen base: 8, or 4 (NF4), by bitsandbytes. For a GPU that is too small for a 16-bit base."""
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the GPU's memory that the trainer may take; what is free when unset."""
+    """Share of the GPU's memory that the trainer may take; the free memory when unset."""
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
     rank: int = Field(default=16, ge=1)
@@ -143,10 +96,10 @@ class TrainerSettings(Branch):
     micro_batch_tokens: int | None = Field(default=None, ge=64)
     """Token budget of one forward pass; when unset 1024 on a CPU and 8192 on a GPU."""
     packing: Literal["auto", "on", "off"] = "auto"
-    """Rows of a pass behind each other instead of padded to the longest: `auto` on a GPU, in 16 bits, for models that
-    can."""
+    """Concatenate the rows of a pass instead of padding them: `auto` on a GPU, in 16 bits, for models that support
+    it."""
     recompute: Literal["auto", "always", "never"] = "auto"
-    """Activations computed again in backward, a third more time for a tenth of the memory: `auto` where they would not
+    """Compute activations again in backward: a third more time for a tenth of the memory. `auto`: where they would not
     fit, and for samples longer than the budget."""
     max_tokens: int = Field(default=8192, ge=64)
     """Prompt and response of one sample; longer ones are dropped as `too_long`."""

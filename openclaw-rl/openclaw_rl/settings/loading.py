@@ -1,8 +1,8 @@
-"""Builds the tree from its sources, and says in plain words what is wrong with them; alone reads the environment."""
+"""Build the tree from its sources and explain what is wrong with them. Only this module reads the environment."""
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import tuned
+from openclaw_rl.settings.method_settings import DEFAULT_METHOD, installed_methods, methods_with, settings_class
 from openclaw_rl.settings.tree import Settings
 
 ENV_PREFIX = "OPENCLAW_RL__"
@@ -25,8 +26,8 @@ def load(
     config: a TOML file; `openclaw-rl.toml` in the working directory when None and present.
     overrides: dotted keys to values, from the command line (`{"server.port": 8000}`); strings are parsed like TOML
     values.
-    What none of them says is `measured` where something was, else the branches' default.
-    Raises SettingsError: one line a problem, each names its key.
+    A key that no source sets has its tuned value (`tuned`), else the branch's default.
+    Raises SettingsError with one line for each problem, which names its key.
     """
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
@@ -40,15 +41,41 @@ def load(
             raise SettingsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from error
-    for name, value in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX):
-            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(value), source=name)
-    for key, value in (overrides or {}).items():
-        _put(tree, key.split("."), _parse(value) if isinstance(value, str) else value, source=key)
+    given = [(key.split("."), value, key) for key, value in (overrides or {}).items()]
+    stronger = [*_of_environment(environ), *given]
+    name = next((value for keys, value, _ in reversed(stronger) if keys == ["method", "name"]), None)
+    if isinstance(name, str) and isinstance(table := tree.get("method"), dict):
+        tree["method"] = _for_method(table, name)
+    for keys, value, source in stronger:
+        _put(tree, keys, _parse(value) if isinstance(value, str) else value, source=source)
     try:
         return tuned.applied(Settings.model_validate(tree))
     except ValidationError as error:
-        raise SettingsError(_explained(error, path)) from error
+        raise SettingsError(_explained(error, path, _method_name(tree))) from error
+
+
+def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[list[str], str, str]]:
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX):
+            yield name.removeprefix(ENV_PREFIX).lower().split("__"), value, name
+
+
+def _for_method(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """The file's `method` table, when a flag or the environment chooses another method than the file.
+
+    The file's own method may have keys that the chosen one lacks. They are left out, so that one file serves
+    `openclaw-rl replay --method …` too. A key that neither method has stays, and is refused.
+    """
+    written_for = table.get("name", DEFAULT_METHOD)
+    if written_for == name or not {written_for, name} <= installed_methods().keys():
+        return table
+    own, chosen = (settings_class(method).model_fields for method in (written_for, name))
+    return {key: value for key, value in table.items() if key in chosen or key not in own}
+
+
+def _method_name(tree: Mapping[str, Any]) -> str:
+    table = tree.get("method")
+    return str(table.get("name", DEFAULT_METHOD)) if isinstance(table, dict) else DEFAULT_METHOD
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> None:
@@ -62,21 +89,28 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> N
 
 
 def _parse(text: str) -> Any:
-    """A TOML value where it is one (`8000`, `true`, `["a"]`), else the string itself."""
+    """Parse a TOML value (`8000`, `true`, `["a"]`); return other text as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _explained(error: ValidationError, path: Path | None) -> str:
-    """One line a problem: the setting, what is wrong, and the value where it is no secret."""
+def _explained(error: ValidationError, path: Path | None, method: str) -> str:
+    """Return one line for each problem: the setting, the fault, and the value unless it may be a secret."""
     where, lines = f"{path}: " if path else "", []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
         what = _PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+        if detail["type"] == "extra_forbidden" and (owners := _owners(detail["loc"])):
+            what = f"it belongs to {owners}, and method.name is {method}"
         lines += [where + (f"{key}: {line}{_shown(detail)}" if key else line) for line in what.split("\n")]
     return "\n".join(lines)
+
+
+def _owners(loc: tuple[int | str, ...]) -> str:
+    """`opd and combine` for `method.opd_clip`; empty for a key that no installed method has."""
+    return " and ".join(methods_with(str(loc[1]))) if len(loc) == 2 and loc[0] == "method" else ""
 
 
 def _shown(detail: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How new weights come to serve, how they are watched, and who hears of it."""
+"""Settings of the publisher, of the automatic rollback, and of alerts."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ class PublisherSettings(Branch):
     max_base_kl: float = Field(default=3.0, gt=0)
     """Largest mean KL(base || new); an alert is logged at 80 %."""
     gate_replies: int = Field(default=8, ge=1)
-    """Stored replies scored by the gate."""
+    """Stored replies that the gate scores."""
     gate_tokens: int = Field(default=64, ge=1)
     """Tokens of each such reply."""
     gate_prompt_tokens: int = Field(default=4096, ge=1)
@@ -22,47 +22,47 @@ class PublisherSettings(Branch):
     """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading. An fp32 engine
     agrees to 1e-4; bfloat16 was measured at 0.01 on flat distributions and 0.05 on peaked ones."""
     canary_file: Path | None = None
-    """JSON lines of {"messages": […], "reply": "…"}, replies known to be good: see `canary`. Adapters only."""
+    """JSON lines of {"messages": […], "reply": "…"}: replies known to be good (`publishing.canary`). Adapters only."""
     max_canary_drop: float = Field(default=0.5, gt=0)
     """Largest loss of those replies' mean log-prob per token against the base, in nats."""
     keep_versions: int = Field(default=20, ge=1)
-    """Versions that passed the gate whose weights stay on disk for a rollback. What serves, is pinned, is trained from
-    or may be fallen back to stays beside them; everything else is deleted."""
+    """Versions that passed the gate whose weights stay on disk for a rollback. The version that serves, a pinned one,
+    the tip and the fallbacks stay too; the publisher deletes all others."""
     max_versions: int = Field(default=3, ge=2)
-    """Policy versions an engine serves at once; a newer one waits, and supersedes what waits."""
+    """Policy versions an engine serves at once. A newer one waits, and supersedes the version that waits."""
     prewarm_sessions: int = Field(default=1, ge=0)
     """Recently active sessions whose prompts are prefilled on a new version before the switch."""
     call_timeout_s: float = Field(default=120.0, gt=0)
     push_timeout_s: float = Field(default=600.0, gt=0)
-    """Full weights: how long the engine may take to read a version's."""
+    """Full weights: time for the engine to read those of a version."""
     unbroken_drain_s: float = Field(default=5.0, ge=0)
-    """Full weights: how long a swap waits for replies that cannot be cut and resumed whole (a grammar, a seed)."""
+    """Full weights: time that a swap waits for replies that cannot be cut and resumed (a grammar, a seed)."""
 
 
 class WatchSettings(Branch):
-    """The automatic rollback: what users think of replies, by the version that gave them."""
+    """Automatic rollback, by the users' verdicts on the replies of each version."""
 
     enabled: bool = True
-    """Off: nothing goes back by itself."""
+    """False: no automatic rollback."""
     turns: int = Field(default=400, ge=20)
-    """The newest judged user turns that are looked at."""
+    """Newest judged user turns that the test reads."""
     min_turns: int = Field(default=30, ge=5)
-    """On each side of a fall."""
+    """Turns on each side of a fall, at least."""
     drop: float = Field(default=0.3, gt=0, le=2)
     """Smallest fall of the mean verdict (−1 to 1) that matters."""
     p_value: float = Field(default=0.001, gt=0, lt=1)
-    """A fall this unlikely to be luck (permutation test over all cuts between versions) is gone back from. It is looked
-    for again after every batch: 0.01 would find one by luck in every fifteenth run of 200 turns where nothing happens,
+    """A fall this unlikely to be luck causes a rollback (permutation test over all cuts between versions). The test
+    runs again after every batch. Without any fall, 0.01 finds one by luck in every fifteenth run of 200 turns, and
     0.001 once in about 30,000 turns."""
     pause_after: int = Field(default=2, ge=1)
-    """Automatic rollbacks since the start after which learning pauses: what caused them goes on."""
+    """Automatic rollbacks since the start after which learning pauses, because their cause goes on."""
     check_every_s: float = Field(default=5.0, gt=0)
 
 
 class AlertSettings(Branch):
-    """Rollbacks, rejections in a row, a base KL near its limit, paused learning: logged as errors, and sent."""
+    """Alerts: rollbacks, rejections in a row, a base KL near its limit, paused learning. Each is logged and sent."""
 
     webhook_url: SecretUrl | None = None
-    """Gets a POST of JSON for each alert. It may hold a token, so it is never shown."""
+    """URL that gets a POST of JSON for each alert. It may hold a token, so it is never shown."""
     timeout_s: float = Field(default=5.0, gt=0)
     retry_s: float = Field(default=2.0, ge=0)

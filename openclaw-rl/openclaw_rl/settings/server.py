@@ -1,4 +1,4 @@
-"""What chats see: the server and its keys, the model and its engine, sampling, sessions."""
+"""Settings of the server and its keys, the model and its engine, sampling and sessions."""
 
 from itertools import pairwise
 from typing import Literal, Self
@@ -23,30 +23,30 @@ class ServerSettings(Branch):
     port: int = Field(default=30000, ge=0, le=65535)
     """0 takes a free port."""
     served_model_name: str | None = None
-    """What `/v1/models` says; the model's own name when unset."""
+    """Name in `/v1/models`; the model's own name when unset."""
     unknown_model: Literal["serve", "refuse"] = "serve"
-    """A chat for any other model: served by the policy, with one warning in the log, or refused with a 404
-    (`model_not_found`). The served name and `policy` are always ours, with `@v7` or `-v7` behind them for the version
-    that must answer: a 404 when another one is served."""
+    """A chat for another model: the policy serves it, with one warning in the log, or the server refuses it with a 404
+    (`model_not_found`). The served name and `policy` always name the policy. A suffix `@v7` or `-v7` names the version
+    that must answer: a 404 when another one serves."""
     api_keys: tuple[ApiKey, ...] = ()
     """Empty: chats need no key, and only a loopback host is allowed."""
     admin_key: SecretStr | None = None
-    """For status, rollback, pin, learning, train. Made and kept in the data directory when unset."""
+    """For status, rollback, pin, learning, train. When unset, the server keeps one of its own in the data directory."""
     trainer_token: SecretStr | None = None
-    """For trainers. Made and kept in the data directory when unset."""
+    """For trainers. When unset, the server keeps one of its own in the data directory."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without api_keys, names beside `localhost` and addresses that clients may call this server by (a container's
-    `host.docker.internal`): a web page could have any other name resolve to it."""
+    """Without api_keys: host names, beside `localhost` and IP addresses, under which clients may call this server (a
+    container's `host.docker.internal`). A web page could let any other name resolve to it."""
     max_body_mb: float = Field(default=16.0, gt=0)
-    """Of any request (a trainer's may have 64 MB); a larger one is answered 413."""
+    """Size of any request (a trainer's may have 64 MB); the server answers a larger one with 413."""
     body_timeout_s: float = Field(default=60.0, gt=0)
-    """For a chat's body to arrive; then 408."""
+    """Time for a chat's body to arrive; then 408."""
     max_streams: int = Field(default=256, ge=1)
-    """Chats served at once; one more is answered 503 with Retry-After."""
+    """Chats served at once; the server answers one more with 503 and Retry-After."""
     keepalive_s: float = Field(default=10.0, gt=0)
     """Silence on a stream after which an SSE comment is sent."""
     drain_s: float = Field(default=30.0, ge=0)
-    """How long SIGTERM waits for running replies."""
+    """Time that SIGTERM waits for running replies."""
 
     @property
     def is_loopback(self) -> bool:
@@ -87,16 +87,15 @@ class EngineSettings(Branch):
     url: Url | None = None
     """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
     python: str | None = None
-    """Interpreter of the engine's environment; this one when unset. SGLang needs one of its own: its pins conflict with
-    ours."""
+    """Interpreter of the engine's environment; this one when unset. SGLang needs its own: its pins conflict."""
     args: tuple[str, ...] = ()
-    """SGLang: more flags (`["--tp", "2"]`). One that we set too replaces ours."""
+    """SGLang: more flags (`["--tp", "2"]`). They replace ours of the same name."""
     memory_fraction: float = Field(default=0.5, gt=0, lt=1)
     """SGLang: share of the GPU's memory for its weights and KV cache; a trainer on the same GPU needs the rest."""
     dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """SGLang: of weights, cache and matrix products. `auto` is bfloat16, and float16 for the bundled model, whose
-    log-probs bfloat16 gets wrong by 0.04 nats a token and float16 by 0.006. A model whose activations pass 65,504 needs
-    bfloat16."""
+    """SGLang: of weights, cache and matrix products. `auto` is bfloat16, and float16 for the bundled model: its
+    log-probs are wrong by 0.04 nats a token in bfloat16 and by 0.006 in float16. A model whose activations pass 65,504
+    needs bfloat16."""
     device: str = "cpu"
     """Embedded engine: `cpu` or `cuda`."""
     threads: int | None = Field(default=None, ge=1)
@@ -112,7 +111,7 @@ class EngineSettings(Branch):
     """Longest silence of the engine within one reply, prefill included."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     hold_s: float = Field(default=120.0, gt=0)
-    """How long a chat waits for an engine that is restarting or swapping; then 503 with Retry-After."""
+    """Time that a chat waits for an engine that restarts or swaps; then 503 with Retry-After."""
 
     @field_validator("kind")
     @classmethod
@@ -132,7 +131,7 @@ class EngineSettings(Branch):
 
 
 class SamplingSettings(Branch):
-    """What is used where the client says nothing. OpenClaw sends none of these."""
+    """Sampling of requests that do not set it. OpenClaw sets no such parameter."""
 
     temperature: float = Field(default=0.7, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -144,8 +143,8 @@ class SamplingSettings(Branch):
 
 class SessionSettings(Branch):
     turn_type_default: Literal["main", "side"] = "main"
-    """For requests that neither say what they are nor carry OpenClaw's marks."""
+    """Type of requests that neither name it nor carry OpenClaw's marks."""
     pair_ttl_s: float = Field(default=86400.0, gt=0)
-    """A reply nobody continued within this time ends as `no_next_state`."""
+    """A reply without a next message within this time ends as `no_next_state`."""
     max_open_turns: int = Field(default=20000, ge=1)
     """Open turns kept in memory for pairing; the oldest beyond it end as `no_next_state`."""

@@ -1,4 +1,4 @@
-"""What is written, for how long, and what is held in memory."""
+"""Settings of redaction, retention and caches."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from openclaw_rl.settings.base import Branch
 
 
 class RedactionSettings(Branch):
-    """What is masked before the ledger writes it. A turn with a mark in its prompt or reply is never trained on."""
+    """Texts that are masked before the ledger writes them. A turn with a mark in its prompt or reply never trains."""
 
     secrets: bool = True
     """API keys, tokens, private keys, passwords: found by their form."""
@@ -15,27 +15,25 @@ class RedactionSettings(Branch):
 
 
 class RetentionSettings(Branch):
-    """What the ledger lets go of by itself: turns that are over (trained, dropped). What still waits always stays."""
+    """Automatic deletion of finished turns (trained, dropped). A turn that still waits is never deleted."""
 
     max_age_days: float | None = Field(default=None, gt=0)
-    """Older ones go; none when unset."""
+    """Age after which the ledger deletes finished turns; it deletes no turn by age when unset."""
     max_gb: float | None = Field(default=None, gt=0)
-    """The oldest go while the ledger's file holds more than this; no limit when unset."""
+    """Size of the ledger's file above which it deletes the oldest finished turns; no limit when unset."""
     every_s: float = Field(default=3600.0, gt=0)
-    """Between two rounds; a round takes at most 20,000 turns."""
+    """Time between two rounds; a round deletes at most 20,000 turns."""
 
 
 class MemorySettings(Branch):
-    """What the server keeps so as not to do it again. Less of it costs time and nothing else."""
+    """Sizes of the server's caches. A smaller cache costs time only."""
 
     texts_mb: float = Field(default=32.0, gt=0)
-    """Tokens of texts seen: some ten million characters of English."""
+    """Tokens of texts seen: 32 MB hold some ten million characters of English."""
     words: int = Field(default=4000, ge=0)
-    """Words that the tokenizer library itself keeps, in each of three threads, and never throws out again: 2 MB of
-    English, 20 of Chinese, where a sentence is a word, 32 at most. A text not seen takes a seventh longer than with
-    10,000 of them.
-    """
+    """Words that the tokenizer library itself keeps, in each of three threads, and never deletes: 2 MB of English, 20
+    of Chinese, where a sentence is a word, 32 at most. A new text takes a seventh longer than with 10,000 words."""
     ledger_mb: float = Field(default=32.0, gt=0)
     """Pages of the ledger, its four connections together."""
     clean_texts: int = Field(default=50_000, ge=1)
-    """Hashes of texts that hold nothing to redact: 4 MB."""
+    """Hashes of texts with no text to redact: 4 MB."""

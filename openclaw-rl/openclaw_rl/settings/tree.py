@@ -1,13 +1,14 @@
-"""All branches together, and what must hold between them."""
+"""The whole tree of settings, and the rules between its branches."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from openclaw_rl.settings.base import Branch
-from openclaw_rl.settings.learning import JudgeSettings, MethodSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings.method_settings import AnyMethodSettings, default_method_settings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import EngineSettings, ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
@@ -26,7 +27,7 @@ class Settings(Branch):
     sampling: SamplingSettings = SamplingSettings()
     sessions: SessionSettings = SessionSettings()
     judge: JudgeSettings = JudgeSettings()
-    method: MethodSettings = MethodSettings()
+    method: AnyMethodSettings = Field(default_factory=default_method_settings)
     training: TrainingSettings = TrainingSettings()
     trainer: TrainerSettings = TrainerSettings()
     publisher: PublisherSettings = PublisherSettings()
@@ -43,7 +44,7 @@ class Settings(Branch):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """Between branches; all of them, so that nobody has to start again for each."""
+        """Yield every contradiction between branches, so that the user sees all of them at one start."""
         if not self.server.is_loopback and not self.server.api_keys:
             yield f"server.host {self.server.host!r} is not loopback: set server.api_keys first"
         if self.engine.kind == "url" and not self.engine.url:
@@ -54,23 +55,15 @@ class Settings(Branch):
             yield from self._full_conflicts()
         if self.method.needs_ema and self.trainer.kind == "external":
             yield 'method.teacher "ema" needs trainer.kind = "local": others write no teacher'
-        if self.method.teacher_url is not None and self.method.teacher != "base":
-            yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'
+        yield from self.method.conflicts(self.training.weights)
         if "min_batch" in self.training.model_fields_set and self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
 
     def _full_conflicts(self) -> Iterator[str]:
-        """Full weights leave no base in the policy's engine: who judges, and a base teacher, must be elsewhere."""
-        asks_for_hints = self.method.name != "binary_rl" and self.method.hint_source == "judge"
-        if self.judge.url is None and (self.judge.kind == "llm" or asks_for_hints):
+        """Yield the contradictions with full weights: they leave no base in the policy's engine that could judge."""
+        asks_model = self.judge.kind == "llm" or self.method.needs_hint_judge
+        if self.judge.url is None and asks_model:
             yield 'judge.url is needed with training.weights = "full": a judge must not change as it judges'
         if self.trainer.kind == "local" and self.trainer.quantise != "none":
             yield 'trainer.quantise is for a frozen base: not with training.weights = "full"'
-        has_base = self.method.teacher == "base" and self.method.teacher_url is not None
-        if self.method.teacher != "policy" and not has_base and self.method.name != "binary_rl":
-            teacher = self.method.teacher
-            yield (
-                f'method.teacher "{teacher}" is not to be had with training.weights = "full": use "policy",'
-                ' or "base" with method.teacher_url'
-            )

@@ -1,12 +1,13 @@
-"""Defaults that belong to a method *and* a model: what was measured to teach the model that we ship.
+"""Defaults of a method for the bundled model, where measurements support them.
 
-The branches' own defaults are for models that nobody has trained here: they drift little, and where nearly every
-verdict is the same they teach next to nothing. `load` puts these in their place as its weakest source, for the bundled
-model with a LoRA of the local trainer alone: a rate says nothing about another model, other weights, another optimizer.
-Whatever a user sets wins, key by key. `Settings()` in a program is the branches alone.
+The branches' own defaults are for models that were not measured. With them a policy drifts little, and it hardly
+learns where nearly every verdict is the same. `load` applies the values of this module as its weakest source. They
+hold for the bundled model with a LoRA of the local trainer alone. A learning rate does not carry over to another
+model, other weights or another optimizer. A user's value wins, key by key. `Settings()` in a program has the branches'
+defaults.
 
-A new row needs a table that compares it with what stands in the branches, over seeds, with what it costs beside the
-score; the figures below are told in `openclaw-rl/README.md` and `openclaw-opd/README.md`, "What it teaches".
+A new row needs a table that compares it with the branches' defaults, over seeds, with its costs beside the score.
+`openclaw-rl/README.md` and `openclaw-opd/README.md` show the figures under "What it teaches".
 """
 
 from collections.abc import Mapping
@@ -28,20 +29,20 @@ BUNDLED: Mapping[str, Values] = {
     "opd": {},
     "combine": {},
 }
-"""By method. Binary RL: `benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1` beside
-`follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that rate a
-first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of four. OPD
-and Combined: what the branches hold is what was measured, `benchmarks/results/learning_preferences-users.md`."""
+"""By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
+beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
+rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
+four. OPD and Combined: what the branches hold is what was measured, `…-users.md` beside it."""
 
 
 def defaults(settings: Settings) -> Values | None:
-    """For the method, model and trainer of these settings; None where nothing was measured."""
+    """Return the tuned values for the method, model and trainer of these settings; None without a measurement."""
     is_ours = settings.model.path == "bundled" and settings.trainer.kind == "local"
     return BUNDLED.get(settings.method.name) if is_ours and settings.training.weights == "lora" else None
 
 
 def applied(settings: Settings) -> Settings:
-    """The same tree with them where nothing was set. They stay defaults: `model_fields_set` does not name them."""
+    """Return the tree with tuned values for unset keys. They stay defaults: `model_fields_set` does not name them."""
     changed: dict[str, Any] = dict(settings)
     for key, value in (defaults(settings) or {}).items():
         name, field = key.split(".")
@@ -52,7 +53,7 @@ def applied(settings: Settings) -> Settings:
 
 
 def in_force(settings: Settings) -> Values:
-    """Those among them that these settings go by."""
+    """Return the tuned values that are in force in these settings."""
     found = {}
     for key, value in (defaults(settings) or {}).items():
         name, field = key.split(".")

@@ -105,8 +105,9 @@ class LocalLearner:
         self._optimizer = PolicyOptimizer(policy.parameters, settings)
         self._method_state: dict[str, float] = {}
         self._teacher: EmaTeacher | None = None
-        if method_settings.needs_ema and isinstance(policy, LoraPolicy):
-            self._teacher = EmaTeacher(policy, method_settings.ema_decay)
+        decay = method_settings.ema_teacher_decay
+        if decay is not None and isinstance(policy, LoraPolicy):
+            self._teacher = EmaTeacher(policy, decay)
         self._bad_batches = 0
         """Batches in a row whose numbers were not finite."""
 

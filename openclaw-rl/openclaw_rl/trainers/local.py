@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.settings import AnyMethodSettings, ModelSettings, TrainerSettings, default_method_settings
 from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.types import WeightKind
 
@@ -51,7 +51,7 @@ class TrainerConfig(BaseModel):
     weights: WeightKind = WeightKind.LORA
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()
-    method: MethodSettings = MethodSettings()
+    method: AnyMethodSettings = Field(default_factory=default_method_settings)
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
     parent_pid: int | None = None

@@ -1,8 +1,8 @@
-"""In the driver's place on a machine without GPUs: the driver itself, over weights that a step shakes a little.
+"""Stand-in for the driver on a machine without GPUs: the driver itself, over weights that a step changes a little.
 
-slime's part (`slime_node.SlimeNode`) is replaced; command line, loop, leases, checkpoints and resume are the real ones.
-Weights reach the engine by files, whatever was asked for. Two idle processes have the names of Ray's, for a check that
-kills them: without its worker a step fails, without the head this process ends.
+It replaces slime's part (`slime_node.SlimeNode`). The command line, the loop, leases, checkpoints and resume are the
+real ones. Weights reach the engine by files, whichever way the command line names. Two idle processes have the names of
+Ray's, so that a check can kill them: without its worker a step fails, without the head this process ends.
 """
 
 import os
@@ -91,7 +91,7 @@ class ToyNode:
 
 
 def _idle(name: str) -> "subprocess.Popen[bytes]":
-    """Ends with this process."""
+    """Start a process that ends with this one."""
     return subprocess.Popen([sys.executable, "-c", IDLE, name], stdin=subprocess.PIPE)
 
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.host import Server
 from harness.model import CONTEXT
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.client import LeaseSession, TrainerClient
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.loop import TrainerLoop
@@ -42,7 +42,7 @@ def tiny_trainer(server: Server, settings: TrainerSettings) -> Iterator[TrainerL
         max_position_embeddings=CONTEXT,
     )
     policy = LoraPolicy(LlamaForCausalLM(config).eval(), settings)
-    learner = LocalLearner(policy, METHOD, settings, MethodSettings(), base_hash="stub")
+    learner = LocalLearner(policy, METHOD, settings, BinarySettings(), base_hash="stub")
     token = (server.data_dir / "keys" / "trainer.token").read_text().strip()
     client = TrainerClient(server.url, token)
     yield TrainerLoop(LeaseSession(client, "tiny", threading.Event(), wait_s=30), learner, server.data_dir)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from kill.audit import audit, open_read_only
 from kill.fork_server import ForkServer, Process
 from kill.pairing import mispaired
 from kill.replay import replay
@@ -23,6 +22,7 @@ from kill.roles import ADMIN_KEY
 from chaos.people import People, cut_without_cause
 from chaos.roles import Place
 from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.testing.ledger_audit import audit, open_read_only
 from openclaw_rl.testing.running_server import RunningServer
 
 MOVING = ("paired", "judged", "sampled", "leased")

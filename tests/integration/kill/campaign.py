@@ -20,7 +20,6 @@ from typing import Any
 import httpx
 
 from kill import points
-from kill.audit import DEAD, audit, open_read_only
 from kill.chats import Chats
 from kill.fork_server import ForkServer, Process
 from kill.pairing import mispaired, unrecorded
@@ -28,6 +27,7 @@ from kill.points import Fate
 from kill.replay import replay
 from kill.roles import ADMIN_KEY, Place
 from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.testing.ledger_audit import DEAD, audit, open_read_only
 
 PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0)}
 """A process that has not met its fate within a time drawn from here is killed wherever it is."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from kill.audit import open_read_only, text_of
 from kill.chats import Seen
 from openclaw_rl.ledger.blobs import unpack_ids
+from openclaw_rl.testing.ledger_audit import open_read_only, text_of
 from openclaw_rl.types import DropReason
 
 _TWINS = """

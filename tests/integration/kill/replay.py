@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from kill.audit import open_read_only
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner, seed_of
 from openclaw_rl.ledger import records
 from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.testing.ledger_audit import open_read_only
 from openclaw_rl.testing.toy_policy import BASE_SEED
 
 

@@ -1,6 +1,7 @@
 """Engine kinds are found by name, and a package of one file adds one."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_the_kinds_of_this_package() -> None:
     assert not load_kind("embedded").loses_adapter_count
     assert load_kind("sglang").loses_adapter_count
     assert load_kind("url").loses_adapter_count
+
+
+def test_the_servers_process_loads_every_kind_without_torch() -> None:
+    code = "import sys\nfrom openclaw_rl.engines.kind import load_kind\n"
+    code += "for name in ('embedded', 'sglang', 'url'): load_kind(name)\n"
+    code += "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("read", [load_kind, lambda name: load(None, {"engine.kind": name}, {})])

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import stat
+from dataclasses import replace
 
 import pytest
 from turns import make_request, make_turn
@@ -12,7 +13,6 @@ from openclaw_rl.ledger import Forgotten, Ledger, deletion
 from openclaw_rl.ledger.snapshot import backup, compact
 from openclaw_rl.ledger.store import write
 from openclaw_rl.messages import Message
-from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.types import DropReason, Feedback, NextState, SideCount
 
 
@@ -97,7 +97,7 @@ async def test_versions_that_trained_on_it_are_named_and_a_lease_that_holds_it_i
     with pytest.raises(CommitRefused, match="is revoked: a session was forgotten"):
         await driver.commit(lease)
     assert [await driver.state(turn) for turn in (other, waiting)] == ["trained", "sampled"]
-    probes = Report.model_validate_json((await ledger.version(version)).report_json).probes
+    probes = (await ledger.version(version)).report.probes
     assert not any(probe.prompt_ids or probe.response_ids for probe in probes)
     assert [sample.sample_id for sample in (await ledger.lease(trainer="a", now=True)).samples] == [waiting]
 
@@ -170,12 +170,12 @@ async def test_a_version_that_is_not_served_yet_keeps_the_figures_of_its_probes_
 ):
     """Also in a large file, which is not rewritten."""
     version, _ = await driver.step()
-    (before,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
+    (before,) = (await ledger.version(version)).report.probes
     assert before.prompt_ids
     assert before.response_ids
     await ledger.forget("s")
-    (probe,) = Report.model_validate_json((await ledger.version(version)).report_json).probes
-    assert probe == before.model_copy(update={"prompt_ids": [], "response_ids": []})
+    (probe,) = (await ledger.version(version)).report.probes
+    assert probe == replace(before, prompt_ids=(), response_ids=())
     assert probe.log_probs
 
 

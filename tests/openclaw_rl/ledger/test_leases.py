@@ -1,12 +1,13 @@
 """Leases: their conditions, their samples, and their ends."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from openclaw_rl.errors import CommitRefused
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.types import DropReason, Sample, TurnState, VersionRun
+from openclaw_rl.types import DropReason, HintTerm, Sample, TopK, TurnState, VersionRun
 
 
 def ids(lease):
@@ -48,7 +49,9 @@ async def test_a_sample_reaches_the_trainer_exactly_as_sampled(ledger, driver):
             "student_log_probs": (-1.0, -1.0, -1.0),
         },
         {"response_ids": (5,), "loss_mask": (True,), "rollout_log_probs": (-0.5,), "versions": (VersionRun(0, 1),)},
-        {"reward": None, "scored_version": 0, "extra_json": '{"hint":"be short"}', "temperature": 0.25},
+        {"reward": None, "scored_version": 0, "hint": HintTerm(text="be short", gain=0.5), "temperature": 0.25},
+        {"hint": HintTerm(absent="no_hint", top_k=TopK(((1, 2),) * 3, ((-0.5, -math.inf),) * 3))},
+        {"hint": HintTerm(method_json='{"weight": 2}')},
     ],
 )
 async def test_a_method_may_change_any_field_of_a_sample(ledger, driver, turn_mask, change):

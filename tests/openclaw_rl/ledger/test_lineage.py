@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from openclaw_rl.errors import CommitRefused, LedgerError
-from openclaw_rl.trainer_protocol import Probe, Report
+from openclaw_rl.trainer_protocol import Probe
 from openclaw_rl.types import DropReason, VersionRun, VersionState, WeightKind
 
 
@@ -24,8 +24,8 @@ async def test_a_commit_makes_a_candidate_and_is_idempotent(ledger, driver):
     version = await ledger.version(1)
     assert (version.parent, version.state, version.lease_id) == (0, VersionState.CANDIDATE, lease.lease_id)
     assert (version.folder, version.sha256, version.kind) == (f"versions/{lease.lease_id}", "sha-1", WeightKind.LORA)
-    assert Report.model_validate_json(version.report_json).probes[0].log_probs == [-1.0]
-    assert Report.model_validate_json((await ledger.versions())[1].report_json).metrics == {"loss": 0.5}
+    assert version.report.probes[0].log_probs == (-1.0,)
+    assert (await ledger.versions())[1].report.metrics == {"loss": 0.5}
     record = await ledger.turn(turn)
     assert (record.state, record.trained_in, record.lease_id) == ("trained", 1, lease.lease_id)
     tip = await ledger.tip()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, load_method
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import (
     DropReason,
     JudgedTurn,
@@ -127,13 +127,13 @@ async def test_greedy_and_reshaped_sampling_are_not_trainable() -> None:
 def test_without_baseline_the_reward_is_the_advantage_of_every_token() -> None:
     """Case TN-3: single samples, all rewards equal: bounded, and not zero."""
     state: dict[str, float] = {}
-    settings = MethodSettings(baseline="none")
+    settings = BinarySettings(baseline="none")
     credit = METHOD.advantages([sample(1.0, n=3), sample(1.0), sample(-1.0)], settings, state)
     assert credit == [[1.0] * 3, [1.0] * 2, [-1.0] * 2]
 
 
 def test_ema_baseline_by_hand() -> None:
-    method_settings, state = MethodSettings(baseline="ema", baseline_decay=0.5, baseline_limit=0.5), {}
+    method_settings, state = BinarySettings(baseline="ema", baseline_decay=0.5, baseline_limit=0.5), {}
     first = METHOD.advantages([sample(1.0), sample(1.0), sample(-1.0, tool=True)], method_settings, state)
     assert [values[0] for values in first] == [1.0, 1.0, -1.0]  # the baseline does not know this batch yet
     assert state == {"baseline_user": 0.75, "baseline_tool": -0.5}
@@ -143,7 +143,7 @@ def test_ema_baseline_by_hand() -> None:
 
 
 def test_the_mean_of_the_others_by_hand() -> None:
-    settings, state = MethodSettings(baseline="others", baseline_decay=0.5), {}
+    settings, state = BinarySettings(baseline="others", baseline_decay=0.5), {}
     batch = [sample(1.0), sample(-1.0), sample(-1.0), sample(-1.0, tool=True)]
     first = METHOD.advantages(batch, settings, state)
     assert [values[0] for values in first] == [2.0, -1.0, -1.0, -1.0]  # a kind's only turn has no others
@@ -162,7 +162,7 @@ def test_the_mean_of_the_others_by_hand() -> None:
 def test_while_all_rewards_are_the_same_the_mean_of_the_others_credits_nothing() -> None:
     """Nothing tells one reply from another: what raw rewards would do here is noise. The first that differs gets it
     all."""
-    settings, state = MethodSettings(baseline="others"), {}
+    settings, state = BinarySettings(baseline="others"), {}
     for _ in range(3):
         assert METHOD.advantages([sample(-1.0)] * 4, settings, state) == [[0.0, 0.0]] * 4
     credit = METHOD.advantages([sample(1.0), sample(-1.0)], settings, state)
@@ -173,13 +173,13 @@ def test_while_all_rewards_are_the_same_the_mean_of_the_others_credits_nothing()
 def test_a_run_may_go_over_to_the_mean_of_the_others() -> None:
     """What `ema` left stands for a long past."""
     state = {"baseline_user": -0.5}
-    credit = METHOD.advantages([sample(1.0)], MethodSettings(baseline="others"), state)
+    credit = METHOD.advantages([sample(1.0)], BinarySettings(baseline="others"), state)
     assert credit[0][0] == pytest.approx(1.5)
 
 
 def test_no_reward_is_in_its_own_baseline() -> None:
     """Whatever the reward had been, its baseline is the same: it cannot lessen what the reward says."""
-    settings = MethodSettings(baseline="others")
+    settings = BinarySettings(baseline="others")
     taken_off = []
     for reward in (1.0, -1.0):
         state = {"baseline_user": 0.2, "baseline_user_mass": 0.6}
@@ -197,7 +197,7 @@ def test_no_reward_is_in_its_own_baseline() -> None:
 def test_order_changes_nothing_and_advantages_are_bounded(
     kinds: list[tuple[float, bool]], data: st.DataObject, baseline: str, limit: float
 ) -> None:
-    method_settings = MethodSettings(baseline=baseline, baseline_limit=limit)  # type: ignore[arg-type]
+    method_settings = BinarySettings(baseline=baseline, baseline_limit=limit)  # type: ignore[arg-type]
     batch = [sample(reward, tool=tool) for reward, tool in kinds]
     order = data.draw(st.permutations(range(len(batch))))
     start = {"baseline_user": 0.9, "baseline_tool": -0.2}
@@ -217,7 +217,7 @@ def test_order_changes_nothing_and_advantages_are_bounded(
 def test_complaints_alone_ask_for_longer_replies_unless_they_are_taken_off(baseline: str, moves: bool) -> None:
     """A policy that ends a reply at each of 6 tokens with probability p, and a user who likes none. The expected step
     over all replies, by the mean over a reply's tokens that every step takes: A ∇E[1/T], so -1 alone lengthens them."""
-    settings, trainer = MethodSettings(baseline=baseline), TrainerSettings()  # type: ignore[arg-type]
+    settings, trainer = BinarySettings(baseline=baseline), TrainerSettings()  # type: ignore[arg-type]
     logit = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
     go, end = torch.nn.functional.logsigmoid(-logit), torch.nn.functional.logsigmoid(logit)
     replies = [torch.stack([go] * n + [end]) for n in range(6)] + [torch.stack([go] * 6)]
@@ -244,7 +244,7 @@ def test_complaints_alone_ask_for_longer_replies_unless_they_are_taken_off(basel
 
 def test_a_sample_without_reward_is_a_bug_not_a_zero() -> None:
     with pytest.raises(ValueError, match="reward"):
-        METHOD.advantages([sample(None)], MethodSettings(), {})
+        METHOD.advantages([sample(None)], BinarySettings(), {})
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def loss_of(settings: TrainerSettings, *, reference: bool = False) -> tuple[Samp
         temperature=1.0,
         reward=1.0,
     )
-    return METHOD.loss(one, terms, settings, MethodSettings()), log_probs
+    return METHOD.loss(one, terms, settings, BinarySettings()), log_probs
 
 
 def test_recompute_weighs_by_the_engine_and_masks_what_it_cannot_explain() -> None:

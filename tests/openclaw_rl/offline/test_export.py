@@ -14,7 +14,7 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import DropReason, Feedback, NextState, Sample, Verdict, VersionRun
+from openclaw_rl.types import DropReason, Feedback, HintTerm, NextState, Sample, Verdict, VersionRun
 
 TOOLS = '[{"type":"function","function":{"name":"f"}}]'
 
@@ -47,7 +47,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
         teacher_log_probs=(-1.0, -2.0),
         student_log_probs=(-0.5, -0.125),
         scored_version=3,
-        extra_json='{"hint":"h"}',
+        hint=HintTerm(text="h"),
     )
     await ledger.record_sample(sample)
     said = Feedback("f", "full", 5.0, -0.5, None, "better")
@@ -88,7 +88,7 @@ def test_a_row_tells_all_of_a_sample(path: Path, tmp_path: Path) -> None:
     full, demonstration = lines(out)
     assert (full["sample_id"], full["reward"], full["temperature"]) == ("full", -1.0, 0.7)
     assert (full["teacher_log_probs"], full["student_log_probs"]) == ([-1.0, -2.0], [-0.5, -0.125])
-    assert (full["scored_version"], full["extra_json"]) == (3, '{"hint":"h"}')
+    assert (full["scored_version"], full["extra_json"]) == (3, '{"hint": {"text": "h"}}')
     assert (demonstration["response_ids"], demonstration["reward"]) == ([9], None)
 
 

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from turns import make_request, make_turn, serve_turn
 from typer.testing import CliRunner
 
+from openclaw_opd.settings import OpdSettings
 from openclaw_rl import settings as settings_module
 from openclaw_rl.cli.main import app
 from openclaw_rl.errors import SettingsError
@@ -148,7 +149,7 @@ def test_every_turn_that_can_teach_does_and_the_rest_is_counted(settings: Settin
 
 
 def test_distillation_scores_with_an_embedded_engine_of_its_own(settings: Settings, tmp_path: Path) -> None:
-    method = settings.method.model_copy(update={"name": "opd", "hint_source": "verbatim"})
+    method = OpdSettings(hint_source="verbatim")
     told: list[str] = []
     report = replay(settings.model_copy(update={"method": method}), Plan(tmp_path / "out"), told.append)
     assert "the engine starts" in told

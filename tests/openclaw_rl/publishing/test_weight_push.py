@@ -19,12 +19,13 @@ from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
-from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
 from openclaw_rl.trainer_protocol import Probe, Started
@@ -67,7 +68,7 @@ class World:
             await ledger.lose_undurable("started")
             self.publisher.wake()
             return Started(
-                tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings()
+                tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings()
             )
 
         app = FastAPI()

@@ -134,13 +134,11 @@ def test_the_places_are_shared_among_the_kinds_that_come_to_this_engine(max_runn
     for kind, name, source, url in choices:
         settings = load(
             None,
-            {
-                "judge.kind": kind, "judge.url": url, "method.name": name, "method.hint_source": source,
-                "engine.max_running": max_running,
-            },
+            {"judge.kind": kind, "judge.url": url, "method.name": name, "engine.max_running": max_running}
+            | ({"method.hint_source": source} if name == "opd" else {}),
             {},
-        )  # fmt: skip
-        limits = ConcurrencyLimits.of(settings, load_method(name))
+        )
+        limits = ConcurrencyLimits.of(settings)
         counts = [limits.verdicts._value, limits.hints._value, limits.scores._value]
         here = url is None
         comes = [here and kind == "llm", here and name == "opd" and source == "judge", name == "opd"]

@@ -10,8 +10,8 @@ import torch
 from trainer_bench import Bench, FakeApi
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, Sample, VersionRun
@@ -86,10 +86,10 @@ def settings() -> TrainerSettings:
 @pytest.fixture
 def make_learner(make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettings) -> Callable[..., LocalLearner]:
     def make(
-        trainer: TrainerSettings = settings, method: MethodSettings | None = None, base_hash: str = "base"
+        trainer: TrainerSettings = settings, method: BinarySettings | None = None, base_hash: str = "base"
     ) -> LocalLearner:
         policy = LoraPolicy(make_model(), trainer)
-        learner = LocalLearner(policy, METHOD, trainer, method or MethodSettings(), base_hash=base_hash)
+        learner = LocalLearner(policy, METHOD, trainer, method or BinarySettings(), base_hash=base_hash)
         learner.load(None, fresh_moments=False)
         return learner
 

@@ -10,8 +10,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.full import FullPolicy
 from openclaw_rl.trainers.learner import LocalLearner
@@ -29,7 +29,7 @@ Make = Callable[[], PreTrainedModel]
 
 
 def stepped(policy: Policy, samples: list[Sample], folder: Path) -> Step:
-    learner = LocalLearner(policy, METHOD, SETTINGS, MethodSettings(baseline="none"), base_hash="base")
+    learner = LocalLearner(policy, METHOD, SETTINGS, BinarySettings(baseline="none"), base_hash="base")
     learner.load(None, fresh_moments=False)
     result = learner.step(samples, lambda: None)
     assert isinstance(result, Step)

@@ -1,4 +1,4 @@
-"""The base in the precision that was asked for. (Quantised ones need a GPU: `benchmarks/trainer_speed.py`.)"""
+"""The base in the precision that was asked for. (Quantised ones need a GPU: `scripts/benchmarks/trainer_speed.py`.)"""
 
 import importlib.util
 from collections.abc import Callable

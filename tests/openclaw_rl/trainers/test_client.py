@@ -1,13 +1,16 @@
 """The client: what each answer of the server means to a trainer."""
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import CommitRefused, TrainerError
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report
-from openclaw_rl.trainers.client import ServerGone, TrainerClient
+from openclaw_rl.trainers.client import LeaseSession, ServerGone, TrainerClient
 from openclaw_rl.types import DropReason, WeightKind
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -105,3 +108,47 @@ def test_a_commit_gives_up_in_the_end_and_a_refusal_is_final() -> None:
     with pytest.raises(CommitRefused):
         client(lambda r: (calls.append(r), httpx.Response(409, json={}))[1]).commit(COMMIT)
     assert len(calls) == 1
+
+
+def session(handler: Handler, **given: Any) -> LeaseSession:
+    return LeaseSession(client(handler), "me", threading.Event(), **given)
+
+
+def test_a_release_says_whether_the_server_took_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert session(lambda _: httpx.Response(200, json={})).release(LEASE, "why")
+    assert session(lambda _: httpx.Response(409, json={})).release(LEASE, "why"), "the lease is over: the batch waits"
+    with caplog.at_level("WARNING"):
+        assert not session(lambda _: httpx.Response(503, text="closing")).release(LEASE, "why")
+    assert caplog.messages == ["lease_not_released lease=l reason=why error=release: 503 closing"]
+
+
+def test_a_call_waits_for_a_server_that_is_away_until_it_answers_or_the_trainer_stops() -> None:
+    answers = [503, 503, 200]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(answers.pop(0), json={"expires_at": 7.5})
+
+    here = session(handler, pauses=Backoff(0.001, 0.002))
+    assert here.when_server_answers(lambda: here.client.renew(LEASE)) == 7.5
+    assert here.pauses.next_s() == 0.001, "a success resets the pauses"
+    answers.append(503)
+    here.stop.set()
+    assert here.when_server_answers(lambda: here.client.renew(LEASE)) is None
+
+
+def test_a_poll_that_is_answered_at_once_does_not_spin() -> None:
+    here, waits = session(lambda _: httpx.Response(200, json={"lease": None}), wait_s=60.0), []
+    here.stop = type("Stop", (), {"wait": staticmethod(waits.append)})()  # type: ignore[assignment]
+    assert here.take() is None
+    assert waits == [30.0]
+
+
+def test_a_refused_renewal_loses_the_lease_and_only_that_one() -> None:
+    short = LEASE.model_copy(update={"lease_s": 1.5})
+    here = session(lambda _: httpx.Response(409, json={}))
+    with here.hold(short):
+        assert not here.is_lost
+        assert here._lost.wait(60)
+        assert here.is_lost
+    with here.hold(LEASE):
+        assert not here.is_lost

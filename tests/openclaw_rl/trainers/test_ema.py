@@ -11,8 +11,9 @@ from tolerances import rel
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from openclaw_combine.method import CombineSettings
 from openclaw_rl.methods.base import Method
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.checkpoint import EMA_FOLDER
@@ -114,17 +115,17 @@ def test_it_is_an_adapter_that_peft_loads(
 @pytest.fixture
 def learner(make_model: Callable[..., LlamaForCausalLM], settings: TrainerSettings) -> Callable[[str], LocalLearner]:
     class Anything:
-        """Binary RL under another name: what is trained on does not matter to the teacher."""
+        """Binary RL under another name: the teacher does not depend on the method."""
 
         from openclaw_rl.methods.binary_rl import METHOD
 
-        name = "opd"
+        name = "combine"
 
         def __getattr__(self, attribute: str) -> object:
             return getattr(self.METHOD, attribute)
 
     def make(teacher: str) -> LocalLearner:
-        method = MethodSettings(name="opd", teacher=teacher, ema_decay=DECAY)  # type: ignore[arg-type]
+        method = CombineSettings(teacher=teacher, ema_decay=DECAY)  # type: ignore[arg-type]
         anything: Method = Anything()  # type: ignore[assignment]
         learner = LocalLearner(LoraPolicy(make_model(), settings), anything, settings, method, base_hash="base")
         learner.load(None, fresh_moments=False)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from openclaw_rl.errors import SettingsError, TrainerError
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.batches import rows_of
 from openclaw_rl.trainers.full import FullPolicy
@@ -27,7 +27,7 @@ def full_policy(make: Callable[[], PreTrainedModel], settings: TrainerSettings =
 
 
 def learner_of(policy: FullPolicy, settings: TrainerSettings = FULL) -> LocalLearner:
-    learner = LocalLearner(policy, METHOD, settings, MethodSettings(baseline="none"), base_hash="base")
+    learner = LocalLearner(policy, METHOD, settings, BinarySettings(baseline="none"), base_hash="base")
     learner.load(None, fresh_moments=False)
     return learner
 

@@ -9,7 +9,8 @@ import torch
 from close import approx
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 from openclaw_rl.trainers.learner import LocalLearner
@@ -53,7 +54,7 @@ def test_steps_in_a_row_equal_steps_cut_by_a_restart(
     make_learner: MakeLearner, settings: TrainerSettings, batches: list[list[Sample]], tmp_path: Path, cut: int
 ) -> None:
     settings = settings.model_copy(update={"warmup_steps": 2})
-    method = MethodSettings(baseline="ema", baseline_decay=0.6)
+    method = BinarySettings(baseline="ema", baseline_decay=0.6)
     straight, first = make_learner(settings, method), make_learner(settings, method)
     metrics = [step(straight, batch).metrics for batch in batches]
     for batch in batches[:cut]:

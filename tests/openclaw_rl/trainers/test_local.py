@@ -28,7 +28,6 @@ from openclaw_rl.messages import Message
 from openclaw_rl.models import resolve
 from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import ModelSettings, TrainerSettings, TrainingSettings
-from openclaw_rl.trainer_protocol import Report
 from openclaw_rl.trainers.local import TrainerConfig, _only_trainer, run
 from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, Version
 
@@ -188,7 +187,7 @@ def test_the_process_trains_commits_and_stops(
     assert server.committed == [1, 2]
     assert server.states()["trained"] == 6
 
-    report = Report.model_validate_json(second.report_json)
+    report = second.report
     assert report.metrics["samples"] == 3
     # The probe is what another program reads from the published folder: the self-test of the publisher.
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention as packed_attention_module
 from openclaw_rl.trainers.batches import MicroBatch, micro_batches, rows_of
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -37,8 +37,8 @@ def packed_policy(architecture: Callable[[], PreTrainedModel]) -> LoraPolicy:
 
 def gradients_of(policy: LoraPolicy, samples: list[Sample], passes: list[MicroBatch]) -> tuple[list[Tensor], float]:
     policy.cut = lambda rows, token_budget: passes  # type: ignore[method-assign]
-    credit = METHOD.advantages(samples, MethodSettings(baseline="none"), {})
-    done = accumulate(policy, METHOD, samples, credit, PACKED, MethodSettings(baseline="none"))
+    credit = METHOD.advantages(samples, BinarySettings(baseline="none"), {})
+    done = accumulate(policy, METHOD, samples, credit, PACKED, BinarySettings(baseline="none"))
     found = [parameter.grad.clone() for parameter in policy.parameters.values() if parameter.grad is not None]
     for parameter in policy.parameters.values():
         parameter.grad = None

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openclaw_rl.methods.binary_rl import METHOD
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.models import resolve
-from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings
+from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.learner import LocalLearner
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -49,7 +49,7 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
         sample("prose", "How do I keep a plant alive?", "Water it once a week and keep it near a window.", 1.0),
         sample("list", "Give me tips for a good sleep.", "1. Go to bed early.\n2. Avoid screens.\n3. Read.", -1.0),
     ]
-    learner = LocalLearner(LoraPolicy(model, settings), METHOD, settings, MethodSettings(), base_hash=base_hash)
+    learner = LocalLearner(LoraPolicy(model, settings), METHOD, settings, BinarySettings(), base_hash=base_hash)
     learner.load(None, fresh_moments=False)
     result = learner.step(samples, lambda: None)
     assert isinstance(result, Step)
@@ -63,7 +63,7 @@ def test_a_step_moves_the_bundled_model_where_the_reward_points(
     assert shift["list"] < -0.1
     learner.write(tmp_path)
     again = LocalLearner(
-        LoraPolicy(resolve.load_model(resolved), settings), METHOD, settings, MethodSettings(), base_hash=base_hash
+        LoraPolicy(resolve.load_model(resolved), settings), METHOD, settings, BinarySettings(), base_hash=base_hash
     )
     again.load(tmp_path, fresh_moments=False)
     second, same = learner.step(samples, lambda: None), again.step(samples, lambda: None)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from openclaw_rl.losses import TokenLogProbs
-from openclaw_rl.methods.binary_rl import METHOD
-from openclaw_rl.settings import MethodSettings, TrainerSettings
+from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.batches import MicroBatch
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
@@ -40,7 +40,7 @@ def make_policy(make_model: MakeModel, settings: TrainerSettings) -> Callable[..
 
 
 def credit(samples: Sequence[Sample]) -> list[list[float]]:
-    return METHOD.advantages(samples, MethodSettings(), {})
+    return METHOD.advantages(samples, BinarySettings(), {})
 
 
 def gradients(policy: LoraPolicy) -> list[Tensor]:
@@ -81,7 +81,7 @@ def packed_gradients(policy: LoraPolicy, samples: Sequence[Sample], settings: Tr
             advantages=torch.tensor(advantages, dtype=torch.float64),
             loss_mask=torch.tensor(sample.loss_mask),
         )
-        total = total + METHOD.loss(sample, terms, settings, MethodSettings()).loss_sum / sum(sample.loss_mask) / len(
+        total = total + METHOD.loss(sample, terms, settings, BinarySettings()).loss_sum / sum(sample.loss_mask) / len(
             samples
         )
         offset += p + t
@@ -102,7 +102,7 @@ def test_one_batch_cut_four_ways_gives_equal_gradients(
             batch,
             credit(batch),
             settings.model_copy(update={"micro_batch_tokens": budget}),
-            MethodSettings(),
+            BinarySettings(),
         )
         return gradients(policy), done.loss
 
@@ -121,9 +121,9 @@ def test_sharing_a_row_changes_no_gradient(
     second = make_sample("2", prompt=(*first.prompt_ids, *first.response_ids, 8), response=3)
     third = make_sample("3", prompt=(*second.prompt_ids, *second.response_ids, 8, 9), response=2, temperature=1.0)
     samples, policy = [first, third, second], make_policy()
-    shared_work = accumulate(policy, METHOD, samples, credit(samples), settings, MethodSettings())
+    shared_work = accumulate(policy, METHOD, samples, credit(samples), settings, BinarySettings())
     shared = gradients(policy)
-    alone_work = accumulate(policy, METHOD, samples, credit(samples), settings, MethodSettings(), share_prefixes=False)
+    alone_work = accumulate(policy, METHOD, samples, credit(samples), settings, BinarySettings(), share_prefixes=False)
     for a, b in zip(shared, gradients(policy), strict=True):
         assert_close(a, b, ulps=2**14, scale=largest(shared))
     assert shared_work.loss == pytest.approx(alone_work.loss, abs=rel(torch.float64, 2**14) * len(samples))
@@ -134,9 +134,9 @@ def test_permuting_samples_changes_nothing(
     make_policy: Callable[..., LoraPolicy], settings: TrainerSettings, batch: list[Sample]
 ) -> None:
     policy, moved = make_policy(), [batch[i] for i in (2, 0, 3, 1)]
-    accumulate(policy, METHOD, batch, credit(batch), settings, MethodSettings())
+    accumulate(policy, METHOD, batch, credit(batch), settings, BinarySettings())
     one = gradients(policy)
-    accumulate(policy, METHOD, moved, credit(moved), settings, MethodSettings())
+    accumulate(policy, METHOD, moved, credit(moved), settings, BinarySettings())
     for a, b in zip(one, gradients(policy), strict=True):
         assert_close(a, b, ulps=2**14, scale=largest(one))
 
@@ -148,7 +148,7 @@ def test_zero_advantage_moves_nothing(
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     zeros = [[0.0] * len(sample.response_ids) for sample in batch]
     metrics, _ = train_step(
-        policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, zeros, settings, MethodSettings()
+        policy, PolicyOptimizer(policy.parameters, settings), METHOD, batch, zeros, settings, BinarySettings()
     )
     assert metrics["grad_norm"] == 0
     for a, b in zip(before, policy.parameters.values(), strict=True):
@@ -175,7 +175,7 @@ def test_three_steps_equal_a_plain_reference(
     start = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     optimizer = PolicyOptimizer(policy.parameters, settings)
     for _ in range(3):
-        train_step(policy, optimizer, METHOD, batch, credit(batch), settings, MethodSettings())
+        train_step(policy, optimizer, METHOD, batch, credit(batch), settings, BinarySettings())
 
     reference = get_peft_model(
         make_model(dtype=torch.float64), LoraConfig(r=2, lora_alpha=8, target_modules=list(settings.target_modules))
@@ -261,13 +261,13 @@ def test_a_sample_without_numbers_is_left_out_as_if_it_never_came(
     policy, clean = make_policy(), make_policy()
     with broken(policy, {1}, monkeypatch):
         optimizer = PolicyOptimizer(policy.parameters, settings)
-        metrics, left_out = train_step(policy, optimizer, METHOD, batch, credit(batch), settings, MethodSettings())
+        metrics, left_out = train_step(policy, optimizer, METHOD, batch, credit(batch), settings, BinarySettings())
     assert left_out == [1]
     assert metrics["samples"] == 3
     assert all(math.isfinite(value) for value in metrics.values())
     others = [batch[0], *batch[2:]]
     expected, _ = train_step(
-        clean, PolicyOptimizer(clean.parameters, settings), METHOD, others, credit(others), settings, MethodSettings()
+        clean, PolicyOptimizer(clean.parameters, settings), METHOD, others, credit(others), settings, BinarySettings()
     )
     assert metrics["loss"] == pytest.approx(expected["loss"])
     for a, b in zip(policy.parameters.values(), clean.parameters.values(), strict=True):
@@ -290,7 +290,7 @@ def test_a_batch_without_numbers_is_no_step(
             batch,
             credit(batch),
             settings,
-            MethodSettings(),
+            BinarySettings(),
         )
     for a, b in zip(before, policy.parameters.values(), strict=True):
         assert torch.equal(a, b)
@@ -305,7 +305,7 @@ def test_a_sampled_token_at_log_prob_minus_90_is_survived(
     for old in ("recompute", "rollout"):
         changed = settings.model_copy(update={"old_log_probs": old})
         optimizer = PolicyOptimizer(policy.parameters, changed)
-        metrics, left_out = train_step(policy, optimizer, METHOD, samples, credit(samples), changed, MethodSettings())
+        metrics, left_out = train_step(policy, optimizer, METHOD, samples, credit(samples), changed, BinarySettings())
         assert left_out == []
         assert all(math.isfinite(value) for value in metrics.values())
         assert policy.is_finite()
@@ -319,7 +319,7 @@ def test_a_batch_of_equal_rewards_moves_the_policy(
     baseline: str,
 ) -> None:
     """Case TN-3: four single answers, all +1. They are not divided by their spread, and do not cancel out."""
-    policy, method = make_policy(), MethodSettings(baseline=baseline)
+    policy, method = make_policy(), BinarySettings(baseline=baseline)
     samples = [make_sample(name, reward=1.0) for name in "abcd"]
     given = METHOD.advantages(samples, method, {})
     assert 0 < max(map(abs, (value for row in given for value in row))) <= 10

@@ -19,11 +19,12 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
 from openclaw_rl.server.engine_watchdog import EngineWatchdog
-from openclaw_rl.settings import MethodSettings, PublisherSettings, TrainerSettings, TrainingSettings
+from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainer_protocol import Started, Tip
@@ -104,7 +105,7 @@ class ToyServer:
             await self.ledger.lose_undurable("started again")
             publisher.wake()
             tip = await pushes.describe(await self.ledger.tip())
-            return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=MethodSettings())
+            return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings())
 
         app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}

@@ -1,6 +1,5 @@
 """Routes that read: `/v1/admin/status`, `history`, `versions`, `/v1/turns*`, `/metrics`, `/openapi.json`."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
-from openclaw_rl.types import TurnState, Version, VersionState
+from openclaw_rl.types import HintTerm, Sample, TurnState, Version, VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,20 @@ async def known_version(ledger: Ledger, weight_version: int) -> Version:
 
 def version_row(version: Version) -> dict[str, Any]:
     """Return a version in the JSON form that operators get."""
-    return {**plain(version), "state": VersionState(version.state).value}
+    fields = plain(version) | {"state": VersionState(version.state).value, "report_json": version.report.to_json()}
+    del fields["report"]
+    return fields
 
 
 def plain(row: object) -> Any:
     """Return dataclasses, enums and messages as JSON values."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json", exclude_none=True)
+    if isinstance(row, HintTerm):
+        return row.to_json()
+    if isinstance(row, Sample):
+        fields = {name: plain(getattr(row, name)) for name in row.__dataclass_fields__}
+        return fields | {"extra_json": fields.pop("hint")}
     if hasattr(row, "__dataclass_fields__"):
         return {name: plain(getattr(row, name)) for name in row.__dataclass_fields__}
     if isinstance(row, dict):
@@ -125,9 +131,11 @@ def add_status_routes(
     ) -> JSONResponse:
         """Return the data of curves, oldest first: the newest versions with the metrics of their steps, and the newest
         verdicts of users as [version that gave the reply, verdict]."""
-        rows = [version_row(version) for version in await ledger.versions(newest=versions)]
-        for row in rows:
-            row["metrics"] = json.loads(row.pop("report_json")).get("metrics", {})
+        rows = []
+        for version in await ledger.versions(newest=versions):
+            row = version_row(version) | {"metrics": plain(version.report.metrics)}
+            del row["report_json"]
+            rows.append(row)
         return JSONResponse({"versions": rows, "verdicts": await ledger.user_verdicts(limit=verdicts)})
 
     @guarded.get("/v1/admin/versions/{weight_version}")

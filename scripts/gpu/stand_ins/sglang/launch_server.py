@@ -1,14 +1,13 @@
-"""In SGLang's place on a machine without a GPU: its command line, the embedded engine behind it.
+"""Stand-in for SGLang's server on a machine without a GPU: its command line, with the embedded engine behind it.
 
-What the checks ask of SGLang and the embedded engine does not have is added here: `/server_info`, a checksum of each
-tensor, and a plain `/v1/chat/completions` for the proxy to be compared with.
+It adds the routes that the checks need of SGLang and the embedded engine lacks: `/server_info`, a checksum of each
+tensor, and a plain `/v1/chat/completions` to compare the proxy with.
 """
 
 import argparse
 import asyncio
 import hashlib
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--incremental-streaming-output", action="store_true")
-    return parser.parse_known_args()[0]  # memory, kernels and adapters are the card's
+    return parser.parse_known_args()[0]  # flags for memory, kernels and adapters need a card
 
 
 def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
@@ -54,7 +53,7 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> Response:
-        if not body.get("stream"):  # a judge that is told what form its answer has
+        if not body.get("stream"):  # a judge's request, which names the form of the answer
             message = {"role": "assistant", "content": _formed(body.get("regex"))}
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
         encoded = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
@@ -75,7 +74,7 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
 
 
 def _formed(form: str | None) -> str:
-    """An answer of that form, of the two that a check asks for."""
+    """Return an answer of that form, one of the two that a check asks for."""
     if form is None:
         return "no vote"
     return "\\boxed{1}\n[HINT_START]Leave out what is obvious[HINT_END]" if "HINT_START" in form else "\\boxed{-1}"
@@ -94,7 +93,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     options = _options()
-    from openclaw_rl.engines.embedded import process  # torch and its friends: seconds
+    from openclaw_rl.engines.embedded import process  # imports torch, which takes seconds
 
     config = EngineConfig(
         model=ModelSettings(path=str(options.model_path), context_length=options.context_length),
@@ -103,9 +102,9 @@ def main() -> None:
         cache_dir=options.model_path.parent / "stand-in-cache",
     )
     configure_log(config.log_level, process="engine")
-    process.build_app = lambda service: _with_more(service, options)  # type: ignore[assignment]
+    process.build_app = lambda service: _with_more(service, options)
     asyncio.run(process.serve(config))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,69 @@
+"""Settings of on-policy distillation: the hint, the teacher, the loss (`method.*` with `method.name = "opd"`)."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from openclaw_rl.settings import MethodSettings, Url
+
+
+class OpdSettings(MethodSettings):
+    """Settings of the hint, the teacher and the loss."""
+
+    name: str = "opd"
+    hint_source: Literal["judge", "verbatim"] = "verbatim"
+    """Source of hindsight hints: `verbatim` takes the user's own correction; with `judge` a larger model reads the next
+    state and writes a hint."""
+    hint_votes: int = Field(default=3, ge=1)
+    """Judge samples per turn. Their majority decides if there is a hint, and the largest teacher gain selects it."""
+    hint_max_tokens: int = Field(default=1024, ge=16)
+    """Tokens of one judge answer, reasoning included."""
+    teacher: Literal["policy", "base", "ema"] = "base"
+    """Model that scores the reply with the hint in the prompt: the policy, the base (adapter off), or a slow mean of
+    the policy's versions. The local LoRA trainer writes that mean beside each version."""
+    teacher_url: Url | None = None
+    """`teacher = "base"`: URL of a second engine that serves the base alone; when unset, the policy's engine with the
+    adapter off."""
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
+    """`teacher = "ema"`: share of the old teacher kept at each version."""
+    student_term: Literal["engine", "trainer"] = "engine"
+    """Student's side of the gap: from the engine at the version that scored, or from the trainer's own forward pass."""
+    opd_clip: float = Field(default=2.0, gt=0)
+    """Largest |advantage| of a token, in nats of gap."""
+    top_k: int = Field(default=0, ge=0, le=256)
+    """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
+    score_timeout_s: float = Field(default=120.0, gt=0)
+    """Time for one scoring call of the teacher."""
+
+    @property
+    def distils(self) -> bool:
+        """True when the method computes a distillation term at all."""
+        return True
+
+    @property
+    def needs_engine(self) -> bool:
+        return self.distils
+
+    @property
+    def needs_hint_judge(self) -> bool:
+        return self.distils and self.hint_source == "judge"
+
+    @property
+    def ema_teacher_decay(self) -> float | None:
+        return self.ema_decay if self.distils and self.teacher == "ema" else None
+
+    @property
+    def base_teacher_url(self) -> str | None:
+        return self.teacher_url if self.distils else None
+
+    def conflicts(self, weights: Literal["lora", "full"]) -> Iterator[str]:
+        if self.teacher_url is not None and self.teacher != "base":
+            yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'
+        # Full weights leave no base in the policy's engine, and no adapter that an EMA could be made of.
+        has_base = self.teacher == "base" and self.teacher_url is not None
+        if weights == "full" and self.distils and self.teacher != "policy" and not has_base:
+            yield (
+                f'method.teacher "{self.teacher}" is not to be had with training.weights = "full": use "policy",'
+                ' or "base" with method.teacher_url'
+            )

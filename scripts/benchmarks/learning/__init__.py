@@ -1,0 +1,1 @@
+"""Parts of the learning benchmarks: the model under test, a sampler for many policies at once, measures, a report."""

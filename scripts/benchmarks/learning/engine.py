@@ -1,0 +1,99 @@
+"""Stand-in for the engine when turns are scored: the same numbers, by plain batched forwards of the policy itself.
+
+`score` of a method asks an engine for forced log-probs, turn by turn. This module collects the calls of all turns until
+no more come, then answers them by one batched fp32 forward at temperature 1. `served.worst_difference` measures the
+distance to the real engine's numbers, and `tests/scripts/benchmarks/test_pairs.py` asserts it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from benchmarks.learning.subject import forced_log_probs
+from openclaw_rl.engines.admission import adapter_name
+from openclaw_rl.engines.base import Score
+from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.types import Ids
+
+QUIET_S = 0.01
+"""Time without a call after which the collected calls are answered."""
+
+
+class ScoringEngine(Protocol):
+    """Engine interface that scoring uses, for one policy."""
+
+    def serves(self, version: int) -> AbstractAsyncContextManager[str | None]:
+        """Yield the name under which `score` knows the policy as it is now; None: the base, as version 0."""
+        ...
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    prompt_ids: Ids
+    response_ids: Ids
+    of_base: bool
+    top_k: int
+    answer: "asyncio.Future[Score]"
+
+
+class ForwardEngine:
+    def __init__(self, policy: LoraPolicy) -> None:
+        self._policy = policy
+        self._calls: list[_Call] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def serves(self, version: int) -> AsyncIterator[str | None]:
+        yield adapter_name(version)
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        loop = asyncio.get_running_loop()
+        call = _Call(prompt_ids, response_ids, lora_path is None, top_k, loop.create_future())
+        self._calls.append(call)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(QUIET_S, self._answer)
+        return await call.answer
+
+    def _answer(self) -> None:
+        calls, self._calls, self._timer = self._calls, [], None
+        for of_base, top_k in sorted({(call.of_base, call.top_k) for call in calls}):
+            some = [call for call in calls if (call.of_base, call.top_k) == (of_base, top_k)]
+            if of_base:
+                with self._policy.reference():
+                    scores = self._scores(some, top_k)
+            else:
+                scores = self._scores(some, top_k)
+            for call, score in zip(some, scores, strict=True):
+                if not call.answer.done():
+                    call.answer.set_result(score)
+
+    def _scores(self, calls: Sequence[_Call], top_k: int) -> list[Score]:
+        if top_k:
+            return [self._top(call, top_k) for call in calls]
+        values = forced_log_probs(self._policy, [(call.prompt_ids, call.response_ids) for call in calls])
+        return [Score(tuple(log_probs)) for log_probs in values]
+
+    @torch.no_grad()
+    def _top(self, call: _Call, top_k: int) -> Score:
+        """Return the top log-probs, one row at a time: all logits of a batch would be gigabytes."""
+        ids = torch.tensor([call.prompt_ids + call.response_ids[:-1]], device=self._policy.device)
+        logits = self._policy.model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 :]
+        log_probs = torch.log_softmax(logits.float(), -1)  # [T, V]
+        response = torch.tensor(call.response_ids, device=self._policy.device)
+        top = log_probs.topk(top_k)
+        return Score(
+            tuple(log_probs.gather(-1, response[:, None])[:, 0].tolist()),
+            tuple(map(tuple, top.values.tolist())),
+            tuple(map(tuple, top.indices.tolist())),
+        )

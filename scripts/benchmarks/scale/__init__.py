@@ -1,0 +1,1 @@
+"""Parts of `ledger_scale.py`: conversations, calls that fill a ledger, its copies, and the event loop's delay."""

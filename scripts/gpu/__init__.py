@@ -1,0 +1,1 @@
+"""Checks of the server and of the node on a GPU host, and their rehearsal without a GPU."""

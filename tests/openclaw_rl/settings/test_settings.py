@@ -1,0 +1,177 @@
+"""Settings: sources and their order, and one-line errors that name the key."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from openclaw_opd.settings import OpdSettings
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.methods.binary_rl import BinarySettings
+from openclaw_rl.settings import Settings, installed_methods, load, method_settings
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[server]\nport = 1\nkeepalive_s = 3.5\n[training]\nbatch_size = 5\n")
+    environ = {"OPENCLAW_RL__SERVER__PORT": "2", "OPENCLAW_RL__TRAINING__MAX_STALENESS": "9", "UNRELATED": "x"}
+    settings = load(file, {"server.port": "3"}, environ)
+    assert settings.server.port == 3
+    assert settings.training.max_staleness == 9
+    assert settings.server.keepalive_s == 3.5
+    assert settings.training.batch_size == 5
+    assert settings.sampling == Settings().sampling
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("server.prot", "1", "server.prot: no such setting"),
+        ("server.port", "99999", "server.port: "),
+        ("server.port", "many", "server.port: "),
+        ("training.min_batch", "17", "training.min_batch 17 is larger than training.batch_size 16"),
+        ("judge.quorum", "4", "judge: quorum 4 is larger than votes 3"),
+        ("server.host", "0.0.0.0", "server.host '0.0.0.0' is not loopback: set server.api_keys first"),
+        ("server.host", "example.org", "is not loopback"),
+        ("engine.kind", "url", "engine.url is needed"),
+        ("server.port.low", "1", "server.port"),
+        ("server", "5", "server: it is a table of settings, not a value (it is 5)"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_line_that_names_it(key: str, value: str, says: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(None, {"server.port": "1"} | {key: value} if key != "server.port" else {key: value}, {})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[judge]\nvoes = 3\n")
+    with pytest.raises(SettingsError, match=r"settings\.toml: judge\.voes: no such setting"):
+        load(file, None, {})
+    file.write_text("[judge\n")
+    with pytest.raises(SettingsError, match=r"settings\.toml"):
+        load(file, None, {})
+    file.write_bytes(b"[judge]\n# \xff")
+    with pytest.raises(SettingsError, match=r"settings\.toml: it is not UTF-8: .* at byte 10"):
+        load(file, None, {})
+    with pytest.raises(SettingsError, match="No such file"):
+        load(tmp_path / "absent.toml", None, {})
+
+
+def test_a_small_batch_size_needs_no_word_about_smaller_batches(tmp_path: Path) -> None:
+    assert load(None, {"training.batch_size": 2}, {}).training.batch_size == 2
+    file = tmp_path / "settings.toml"
+    file.write_text("[training]\nmin_batch = 2\n")
+    assert load(file, {"training.batch_size": 8}, {}).training.min_batch == 2
+
+
+def test_one_vote_needs_no_word_about_the_quorum() -> None:
+    assert load(None, {"judge.votes": 1}, {}).judge.needed_votes == 1
+    assert load(None, {"judge.votes": 5}, {}).judge.needed_votes == 2
+
+
+def test_a_public_host_with_a_key_is_accepted_and_the_key_is_not_printed() -> None:
+    settings = load(None, {"server.host": "0.0.0.0", "server.api_keys": [{"key": "sk-secret", "user": "uma"}]}, {})
+    assert settings.server.api_keys[0].user == "uma"
+    assert "sk-secret" not in repr(settings)
+
+
+def test_the_tree_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().server.port = 1  # type: ignore[misc]
+
+
+def test_every_branch_documents_what_is_not_plain() -> None:
+    undocumented = [
+        f"{name}.{key}"
+        for name, branch in Settings()
+        if hasattr(branch, "model_fields_set")
+        for key, field in type(branch).model_fields.items()
+        if not field.description and field.annotation is bool
+    ]
+    assert undocumented == []
+
+
+FULL = {"training.weights": "full", "trainer.kind": "external"}
+
+
+def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
+    ema = {"method.name": "opd", "method.teacher": "ema"}
+    assert load(None, ema, {}).method.needs_ema
+    assert not load(None, {"method.name": "binary_rl"}, {}).method.needs_ema
+    assert not load(None, ema | {"method.name": "combine", "method.opd_weight": 0}, {}).method.needs_ema
+    with pytest.raises(SettingsError, match="others write no teacher"):
+        load(None, ema | {"trainer.kind": "external"}, {})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, None),
+        ({"judge.kind": "llm"}, "judge.url is needed"),
+        ({"judge.kind": "llm", "judge.url": "http://judge/v1"}, None),
+        ({"method.name": "opd", "method.teacher": "policy"}, None),
+        ({"method.name": "opd", "method.teacher": "policy", "method.hint_source": "judge"}, "judge.url is needed"),
+        ({"method.name": "opd"}, 'not to be had .* use "policy"'),
+        ({"method.name": "opd", "method.teacher_url": "http://127.0.0.1:30001"}, None),
+        ({"method.name": "opd", "method.teacher": "ema"}, "not to be had"),
+    ],
+)
+def test_full_weights_need_a_judge_of_their_own(more: dict[str, str], says: str | None) -> None:
+    if says is None:
+        assert load(None, FULL | more, {}).training.weights == "full"
+        return
+    with pytest.raises(SettingsError, match=says):
+        load(None, FULL | more, {})
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "owners"),
+    [
+        ("binary_rl", "opd_clip", "opd and combine"),
+        ("opd", "baseline", "binary_rl and combine"),
+        ("opd", "binary_weight", "combine"),
+    ],
+)
+def test_a_key_of_another_method_is_refused_with_its_owners(method: str, key: str, owners: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(None, {"method.name": method, f"method.{key}": 1}, {})
+    assert str(error.value) == f"method.{key}: it belongs to {owners}, and method.name is {method}"
+
+
+def test_a_file_for_one_method_runs_with_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[method]\nname = "combine"\nopd_clip = 3.0\nbaseline = "none"\n')
+    assert load(file, {}, {}).method.model_dump()["opd_clip"] == 3.0
+    other = load(file, {"method.name": "binary_rl"}, {}).method
+    assert (other.name, other.model_dump()["baseline"], "opd_clip" in other.model_dump()) == (
+        "binary_rl",
+        "none",
+        False,
+    )
+    assert load(file, {}, {"OPENCLAW_RL__METHOD__NAME": "opd"}).method.model_dump()["opd_clip"] == 3.0
+    with pytest.raises(SettingsError, match=r"method.opd_clip: it belongs to opd and combine"):
+        load(file, {"method.name": "binary_rl", "method.opd_clip": 1}, {})  # the user wrote it for this run
+    file.write_text('[method]\nname = "combine"\nopd_clap = 3.0\n')
+    with pytest.raises(SettingsError, match=r"method.opd_clap: no such setting"):
+        load(file, {"method.name": "binary_rl"}, {})
+
+
+def test_a_method_that_is_not_installed_is_refused_with_the_known_names() -> None:
+    with pytest.raises(SettingsError, match=r"^method.name: no method 'dpo'; installed: binary_rl, combine, opd$"):
+        load(None, {"method.name": "dpo", "method.beta": 1}, {})
+
+
+def test_the_shipped_methods_are_those_of_the_packages_metadata() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    declared = project["entry-points"][method_settings.ENTRY_POINT_GROUP]
+    assert declared == {name: point.value for name, point in installed_methods().items()}
+    assert declared == method_settings._SHIPPED
+
+
+def test_a_program_passes_the_settings_of_its_method() -> None:
+    assert Settings().method == BinarySettings()
+    assert Settings(method=OpdSettings(opd_clip=3.0)).method == OpdSettings(opd_clip=3.0)
+    assert Settings.model_validate({"method": {"name": "opd"}}).method == OpdSettings(name="opd")
