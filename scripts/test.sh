@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need into .venv (the first time) and runs what CI runs: linters, types, import contracts, tests.
+# Installs what the tests need into .venv (the first time) and runs what CI runs: linters, types, import contracts, the
+# figures of the house, tests.
 #   scripts/test.sh            everything
 #   scripts/test.sh ARGS …     pytest alone, with these arguments
 set -euo pipefail
@@ -52,6 +53,7 @@ look() { # every check runs, whether or not one before it failed
   local code=0
   mypy || code=$?
   lint-imports || code=$?
+  python scripts/house.py || code=$?
   return "$code"
 }
 
