@@ -1,5 +1,6 @@
-"""Readiness of the engine: a task holds chats while the engine is down, and admits them once the engine serves the version
-that the ledger names.
+"""Readiness of the engine: chats are held while the engine is down.
+
+They are admitted once the engine serves the version that the ledger names.
 
 Chats that arrive meanwhile wait (`engine.hold_s`), so an engine that crashes and comes back is a pause, not an error.
 An engine that another program started may restart between two polls: the task asks it for the weights it should
