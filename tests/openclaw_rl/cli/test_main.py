@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_one_line(args: list[str], says: str, tmp_path: P
 
 def test_feedback_on_a_server_without_keys_shows_none(admin: list[str | None], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["feedback", "t", "--good", "--data-dir", str(tmp_path)])
-    assert (result.exit_code, result.output) == (0, "t: judged, the turn is judged\n")
+    assert (result.exit_code, result.output) == (0, "t: effect judged, state judged\n")
     assert admin == [None]
 
 
