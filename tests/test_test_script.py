@@ -14,6 +14,9 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "scripts" / "test.sh"
 PYTHON = """#!{python} -S
 import os, subprocess, sys
+if sys.argv[1] == "scripts/house.py":
+    print("house is over")
+    sys.exit(3 if os.environ.get("FAILING") == "house" else 0)
 name = "rest" if "--ignore" in sys.argv else "chaos"
 child = subprocess.Popen(["sleep", os.environ.get("SLEEP_S", "60")])
 for which, pid in (("child", child.pid), ("pid", os.getpid())):
@@ -113,10 +116,10 @@ def test_it_ends_with_its_tests_when_the_signal_reached_them_alone(script: Scrip
         until(lambda pid=pid: is_gone(pid), 10)
 
 
-@pytest.mark.parametrize("failing", ["", "rest", "chaos", "mypy", "lint-imports"])
+@pytest.mark.parametrize("failing", ["", "rest", "chaos", "mypy", "lint-imports", "house"])
 def test_its_exit_code_is_that_of_what_failed(script: Script, failing: str) -> None:
     script.start(SLEEP_S="0.1", FAILING=failing)
     output, _ = script.process.communicate(timeout=120)
     assert script.process.returncode == (3 if failing else 0)
-    for name in ("rest", "chaos", "mypy", "lint-imports"):
+    for name in ("rest", "chaos", "mypy", "lint-imports", "house"):
         assert f"{name} is over" in output

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_opd.hindsight import Absent
-from openclaw_opd.prompts import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
+from openclaw_opd.hint_judge import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Outcome, count
@@ -28,7 +28,7 @@ from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.sessions.canonical import conversation
+from openclaw_rl.sessions.conversation_key import conversation
 from openclaw_rl.sessions.openclaw import strip_wrapping
 from openclaw_rl.types import JudgedTurn
 

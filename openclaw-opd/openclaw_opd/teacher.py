@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_opd.hindsight import Absent, Hindsight
+from openclaw_opd.hinted_prompt import hinted
 from openclaw_opd.hints import Found
-from openclaw_opd.prompts import hinted
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse

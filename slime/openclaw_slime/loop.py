@@ -21,26 +21,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from openclaw_rl.errors import CommitRefused, TrainerError
+from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import LeaseSession
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
 from openclaw_slime.node import NodeConfig
-from openclaw_slime.outcome import Outcome, RankShare, merged
+from openclaw_slime.outcome import Outcome, RankShare, merged, reason_of
 from openclaw_slime.rollout import unusable
+from openclaw_slime.weight_push import PushFailed, send_weights
 
 log = logging.getLogger(__name__)
 
-PUSH_DEADLINE_S = 90.0
-"""Deadline of one push: less than the server holds chats (`engine.hold_s`)."""
 GAP_ALERT = 0.15
 """Nats a token between the engine's and Megatron's log-probs of the engine's own tokens, on the same version.
 
 Two bfloat16 models differ by 0.003 to 0.05; weights that did not arrive whole differ by far more.
 """
-LONGEST_REASON = 300
 
 
 class StartAgain(TrainerError):
@@ -138,7 +136,7 @@ class NodeLoop:
             shares = self._node.train(lease.fence, self._session.progress)
             outcome = merged(shares, samples=usable, batch_size=self._node.batch_size)
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             self._session.release(lease, reason, drop | _too_long(lease, error))
             self._session.report(reason)
             raise StartAgain(f"the step failed: {error!r}") from error
@@ -216,25 +214,10 @@ class NodeLoop:
 
     def _push(self) -> None:
         """Send the held weights to the engine, if this version may serve. Raises StartAgain when the push failed."""
-        version = self._held
         try:
-            self._client.push_begin(version, deadline_s=PUSH_DEADLINE_S)
-        except CommitRefused as error:
-            log.warning("version %d is not to be sent: %s", version, error)
-            return
-        failure = None
-        try:
-            self._node.push(version, PUSH_DEADLINE_S / 2)
-        except Exception as error:
-            failure = error
-            self._session.report(f"version {version} was not sent: {_reason(error)}"[:LONGEST_REASON])
-        try:
-            self._client.push_end(version, None if failure is None else _reason(failure))
-        except TrainerError as error:
-            raise StartAgain(f"version {version} was not taken by the engine: {error}") from failure or error
-        if failure is not None:
-            raise StartAgain(f"version {version} was not sent: {failure!r}") from failure
-        log.info("version %d serves", version)
+            send_weights(self._client, self._node, self._held, report=self._session.report)
+        except PushFailed as error:
+            raise StartAgain(str(error)) from error
 
     def _save(self) -> None:
         """Write a checkpoint of the held version, if it is on no disk, and report the version as durable.
@@ -247,7 +230,7 @@ class NodeLoop:
         try:
             self._node.save(fence)
         except Exception as error:
-            self._not_kept(fence, _reason(error))
+            self._not_kept(fence, reason_of(error))
             return
         self._client.durable(self._held)
         log.info("version %d is durable: iteration %d", self._held, fence)
@@ -264,10 +247,6 @@ class NodeLoop:
             self._client.durable(self._held, reason)
         except TrainerError as error:  # the next attempt reports again
             log.warning("the failed checkpoint was not reported: %s", error)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
 
 
 def _too_long(lease: LeaseBody, error: Exception) -> dict[str, DropReason]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from openclaw_rl.methods.base import Tally
 
+LONGEST_REASON = 300
+"""Characters of a reason that the server takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
@@ -55,3 +58,8 @@ def merged(shares: Sequence[RankShare], *, samples: int, batch_size: int) -> Out
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     not_finite = tuple(sorted({name for share in seen for name in share.not_finite}))
     return Outcome(shares[0].stepped, finite, not_finite)
+
+
+def reason_of(error: Exception, before: str = "") -> str:
+    """Return an exception in words that fit the server's limit."""
+    return f"{before}{type(error).__name__}: {error}"[:LONGEST_REASON]

@@ -20,6 +20,7 @@ from openclaw_slime import heartbeat
 from openclaw_slime.doctor import check_start
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
+from openclaw_slime.weight_push import transfer
 
 log = logging.getLogger(__name__)
 
@@ -115,17 +116,7 @@ class SlimeNode:
         return self._beats != before
 
     def push(self, weight_version: int, timeout_s: float) -> None:
-        """Send the weights under the ledger's number, as `RayTrainGroup.update_weights` does, with a deadline.
-
-        By disk the method itself is called: it counts versions on its own and has no deadline but the server's.
-        """
-        workers = self._group._actor_handlers
-        self._ray.get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
-        if self._by_disk:
-            self._group._disk_weight_version = weight_version - 1
-            self._group.update_weights()
-            return
-        self._ray.get([worker.update_weights.remote() for worker in workers], timeout=timeout_s)
+        transfer(self._group, self._ray, weight_version, by_disk=self._by_disk, timeout_s=timeout_s)
 
     def save(self, iteration: int) -> None:
         self._group.save_model(iteration, force_sync=True)

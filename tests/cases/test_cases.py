@@ -17,7 +17,7 @@ from harness.model import CONTEXT, Vocabulary
 from harness.play import play
 from harness.stubs import Stubs
 
-from openclaw_opd.prompts import parse_hint
+from openclaw_opd.hint_judge import parse_hint
 from openclaw_rl.judge.judge import parse_vote
 
 HERE = Path(__file__).parent

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_rl.engines.admission import VersionAdmission, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_opd.prompts import hint_prompt, parse_hint
+from openclaw_opd.hint_judge import hint_prompt, parse_hint
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient

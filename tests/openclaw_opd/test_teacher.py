@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from openclaw_opd import teacher
+from openclaw_opd.hinted_prompt import hinted
 from openclaw_opd.method import Absent, hindsight
-from openclaw_opd.prompts import hinted
 from openclaw_opd.teacher import NOISE_SHARE, gain
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused, JudgeError, RequestError

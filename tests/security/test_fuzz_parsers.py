@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openclaw_opd.prompts import parse_hint
+from openclaw_opd.hint_judge import parse_hint
 from openclaw_rl.engines.client import _parse
 from openclaw_rl.engines.event_stream import _ResponseProtocol, error_message
 from openclaw_rl.errors import EngineError

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.engines.admission import VersionAdmission, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.publishing.engine_weights import PolicyEngine

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from openclaw_rl.engines.version_keys import adapter_name, cache_salt, ema_name
 from openclaw_rl.errors import EngineRefused, RequestError
 
 
@@ -33,16 +34,6 @@ class VersionUse:
     extra_key: str
     ema_path: str | None = None
     """The version's EMA teacher; for a version without its own, the version itself."""
-
-
-def adapter_name(weight_version: int) -> str | None:
-    """Return the engine's name of a version's adapter; None: the base."""
-    return f"policy-v{weight_version}" if weight_version else None
-
-
-def ema_name(weight_version: int) -> str:
-    """Return the engine's name of a version's EMA teacher, which lives as long as its version and only scores."""
-    return f"ema-v{weight_version}"
 
 
 def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
@@ -133,7 +124,7 @@ class VersionAdmission:
         self._not_resumable += is_not_resumable
         try:
             ema_path = ema_name(version) if version in self._emas else lora_path
-            yield VersionUse(version, lora_path, f"v{version}", ema_path)
+            yield VersionUse(version, lora_path, cache_salt(version), ema_path)
         finally:
             self._not_resumable -= is_not_resumable
             self._leave(version)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import conversation
+from openclaw_rl.sessions.conversation_key import conversation
 from openclaw_rl.sessions.openclaw import is_background, strip_wrapping
 from openclaw_rl.types import JudgedTurn
 

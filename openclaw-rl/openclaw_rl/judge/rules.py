@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from openclaw_rl.judge.phrases import TEXT_RULES, TOOL_RULES, TextRule
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import conversation
-from openclaw_rl.sessions.openclaw import is_taken_back, strip_wrapping
+from openclaw_rl.sessions.conversation_key import conversation
+from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.sessions.reactions import is_taken_back
 from openclaw_rl.types import JudgedTurn, Verdict
 
 _GOOD = frozenset("👍❤🔥🎉👏💯🙏🥰😍😁🤩👌😇🤗🫡🏆⭐✅💪") | {

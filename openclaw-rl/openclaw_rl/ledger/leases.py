@@ -19,8 +19,9 @@ from enum import Enum
 from typing import Final
 
 from openclaw_rl.errors import CommitRefused, LedgerUnavailable
-from openclaw_rl.ledger import feedback, schema, versions
-from openclaw_rl.ledger.records import read_sample, read_versions_of
+from openclaw_rl.ledger import feedback, schema
+from openclaw_rl.ledger.records import read_sample
+from openclaw_rl.ledger.staleness import why_unfit
 from openclaw_rl.ledger.states import move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import DropReason, Lease, TurnState
@@ -246,7 +247,7 @@ def _fit(
     fit: list[_Waiting] = []
     unfit: list[tuple[int, DropReason]] = []
     for sampled_at, row in oldest(db, is_tool=is_tool, limit=size + _SWEEP):
-        if (reason := _unfit(db, row, tip, max_staleness)) is not None:
+        if (reason := why_unfit(db, row, tip=tip, max_staleness=max_staleness)) is not None:
             unfit.append((row, reason))
         else:
             fit.append((sampled_at, row))
@@ -255,17 +256,6 @@ def _fit(
     for row, reason in unfit:
         move(db, row, TurnState.DROPPED, at=at, reason=reason)
     return None if unfit else fit
-
-
-def _unfit(db: sqlite3.Connection, row: int, tip: int, max_staleness: int) -> DropReason | None:
-    """Return the reason to drop a waiting sample. A demonstration has none: no version sampled it."""
-    if db.execute("SELECT is_demonstration FROM sample WHERE id = ?", (row,)).fetchone()[0]:
-        return None
-    sampled_by = {run.weight_version for run in read_versions_of(db, row)}
-    depths = [depth for version in sampled_by if (depth := versions.depth(db, version)) is not None]
-    if len(depths) < len(sampled_by):
-        return DropReason.ROLLED_BACK
-    return DropReason.STALE if (versions.depth(db, tip) or 0) - min(depths) > max_staleness else None
 
 
 def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_share: float) -> list[_Waiting]:

@@ -178,7 +178,7 @@ class Generation:
                 # The engine restarted between two health checks: hold all chats until its adapters are loaded again.
                 self._serving.hold()
             except EngineGone as error:
-                # At debug: the engine's watchdog and `Health` log one line for all requests.
+                # At debug: `EngineReadiness` and `Health` log one line for all requests.
                 log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
                 self._health.count("engine_cut")
                 if self._serving.is_open:  # else the engine is known to be down

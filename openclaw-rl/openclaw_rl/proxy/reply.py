@@ -31,7 +31,7 @@ from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.proxy.request import Prepared
 from openclaw_rl.proxy.responses import TokenLogProb, Usage
 from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
-from openclaw_rl.web.asgi import run_to_completion
+from openclaw_rl.web.client_gone import run_to_completion
 
 log = structlog.get_logger()
 

@@ -22,9 +22,11 @@ from openclaw_rl.proxy import responses
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import ParsedBody, Prepared, parse_body, prepare
-from openclaw_rl.web import errors
-from openclaw_rl.web.asgi import ClientGone, EventSender, answer, answer_unread, read_body, until_gone
+from openclaw_rl.web import bodies
 from openclaw_rl.web.auth import Keys
+from openclaw_rl.web.bodies import answer, answer_unread, read_body
+from openclaw_rl.web.client_gone import ClientGone, until_gone
+from openclaw_rl.web.sse import EventSender
 
 log = structlog.get_logger()
 
@@ -176,7 +178,7 @@ class _ChatRoute:
                 raise
             fault = error if isinstance(error, RequestError) else _as_request_error(error)
             log.warning("stream_failed", reply_id=reply.reply_id, status=fault.status, error=fault.message)
-            await sender.end(errors.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
+            await sender.end(bodies.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
 
     def _headers(self, reply: Reply, prepared: Prepared) -> Mapping[str, str]:
         headers = {}
@@ -255,7 +257,7 @@ async def _refuse(receive: Receive, send: Send, error: RequestError | EngineErro
     headers = {"retry-after": str(_RETRY_AFTER_S)} if fault.status == 503 else {}
     if isinstance(error, EngineRefused) and error.retry_after is not None:
         headers["retry-after"] = error.retry_after
-    text = errors.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
+    text = bodies.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
     if is_read:
         await answer(send, fault.status, text, headers)
     else:

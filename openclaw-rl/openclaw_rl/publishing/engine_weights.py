@@ -21,8 +21,9 @@ from pathlib import Path
 
 import structlog
 
-from openclaw_rl.engines.admission import Closed, VersionAdmission, adapter_name, ema_name, is_unknown_adapter
+from openclaw_rl.engines.admission import Closed, VersionAdmission, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.version_keys import adapter_name, cache_salt, ema_name
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
@@ -155,7 +156,7 @@ class PolicyEngine:
     async def serve(self, version: Version) -> None:
         """Make new requests take this version.
 
-        Raises EngineError. The old version then serves, or chats are held until the watchdog restores one.
+        Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores one.
         """
         if version.kind is WeightKind.FULL:
             weights = version_folders.weights_of(version, self.data_dir, self._base_folder)
@@ -177,7 +178,7 @@ class PolicyEngine:
         log.info("weights_received", weight_version=weight_version, **asdict(times))
 
     def mark_untrusted(self) -> None:
-        """Hold chats until the watchdog has restored the version that should serve.
+        """Hold chats until `EngineReadiness` has restored the version that should serve.
 
         The engine's weights failed their test, and the weights before them are gone.
         """
@@ -189,9 +190,11 @@ class PolicyEngine:
         lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                score = await self._engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=f"v{number}")
+                score = await self._engine.score(
+                    prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number)
+                )
         except EngineRefused as error:
-            if is_unknown_adapter(error, lora_path):  # the engine came back empty before the watchdog saw it away
+            if is_unknown_adapter(error, lora_path):  # the engine came back empty before `EngineReadiness` saw it away
                 self.serving.hold()
             raise
         return score.log_probs
@@ -203,7 +206,7 @@ class PolicyEngine:
 
     async def is_in_place(self) -> bool:
         """Return True unless the engine says that it lacks the serving version."""
-        # An engine that does not answer counts as in place: the watchdog checks its health elsewhere.
+        # An engine that does not answer counts as in place: `EngineReadiness` checks its health elsewhere.
         current, name = self.serving.current, self.serving.lora_path(self.serving.current)
         try:
             async with asyncio.timeout(self._call_timeout_s):
@@ -217,7 +220,7 @@ class PolicyEngine:
         return holds or current != self.serving.current or not self.serving.is_open  # a swap came in between
 
     async def check_is_the_same(self) -> None:
-        """Raise CommitRefused if the engine started again and the watchdog did not see it yet."""
+        """Raise CommitRefused if the engine started again and `EngineReadiness` did not see it yet."""
         # The trainer would send into a group that died with the old engine, and wait for its deadline.
         current = self.serving.current
         if self.missed is not None or self._full.is_unsure or is_held(current, await self._engine.model_info()):

@@ -4,7 +4,7 @@ Promises:
 
 - No request is refused. A cut reply waits at the hold and goes on from its tokens so far, under the new version.
 - No token is sampled from a prefix that other weights computed.
-- A refused push leaves the old weights serving. A push without an answer leaves chats held until the watchdog has
+- A refused push leaves the old weights serving. A push without an answer leaves chats held until `EngineReadiness` has
   pushed the version that should serve.
 
 The order is the one that was measured to be exact on SGLang. A request that is only retracted keeps stale prompt KV,
@@ -60,7 +60,7 @@ class FullWeightSwap:
     async def swap(self, weight_version: int, folder: Path) -> SwapTimes:
         """Push the weights of `folder` and switch to their version.
 
-        Raises EngineError. The old version then serves, or chats are held until the watchdog restores it.
+        Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores it.
         """
         return await self._replace(lambda: self._push(weight_version, folder))
 

@@ -7,8 +7,8 @@ Promises:
 
 - Between the two calls the engine gets no other request, and chats wait at the hold. One push runs at a time.
 - A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
-  version: the hold stays until the watchdog has restored the version that should serve, or a trainer has sent it again.
-- A version that fails its self-test leaves chats held too, until the watchdog has restored the right version.
+  version: the hold stays until `EngineReadiness` has restored the right version, or a trainer has sent it again.
+- A version that fails its self-test leaves chats held too, until `EngineReadiness` has restored the right version.
 
 Leaves to others: the swap itself (`full_swap`), the tests (`gate`).
 """

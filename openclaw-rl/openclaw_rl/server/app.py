@@ -8,7 +8,7 @@
     trainer (child)     leases a batch over HTTP, steps, commits a version
     Publisher           takes a committed version through its gate to the engine, and switches
     TrainerPushes       the same for a trainer that sends full weights to the engine itself
-    EngineWatchdog      holds chats while the engine is away, and restores its version
+    EngineReadiness      holds chats while the engine is away, and restores its version
     end_when_hung       ends a trainer that hangs; its supervisor starts it again
     RegressionMonitor   rolls back when users' verdicts fall
     Retention           deletes turns that are over and old
@@ -50,7 +50,7 @@ from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.api.status import Condition
 from openclaw_rl.server.child_commands import trainer_child
-from openclaw_rl.server.engine_watchdog import EngineWatchdog
+from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime, announced, ready_to_listen
 from openclaw_rl.server.privacy import Retention
@@ -107,7 +107,7 @@ async def _serve(
     condition = Condition(core.ledger, core.serving, core.health, retention, children=life.statuses)
 
     life.own(alerts.run(), "alerts")
-    life.own(_engine_watchdog(core, publisher, events).run(), "engine watchdog")
+    life.own(_engine_readiness(core, publisher, events).run(), "engine readiness")
     life.own(publisher.run(), "publisher")
     life.own(publisher.pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
@@ -134,8 +134,8 @@ def _url(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _engine_watchdog(core: Core, publisher: Publisher, events: ServerEvents) -> EngineWatchdog:
-    return EngineWatchdog(
+def _engine_readiness(core: Core, publisher: Publisher, events: ServerEvents) -> EngineReadiness:
+    return EngineReadiness(
         core.engine,
         core.serving,
         publisher.restore,
@@ -211,7 +211,7 @@ async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publishe
     except RemoteOnlyWeights:
         pass  # chats wait until the trainer has sent the weights, or lost them
     except (EngineGone, AlignmentError, TimeoutError) as error:
-        # The engine answered a moment ago: chats wait until the watchdog finds it again.
+        # The engine answered a moment ago: chats wait until `EngineReadiness` finds it again.
         log.warning("engine_not_restored", error=repr(error))
         await publisher.wait_for_engine()
     return publisher

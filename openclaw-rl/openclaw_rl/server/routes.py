@@ -19,8 +19,8 @@ from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.trainer_protocol import Started
-from openclaw_rl.web.asgi import bounded
 from openclaw_rl.web.auth import Keys
+from openclaw_rl.web.bodies import bounded
 
 
 def served_app(

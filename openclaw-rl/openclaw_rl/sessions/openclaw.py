@@ -6,7 +6,6 @@ its last line, or the shape of the whole request. A user who quotes a mark insid
 traffic. No function edits a message; `strip_wrapping` returns a copy of its text.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from openclaw_rl.messages import Message
 _AGENT_SYSTEM = "<!-- openclaw:attempt:STABLE -->"
 _TITLE_SYSTEM = "Generate a concise session title"
 _COMPACTION_SYSTEM = "You are a context summarization assistant."
-_CONTEXT_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+CONTEXT_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _CONTEXT_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _SUMMARY = "The conversation history before this point was compacted into the following summary:"
 _EMPTY_REPLY = "The previous attempt did not produce a user-visible answer. Continue"
@@ -35,13 +34,12 @@ _STAMP = re.compile(
 _RUNTIME = re.compile(r"^Runtime: agent=(\S+) \| session=(\S+) \|(?: sessionId=(\S+) \|)?.*$", re.MULTILINE)
 _CONTEXT_BLOCK = re.compile(r"\A[A-Z][\w ()]{2,60}: ⟦openclaw:ctx⟧\n```json\n.*?\n```\s*", re.DOTALL)
 _TRAILING_CONTEXT = re.compile(
-    rf"^{_CONTEXT_BEGIN}(?:(?!{_CONTEXT_BEGIN}).)*{_CONTEXT_END}\s*\Z", re.MULTILINE | re.DOTALL
+    rf"^{CONTEXT_BEGIN}(?:(?!{CONTEXT_BEGIN}).)*{_CONTEXT_END}\s*\Z", re.MULTILINE | re.DOTALL
 )
 _CRON = re.compile(r"\A\[cron:\S+ [^\]\n]*\] ")
 _CLOCK_TAIL = re.compile(r"\nCurrent time: .+\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*\Z")
 _INTER_SESSION = re.compile(r"^\[Inter-session message\] .*\bisUser=false\b", re.MULTILINE)
 _INTERNAL_SESSION = re.compile(r"\Aagent:[^:]+:(subagent|cron|internal-session-effects|helper):")
-_REACTION = re.compile(r"System: \[[^\]]*\] [\w .-]+? reaction (added|removed): (.+?) by ")
 
 _UNSTAMPED_STARTS = {
     "Follow the heartbeat monitor scratch context when provided.": "heartbeat",
@@ -53,7 +51,6 @@ _INTERNAL_SESSION_KINDS = {
     "internal-session-effects": "memory_flush",
     "helper": "slug",
 }
-_TAKEN_BACK = "removed "
 _MAX_MERGED = 16
 """Most merged messages that are split out of one message; it bounds the time that a hostile message can cost."""
 
@@ -84,7 +81,7 @@ def is_ephemeral(message: Message) -> bool:
     if message.role != "user":
         return False
     text = message.text()
-    if text.startswith(_CONTEXT_BEGIN):
+    if text.startswith(CONTEXT_BEGIN):
         return text.rstrip().endswith(_CONTEXT_END)
     return _begins(text, _EMPTY_REPLY)
 
@@ -183,40 +180,6 @@ def unmerged(message: Message) -> Iterator[str]:
     for suffix in suffixes[-_MAX_MERGED:]:
         if words := strip_wrapping(suffix):
             yield words
-
-
-def reactions(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the reactions that the internal context reports, as emoji; a reaction taken back is `removed 👍`.
-
-    The context quotes every piece of data as one JSON string. Only a string that begins as a system event is read, so a
-    chat excerpt in another string cannot look like a reaction.
-    """
-    found: list[str] = []
-    for message in messages:
-        if not (message.role == "user" and (text := message.text()).startswith(_CONTEXT_BEGIN)):
-            continue
-        for line in text.splitlines():
-            if not line.startswith('"System: ['):
-                continue
-            try:
-                events = str(json.loads(line)).splitlines()
-            except ValueError:
-                continue
-            for event in events:
-                if not (reaction := _REACTION.match(event)):
-                    continue
-                if reaction[1] == "added":
-                    found.append(reaction[2])
-                elif reaction[2] in found:
-                    found.remove(reaction[2])
-                else:
-                    found.append(f"{_TAKEN_BACK}{reaction[2]}")
-    return tuple(found)
-
-
-def is_taken_back(reaction: str) -> bool:
-    """Return True for a reaction of `reactions` that the user removed."""
-    return reaction.startswith(_TAKEN_BACK)
 
 
 def _begins(text: str, mark: str) -> bool:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import canonical_text, conversation, digest, history_digest
-from openclaw_rl.sessions.openclaw import is_background, is_summary, is_taken_back, reactions, unmerged
+from openclaw_rl.sessions.conversation_key import canonical_text, conversation, digest, history_digest
+from openclaw_rl.sessions.openclaw import is_background, is_summary, unmerged
+from openclaw_rl.sessions.reactions import is_taken_back, reactions
 from openclaw_rl.types import NextState, OpenTurn, Scope
 
 _MAX_CUTS = 64

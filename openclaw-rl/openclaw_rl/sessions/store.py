@@ -17,7 +17,7 @@ import structlog
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import turn_key
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.settings import SessionSettings
 from openclaw_rl.types import DropReason, NextState, OpenTurn, Request, Scope, Turn, TurnKey

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openclaw_rl.web import errors
-from openclaw_rl.web.asgi import answer_unread
+from openclaw_rl.web import bodies
+from openclaw_rl.web.bodies import answer_unread
 
 
 def local_only(app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
@@ -31,7 +31,7 @@ def local_only(app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
             await app(scope, receive, send)
             return
         code, message = problem
-        await answer_unread(receive, send, 403, errors.error(message, status=403, code=code))
+        await answer_unread(receive, send, 403, bodies.error(message, status=403, code=code))
 
     return guarded
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from benchmarks.learning.subject import forced_log_probs
-from openclaw_rl.engines.admission import adapter_name
 from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.engines.admission import VersionAdmission, adapter_name
+from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.errors import RequestError
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from publishing import PROMPT, Speechless, World, publish, until
 
-from openclaw_rl.engines.admission import adapter_name
+from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.publishing.canary import Canary
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.settings import PublisherSettings

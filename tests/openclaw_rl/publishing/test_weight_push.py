@@ -24,7 +24,7 @@ from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sam
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
-from openclaw_rl.server.engine_watchdog import EngineWatchdog
+from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
@@ -58,7 +58,7 @@ class World:
         policy = PolicyEngine(self.engine, self.serving, settings, folder, base_folder=folder / "base")
         self.publisher = Publisher(ledger, policy, settings)
         self.pushes = self.publisher.pushes
-        self.watchdog = EngineWatchdog(
+        self.readiness = EngineReadiness(
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
 
@@ -161,7 +161,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=training)
     world = World(ledger, tmp_path)
     await world.publisher.restore()
-    tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.watchdog)]
+    tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.readiness)]
     yield world
     assert not any(task.done() for task in tasks), tasks
     for task in tasks:
@@ -243,7 +243,7 @@ async def test_an_engine_that_starts_again_waits_for_the_trainer_that_has_the_we
 
 async def test_an_engine_that_started_again_before_anyone_looked_is_met_anew(world: World) -> None:
     """A push on the old one's way would wait for its deadline, with every chat held."""
-    world.watchdog._poll_s = 600  # the trainer is faster
+    world.readiness._poll_s = 600  # the trainer is faster
     first = await world.commit()
     await world.push(first)
     engine = (await world.call("tip"))["engine"]

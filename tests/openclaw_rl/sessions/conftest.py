@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import turn_key
 from openclaw_rl.sessions.classify import Classified, classify, identify
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.types import OpenTurn, Scope, TurnType
 

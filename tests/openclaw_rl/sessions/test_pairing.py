@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, Message
-from openclaw_rl.sessions.canonical import turn_key
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Pairing
 from openclaw_rl.types import OpenTurn, Scope
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.canonical import turn_key
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.openclaw import strip_wrapping
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.types import OpenTurn, Scope, TurnType

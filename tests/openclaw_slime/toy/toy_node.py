@@ -1,4 +1,4 @@
-"""A server with a real ledger, trainer API, publisher and watchdog, and toy weights.
+"""A server with a real ledger, trainer API, publisher and readiness, and toy weights.
 
 A version's weights are the list of the samples it was trained on, so that tests can compare them with the ledger.
 """
@@ -23,7 +23,7 @@ from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.trainer import LeaseWait, build_push_router, build_trainer_router
-from openclaw_rl.server.engine_watchdog import EngineWatchdog
+from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
@@ -95,7 +95,7 @@ class ToyServer:
         publisher = Publisher(self.ledger, policy, settings)
         await publisher.restore()
         pushes = publisher.pushes
-        watchdog = EngineWatchdog(
+        readiness = EngineReadiness(
             self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
         )
 
@@ -117,7 +117,7 @@ class ToyServer:
             return JSONResponse({"error": {"message": str(error)}}, 503)
 
         self._http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-        tasks = [asyncio.create_task(part.run()) for part in (publisher, pushes, watchdog)]
+        tasks = [asyncio.create_task(part.run()) for part in (publisher, pushes, readiness)]
         answering = asyncio.create_task(self._http.serve())
         while not self._http.started:
             await asyncio.sleep(0.01)

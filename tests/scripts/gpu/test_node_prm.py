@@ -14,7 +14,7 @@ import pytest
 
 from gpu import node_processes
 from gpu.host import NodeHost
-from openclaw_opd.prompts import INSTRUCTIONS, parse_hint
+from openclaw_opd.hint_judge import INSTRUCTIONS, parse_hint
 from openclaw_rl.judge.client import HttpJudgeClient
 from openclaw_rl.judge.judge import parse_vote
 from openclaw_rl.messages import Message

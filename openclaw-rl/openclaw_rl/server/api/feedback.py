@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from openclaw_rl.errors import FeedbackReused, RequestError
 from openclaw_rl.ledger import Effect, FeedbackOutcome, FeedbackTarget
 from openclaw_rl.types import Feedback, Ids
-from openclaw_rl.web.asgi import ClientGone, read_body
 from openclaw_rl.web.auth import Caller, Keys
+from openclaw_rl.web.bodies import read_body
+from openclaw_rl.web.client_gone import ClientGone
 
 _BODY_BYTES, _BODY_S = 2**20, 30.0
 

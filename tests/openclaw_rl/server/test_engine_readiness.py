@@ -1,4 +1,4 @@
-"""The engine watchdog: chats are held while the engine is down, and admitted when it serves; its version is restored
+"""Engine readiness: chats are held while the engine is down, and admitted when it serves; its version is restored
 after any absence.
 """
 
@@ -10,7 +10,7 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineGone
-from openclaw_rl.server.engine_watchdog import DOWN_AFTER, EngineWatchdog
+from openclaw_rl.server.engine_readiness import DOWN_AFTER, EngineReadiness
 from openclaw_rl.testing import FakeEngine
 
 
@@ -23,7 +23,7 @@ class Watched:
         self.restored, self.failures = 0, 0
         self.in_place = True
         self.exited = asyncio.Event()
-        self.watchdog = EngineWatchdog(
+        self.readiness = EngineReadiness(
             self.engine, self.serving, self.restore, is_in_place=self.is_in_place, exited=self.exited, poll_s=0.001
         )
 
@@ -40,7 +40,7 @@ class Watched:
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
     watched = Watched()
-    task = asyncio.create_task(watched.watchdog.run())
+    task = asyncio.create_task(watched.readiness.run())
     yield watched
     assert not task.done(), task
     task.cancel()
@@ -79,7 +79,7 @@ async def test_one_missed_poll_restores_though_the_gate_never_shut() -> None:
 
     watched.engine.is_healthy = is_healthy  # type: ignore[method-assign]
     assert DOWN_AFTER > 1
-    task = asyncio.create_task(watched.watchdog.run())
+    task = asyncio.create_task(watched.readiness.run())
     async with asyncio.timeout(120):
         await done.wait()
     task.cancel()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_opd.prompts import HINT_CHARS, INSTRUCTIONS, hint_prompt, hinted, parse_hint
+from openclaw_opd.hint_judge import HINT_CHARS, INSTRUCTIONS, hint_prompt, parse_hint
+from openclaw_opd.hinted_prompt import hinted
 from openclaw_rl.messages import Message
 
 NAME = "Name the file before showing the diff."

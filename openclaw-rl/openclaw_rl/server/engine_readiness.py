@@ -1,8 +1,9 @@
-"""Watchdog of the engine: it holds chats while the engine is down, and admits them once the engine serves the version
-that the ledger names.
+"""Readiness of the engine: chats are held while the engine is down.
+
+They are admitted once the engine serves the version that the ledger names.
 
 Chats that arrive meanwhile wait (`engine.hold_s`), so an engine that crashes and comes back is a pause, not an error.
-An engine that another program started may restart between two polls: the watchdog asks it for the weights it should
+An engine that another program started may restart between two polls: the task asks it for the weights it should
 hold.
 """
 
@@ -21,7 +22,7 @@ log = structlog.get_logger()
 POLL_S, DOWN_AFTER = 1.0, 3
 
 
-class EngineWatchdog:
+class EngineReadiness:
     def __init__(
         self,
         engine: Engine,

@@ -1,17 +1,15 @@
-"""Prompt of the hint judge, parser of its answer, and the place of the hint in the teacher's prompt.
+"""Prompt of the hint judge, and the parser of its answer.
 
 The judge reads the same fenced transcript as the judge of verdicts: no text of a conversation can act as a marker. The
 parser is strict: an answer that is cut, half open, empty or contradictory is no vote, and it has a reason.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.judge.judge import answer_proper, parse_vote
-from openclaw_rl.judge.prompt import is_request, transcript_parts
-from openclaw_rl.messages import ContentPart, Message
-from openclaw_rl.sessions.openclaw import is_ephemeral
+from openclaw_rl.judge.prompt import transcript_parts
+from openclaw_rl.messages import Message
 from openclaw_rl.types import JudgedTurn
 
 HINT_START, HINT_END = "[HINT_START]", "[HINT_END]"
@@ -89,32 +87,3 @@ def parse_hint(answer: str, *, is_cut: bool = False) -> HintVote:
 def one_line(text: str) -> str:
     """Return the text with single spaces."""
     return " ".join(text.split())
-
-
-def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...] | None:
-    """Return the conversation with the hint at the end of the last message that a user wrote; None without one.
-
-    All other messages stay unchanged, also tool results and the client's own messages behind it. With an empty hint the
-    conversation is unchanged.
-    """
-    places = [k for k, message in enumerate(messages) if is_request(message) and not is_ephemeral(message)]
-    if not places:
-        return None
-    changed = list(messages)
-    changed[places[-1]] = _with(changed[places[-1]], hint)
-    return tuple(changed)
-
-
-def _with(message: Message, hint: str) -> Message:
-    if not hint:
-        return message
-    addition = f"\n\n(Keep in mind: {hint})"
-    if not isinstance(message.content, list):
-        return message.model_copy(update={"content": message.text() + addition})
-    parts = list(message.content)
-    last = max((k for k, part in enumerate(parts) if part.type == "text"), default=None)
-    if last is None:
-        parts.append(ContentPart(type="text", text=addition.lstrip()))
-    else:
-        parts[last] = parts[last].model_copy(update={"text": (parts[last].text or "") + addition})
-    return message.model_copy(update={"content": parts})

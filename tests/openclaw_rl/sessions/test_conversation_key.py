@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, FunctionCall, Message, ToolCall
-from openclaw_rl.sessions.canonical import canonical_arguments, conversation, digest, turn_key
+from openclaw_rl.sessions.conversation_key import canonical_arguments, conversation, digest, turn_key
 
 
 def call(name: str, arguments: object, call_id: str = "call_1") -> Message:

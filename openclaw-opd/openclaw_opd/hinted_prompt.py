@@ -1,0 +1,36 @@
+"""The prompt that the teacher reads: the turn's own prompt with the hint in its last user message."""
+
+from collections.abc import Sequence
+
+from openclaw_rl.judge.prompt import is_request
+from openclaw_rl.messages import ContentPart, Message
+from openclaw_rl.sessions.openclaw import is_ephemeral
+
+
+def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...] | None:
+    """Return the conversation with the hint at the end of the last message that a user wrote; None without one.
+
+    All other messages stay unchanged, also tool results and the client's own messages behind it. With an empty hint the
+    conversation is unchanged.
+    """
+    places = [k for k, message in enumerate(messages) if is_request(message) and not is_ephemeral(message)]
+    if not places:
+        return None
+    changed = list(messages)
+    changed[places[-1]] = _with(changed[places[-1]], hint)
+    return tuple(changed)
+
+
+def _with(message: Message, hint: str) -> Message:
+    if not hint:
+        return message
+    addition = f"\n\n(Keep in mind: {hint})"
+    if not isinstance(message.content, list):
+        return message.model_copy(update={"content": message.text() + addition})
+    parts = list(message.content)
+    last = max((k for k, part in enumerate(parts) if part.type == "text"), default=None)
+    if last is None:
+        parts.append(ContentPart(type="text", text=addition.lstrip()))
+    else:
+        parts[last] = parts[last].model_copy(update={"text": (parts[last].text or "") + addition})
+    return message.model_copy(update={"content": parts})

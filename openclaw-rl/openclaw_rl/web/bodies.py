@@ -1,0 +1,142 @@
+"""Request bodies within a limit, JSON answers, and OpenAI's error form, on plain ASGI."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.web.client_gone import ClientGone
+
+_DISCARD_BYTES, _DISCARD_S = 64 * 2**20, 2.0
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, *, timeout_s: float | None = None) -> bytes:
+    """Return the request's body.
+
+    Raises RequestError: 413 as soon as the body is known to be longer than `limit` bytes, 408 when it is incomplete
+    after `timeout_s`. Raises ClientGone.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_body(scope, receive, limit)
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body did not come within {timeout_s:g} s", status=408, code="request_timeout"
+        ) from error
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
+    """Return `app` for requests with bodies of up to `limit` bytes. Paths below `but` have their own limit."""
+    # FastAPI reads a body whole, so the limit has to come before it.
+    fault = _too_large(limit)
+    text = error(fault.message, status=fault.status, code=fault.code)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(but):
+            await app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            await answer_unread(receive, send, fault.status, text)
+            return
+        left, is_refused = limit, False
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise _too_large(limit)
+            return message
+
+        async def answered(message: Message) -> None:
+            """Pass on the app's answer, unless the body was too large."""
+            nonlocal is_refused
+            if left >= 0:
+                await send(message)
+            elif not is_refused:
+                is_refused = True
+                await answer_unread(receive, send, fault.status, text)
+
+        await app(scope, counted, answered)
+
+    return serve
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body is larger than {limit / 2**20:g} MB", status=413, code="request_too_large")
+
+
+async def answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
+    """Send a JSON answer."""
+    await send(response_start(status, "application/json", {**headers, "content-length": str(len(body))}))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_unread(
+    receive: Receive, send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}
+) -> None:
+    """Answer a request whose body was not read, in a way that the client can read the answer.
+
+    Closing the connection while the client still sends would reset it. So the answer goes first, and the rest of the
+    body is discarded for `_DISCARD_S`.
+    """
+    headers = {**headers, "content-length": str(len(body)), "connection": "close"}
+    await send(response_start(status, "application/json", headers))
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            left = _DISCARD_BYTES
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    break
+    await send({"type": "http.response.body", "body": b""})
+
+
+def response_start(status: int, content_type: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ASGI message that opens a response."""
+    pairs = [(b"content-type", content_type.encode())]
+    pairs += [(name.encode("latin-1"), _header_value(value)) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": pairs}
+
+
+def _header_value(text: str) -> bytes:
+    """Return a header value. A session id may come from a body and hold any character, line breaks included."""
+    return "".join(char if char.isprintable() else " " for char in text).strip().encode("latin-1", "replace")
+
+
+def error(message: str, *, status: int, code: str | None, param: str | None = None) -> bytes:
+    """Return an error as a body in OpenAI's form."""
+    kinds = {401: "authentication_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(message: str, *, status: int, code: str | None, param: str | None = None) -> bytes:
+    """Return an error as an event of a stream that has begun."""
+    # No [DONE] follows it: the client must not take the reply for complete.
+    return b"data: " + error(message, status=status, code=code, param=param) + b"\n\n"

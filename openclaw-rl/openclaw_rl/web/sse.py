@@ -1,0 +1,70 @@
+"""Server-sent events of one reply, with keep-alive comments while the reply is silent."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from starlette.types import Send
+
+from openclaw_rl.web.bodies import response_start
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class EventSender:
+    """Response of one stream. The head goes out with the first event, or after `open_after_s` without an event.
+
+    So an early refusal still has its own status, and the client gets a head soon.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        headers: Callable[[], Mapping[str, str]],
+        opening: bytes,
+        is_held: Callable[[], bool],
+        open_after_s: float,
+        keepalive_s: float,
+    ) -> None:
+        """is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`."""
+        self._send, self._headers, self._opening, self._is_held = send, headers, opening, is_held
+        self._open_after_s, self._keepalive_s = open_after_s, keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self.is_open = False
+        self._is_over = False
+
+    async def event(self, data: bytes) -> None:
+        if not self.is_open:
+            await self._open(data)
+            return
+        self._sent_at = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        """Send the last events and end the stream."""
+        self._is_over = True
+        if not self.is_open:
+            await self._open(b"")
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def keep_alive(self) -> None:
+        """Open the stream in time, then send keep-alives while the reply is silent. Runs beside the reply."""
+        await asyncio.sleep(self._open_after_s)
+        while self._is_held() and self._loop.time() - self._sent_at < self._keepalive_s:  # noqa: ASYNC110 (rare, short)
+            await asyncio.sleep(self._open_after_s)
+        if not self.is_open and not self._is_over:
+            await self._open(b"")
+        while not self._is_over:
+            silent_s = self._loop.time() - self._sent_at
+            if silent_s >= self._keepalive_s:
+                await self.event(KEEP_ALIVE)
+                silent_s = 0.0
+            await asyncio.sleep(self._keepalive_s - silent_s)
+
+    async def _open(self, data: bytes) -> None:
+        self.is_open = True
+        self._sent_at = self._loop.time()
+        # `is_open` was set first: another task that runs during this await must not open the stream again.
+        await self._send(response_start(200, "text/event-stream; charset=utf-8", self._headers()))
+        await self._send({"type": "http.response.body", "body": self._opening + data, "more_body": True})
