@@ -4,8 +4,8 @@ kill the ledger's file alone is audited (`openclaw_rl.testing.ledger_audit`).
     PYTHONPATH=tests/integration python -m kill --seed 7 --kills 200 FOLDER
 
 Real: the server as `server.app` composes it (ledger, proxy, sessions, judge, method, trainer API, publisher, engine
-watchdog), the trainer's loop, checkpoints and client. Stubs: the engine (hashes instead of a model, over
-HTTP) and the learner (one tensor and AdamW). The kills come from hooks that only these processes install.
+readiness), the trainer's loop, checkpoints and client. Stubs: the engine (hashes instead of a model, over HTTP) and the
+learner (one tensor and AdamW). The kills come from hooks that only these processes install.
 
     fork_server  processes forked from one that has imported everything: a start takes a blink
     points       where a process may be killed, and the hooks that do it
