@@ -154,7 +154,7 @@ def status(
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
-@app.command(short_help="Open a live page of the status, with curves, in the browser.")
+@app.command(short_help="Open the server's live page, with curves, in the browser.")
 def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Open the server's page in the browser: turns, verdicts and the metrics of each step, live.
 
@@ -164,10 +164,10 @@ def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)
-    door = data.run / "page.html"
-    write_private(door, page_module.door(where, data.secret("admin.key", settings.server.admin_key)).encode())
+    file = data.run / "page.html"
+    write_private(file, page_module.redirect(where, data.secret("admin.key", settings.server.admin_key)).encode())
     print(f"{where}/    (admin key: {data.keys / 'admin.key'})")
-    webbrowser.open(door.as_uri())
+    webbrowser.open(file.as_uri())
 
 
 @app.command()

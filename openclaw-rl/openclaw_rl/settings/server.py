@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from openclaw_rl.settings.base import ENGINE_KINDS, Branch, Url, is_loopback, registered
+from openclaw_rl.settings.base import Branch, Url, engine_kinds, is_loopback
 
 
 class ApiKey(Branch):
@@ -118,9 +118,9 @@ class EngineSettings(Branch):
     @field_validator("kind")
     @classmethod
     def _is_registered(cls, kind: str) -> str:
-        names = registered(ENGINE_KINDS)
+        names = engine_kinds()
         if kind not in names:
-            raise ValueError(f"no kind {kind!r}; installed: {', '.join(sorted(names)) or 'none'}")
+            raise ValueError(f"no kind {kind!r}; installed: {', '.join(sorted(names))}")
         return kind
 
     @model_validator(mode="after")
