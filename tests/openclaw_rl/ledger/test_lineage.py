@@ -276,3 +276,49 @@ async def test_a_durable_commit_keeps_what_was_before_it(ledger, driver):
     await driver.step(durable=False)
     await driver.step(durable=True)
     assert await ledger.lose_undurable("crash") is None
+
+
+async def test_what_a_lost_version_sampled_stays_valid_until_a_rollback_goes_behind_it(ledger, driver):
+    await driver.step()
+    await driver.serve(1)
+    _, (by_1,) = await driver.step(version=1, durable=False)
+    await driver.serve(2)
+    _, (by_2,) = await driver.step(version=2, durable=False)
+    await driver.serve(3)
+    waiting = await driver.sampled(version=3)
+    unjudged, unanswered = await driver.paired(version=3), await driver.served(version=3)
+    assert (await ledger.lose_undurable("crash")).weight_version == 4
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [by_1, by_2, waiting]
+    await ledger.release(lease.lease_id, lease.fence, reason="x")
+    assert [await driver.state(turn) for turn in (unjudged, unanswered)] == ["paired", "served"]
+    await ledger.rollback(1, requeue=False)  # version 1 is before the lost ones
+    assert await states(ledger) == ["retired", "serving", "rolled_back", "rolled_back", "rolled_back"]
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [by_1]
+    assert [await driver.state(turn) for turn in (by_2, waiting)] == ["dropped.rolled_back"] * 2
+    assert await ledger.audit() == []
+
+
+async def test_the_age_of_what_a_lost_version_sampled_is_its_depth_against_the_tips(ledger, driver):
+    """max_staleness is 2, and the lost version was one commit deep: its samples are good for tips of 0 to 3 commits."""
+    _, (trained_by_lost,) = await driver.step(durable=False)
+    await driver.serve(1)
+    await ledger.lose_undurable("crash")
+    waiting = [await driver.sampled(version=1) for _ in range(5)]
+    for turn in (trained_by_lost, *waiting[:3]):
+        lease = await ledger.lease(trainer="a", n=1)
+        assert [sample.sample_id for sample in lease.samples] == [turn]
+        await driver.commit(lease)
+    assert await ledger.lease(trainer="a", n=1) is None
+    assert [await driver.state(turn) for turn in waiting[3:]] == ["dropped.stale"] * 2
+
+
+async def test_a_lost_version_on_a_rejected_one_is_rejected_with_it(ledger, driver):
+    await driver.step()
+    await driver.step(durable=False)
+    await ledger.lose_undurable("crash")
+    await ledger.reject(1, "KL")
+    assert await states(ledger) == ["serving", "rejected", "rejected", "rejected"]
+    assert (await ledger.version(2)).reason == "built on version 1, which was rejected: KL"
+    assert await ledger.audit() == []
