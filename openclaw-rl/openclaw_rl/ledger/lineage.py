@@ -12,6 +12,7 @@ or the version that it builds on is rejected. Then it is abandoned like the othe
 import json
 import math
 import sqlite3
+from collections.abc import Collection
 from pathlib import PurePosixPath
 
 import orjson
@@ -90,14 +91,19 @@ class Lineage(LedgerPart):
         db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (weight_version,))
 
     @write
-    def lose_undurable(self, db: sqlite3.Connection, reason: str) -> Version | None:
+    def lose_undurable(
+        self, db: sqlite3.Connection, reason: str, *, whole_fences: Collection[int] = ()
+    ) -> Version | None:
         """Mark the versions after the last durable one LOST: the trainer crashed before it checkpointed them.
 
         The samples that they trained wait again, and those that they sampled stay valid. The durable weights continue
         under a new number, because the lost numbers have been served, and caches and records know them. The new version
         serves if the durable or a lost version did; it is a candidate if the durable one never passed the gate. None:
         no version was lost.
+
+        whole_fences: leases whose versions the trainer holds whole on disk. Those on the chain become durable first.
         """
+        _keep_whole(db, whole_fences)
         at, kept = self._clock(), schema.get_int(db, "tip")
         while not (row := versions.row(db, kept))["durable"]:
             kept = row["parent"]
@@ -215,6 +221,18 @@ def rollback_target(db: sqlite3.Connection, at_most: int) -> int | None:
     query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
     rows = db.execute(query, (at_most,))
     return next((r["weight_version"] for r in rows if r["state"] in PASSED and versions.has_weights(r)), None)
+
+
+def _keep_whole(db: sqlite3.Connection, fences: Collection[int]) -> None:
+    """Mark the versions of these leases durable, if they are on the chain: their trainer could not report them."""
+    for fence in fences:
+        found = db.execute(
+            "SELECT weight_version, version.state FROM lease JOIN version USING (lease_id) WHERE fence = ?"
+            " AND folder IS NOT NULL AND NOT durable",
+            (fence,),
+        ).fetchone()
+        if found is not None and found["state"] not in DEAD:
+            db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (found["weight_version"],))
 
 
 def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:

@@ -322,3 +322,29 @@ async def test_a_lost_version_on_a_rejected_one_is_rejected_with_it(ledger, driv
     assert await states(ledger) == ["serving", "rejected", "rejected", "rejected"]
     assert (await ledger.version(2)).reason == "built on version 1, which was rejected: KL"
     assert await ledger.audit() == []
+
+
+async def test_versions_that_the_trainer_holds_whole_are_durable_before_the_others_are_lost(ledger, driver):
+    """The server was away when the trainer wrote its last checkpoint, so no call made the version durable."""
+    fences = []
+    for version in range(3):
+        await driver.sampled(version=version)
+        lease = await ledger.lease(trainer="a", now=True)
+        fences.append(lease.fence)
+        await driver.serve(await driver.commit(lease, durable=False))
+    kept = await ledger.lose_undurable("crash", whole_fences=[*fences[:2], 99])
+    assert (kept.weight_version, kept.same_weights_as) == (4, 2)
+    assert await states(ledger) == ["retired", "retired", "retired", "lost", "serving"]
+    assert [version.durable for version in await ledger.versions()] == [True, True, True, False, True]
+    assert await ledger.lose_undurable("again", whole_fences=fences) is None  # what is lost stays lost
+    assert not (await ledger.version(3)).durable
+    assert await ledger.audit() == []
+
+
+async def test_no_trainer_brings_a_version_back_that_was_rolled_back(ledger, driver):
+    await driver.sampled()
+    lease = await ledger.lease(trainer="a", now=True)
+    await driver.serve(await driver.commit(lease, durable=False))
+    await ledger.rollback(0, requeue=True)
+    assert await ledger.lose_undurable("crash", whole_fences=[lease.fence]) is None
+    assert (await ledger.tip()).weight_version == 0
