@@ -179,15 +179,40 @@ class Lineage(LedgerPart):
 
     @write
     def roll_back_behind(self, db: sqlite3.Connection, good: int) -> int:
-        """Roll back to the newest possible version up to `good` and return it; samples of later ones are dropped."""
-        target = rollback_target(db, good)
-        if target is None:
-            raise LedgerError(f"no version up to {good} can be gone back to")
+        """Roll back to the newest possible version up to `good` and return it; samples of later ones are dropped.
+
+        Raises LedgerError when only the base is left of what was learned up to `good`.
+        """
+        target = way_back(db, good)
         roll_back(db, target, requeue=False, at=self._clock())
         return target
 
+    @read
+    def way_back(self, db: sqlite3.Connection, good: int) -> int:
+        """Return the version that `roll_back_behind(good)` goes to. Raises LedgerError like it."""
+        return way_back(db, good)
+
 
 # For other transactions
+
+
+def way_back(db: sqlite3.Connection, good: int) -> int:
+    """Return the newest version up to `good` that a rollback can go to.
+
+    It passed the gate, its weights exist, and a trainer can continue from it. Raises LedgerError when that is the base
+    although `good` had learned: only an operator who names the base gives up all that was learned.
+    """
+    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
+    rows = db.execute(query, (good,))
+    target = next((row for row in rows if row["state"] in PASSED and versions.has_weights(row)), None)
+    if target is None:
+        raise LedgerError(f"no version up to {good} can be gone back to")
+    if target["depth"] == 0 < versions.row(db, good)["depth"]:
+        raise LedgerError(
+            f"of the versions up to {good} only the base still has weights: name version {target['weight_version']} to"
+            " give up all that was learned"
+        )
+    return int(target["weight_version"])
 
 
 def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> None:
@@ -211,16 +236,6 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
     _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
     if was_pinned:
         schema.put(db, "pinned", to)
-
-
-def rollback_target(db: sqlite3.Connection, at_most: int) -> int | None:
-    """Return the newest version up to `at_most` that a rollback can go to.
-
-    It passed the gate, its weights exist, and a trainer can continue from it.
-    """
-    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
-    rows = db.execute(query, (at_most,))
-    return next((r["weight_version"] for r in rows if r["state"] in PASSED and versions.has_weights(r)), None)
 
 
 def _keep_whole(db: sqlite3.Connection, fences: Collection[int]) -> None:
