@@ -99,7 +99,7 @@ class Lineage(LedgerPart):
         The samples that they trained wait again, and those that they sampled stay valid. The durable weights continue
         under a new number, because the lost numbers have been served, and caches and records know them. The new version
         serves if the durable or a lost version did; it is a candidate if the durable one never passed the gate. None:
-        no version was lost.
+        no version was lost. A pin moves from a lost version to the new one.
 
         whole_fences: leases whose versions the trainer holds whole on disk. Those on the chain become durable first.
         """
@@ -130,8 +130,11 @@ class Lineage(LedgerPart):
         )
         versions.insert(db, new, parent=row)
         if serves:  # else an older version serves, and continues to
-            _serve(db, new.number)
+            versions.serve(db, new.number)
+        pin = versions.read_pin(db)
         _cut(db, lost, new.number, reason, at=at)
+        if serves and pin in lost:  # the operator wants no version to be published, as before
+            schema.put(db, "pinned", new.number)
         return versions.read_version(db, new.number)
 
     @write
@@ -231,7 +234,7 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
         _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)
     for number, _ in versions.lost_after(db, to):
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
-    _serve(db, to)
+    versions.serve(db, to)
     was_pinned = versions.read_pin(db) is not None
     _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
     if was_pinned:
@@ -282,13 +285,6 @@ def _reasons(drop: dict[str, str]) -> dict[str, DropReason]:
         return {sample_id: DropReason(reason) for sample_id, reason in drop.items()}
     except ValueError as error:
         raise CommitRefused(f"no such drop reason: {error}") from error
-
-
-def _serve(db: sqlite3.Connection, n: int) -> None:
-    """Make `n` the serving version and retire the one before."""
-    if versions.row(db, n)["state"] != VersionState.SERVING:
-        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
-        move_version(db, n, VersionState.SERVING)
 
 
 def _free_samples(db: sqlite3.Connection, version: int, reason: DropReason | None, detail: str, *, at: float) -> None:

@@ -111,15 +111,22 @@ class Versions(LedgerPart):
         return read_pin(db)
 
     @read
-    def check_pinnable(self, db: sqlite3.Connection, n: int) -> None:
-        """Raise the LedgerError that `set_pin` would, before the publisher loads weights for it."""
+    def check_can_serve(self, db: sqlite3.Connection, n: int) -> None:
+        """Raise LedgerError if the publisher cannot serve `n` again: it is dead, has no weights, or passed no gate."""
         _check_pinnable(db, n)
+        if (state := row(db, n)["state"]) not in PASSED:
+            raise LedgerError(f"version {n} is {state}: only a version that passed the gate can be pinned")
 
     @write
-    def set_pin(self, db: sqlite3.Connection, n: int | None) -> None:
-        """Pin a version for the publisher, or remove the pin; training continues from the tip."""
+    def set_pin(self, db: sqlite3.Connection, n: int | None, *, serves: bool = False) -> None:
+        """Pin a version for the publisher, or remove the pin; training continues from the tip.
+
+        serves: the engine serves `n` already, and the ledger names it as the serving version in the same transaction.
+        """
         if n is not None:
             _check_pinnable(db, n)
+            if serves:
+                serve(db, n)
         schema.put(db, "pinned", n)
 
     @read
@@ -202,6 +209,13 @@ def insert(db: sqlite3.Connection, new: NewVersion, *, parent: sqlite3.Row) -> N
 def serving(db: sqlite3.Connection) -> int:
     (number,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
     return int(number)
+
+
+def serve(db: sqlite3.Connection, n: int) -> None:
+    """Make `n` the serving version and retire the one before."""
+    if row(db, n)["state"] != VersionState.SERVING:
+        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+        move_version(db, n, VersionState.SERVING)
 
 
 def read_pin(db: sqlite3.Connection) -> int | None:
@@ -296,7 +310,8 @@ def _check_pinnable(db: sqlite3.Connection, n: int) -> None:
     found = row(db, n)
     if found["state"] in DEAD:
         raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
-    check_has_weights(found)
+    if found["state"] != VersionState.SERVING:  # the engine has the weights of that one
+        check_has_weights(found)
 
 
 def _folders(db: sqlite3.Connection) -> dict[int, str]:
