@@ -9,8 +9,8 @@ newest version before them. A trainer that holds one of the samples loses its le
 probes, which are prompts and replies of the batch, and lose the tokens at once, also before the gate has read them.
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
-trained in a version that the gate has seen, dropped, or abandoned. A turn that waits for an answer, a judge or a
-trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are from snapshots,
+trained in a version that the gate has seen and that no crash can lose, dropped, or abandoned. A turn that waits for an
+answer, a judge or a trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are from snapshots,
 deletions are small transactions between those of chats.
 """
 
@@ -37,7 +37,10 @@ from openclaw_rl.settings import TrainingSettings
 
 _OVER = (
     "(request.outcome = 'abandoned' AND turn.id IS NULL OR turn.state = 'dropped' OR turn.state = 'trained' AND"
-    " trained_in IN (SELECT weight_version FROM version WHERE state NOT IN ('candidate', 'gated', 'loading')))"
+    " trained_in IN (SELECT weight_version FROM version WHERE state NOT IN ('candidate', 'gated', 'loading'))"
+    # A crash loses the versions after the newest durable one, and their turns wait again.
+    " AND trained_in <= (SELECT max(weight_version) FROM version WHERE durable AND state NOT IN"
+    " ('rejected', 'rolled_back', 'lost')))"
 )
 _SPARE = 0.05
 """Share of the limit by which a file over its limit is brought below it."""
