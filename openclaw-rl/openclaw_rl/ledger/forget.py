@@ -10,8 +10,8 @@ probes, which are prompts and replies of the batch, and lose the tokens at once,
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
 trained in a version that the gate has seen and that no crash can lose, dropped, or abandoned. A turn that waits for an
-answer, a judge or a trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are from snapshots,
-deletions are small transactions between those of chats.
+answer, a judge or a trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are
+from snapshots, deletions are small transactions between those of chats.
 """
 
 import asyncio
