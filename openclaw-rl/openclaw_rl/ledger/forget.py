@@ -25,7 +25,7 @@ import orjson
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import deletion, forget_scope, leases, lineage, versions
-from openclaw_rl.ledger.blobs import pack_bytes, touch, unpack_bytes
+from openclaw_rl.ledger.blobs import Watch, pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection
 from openclaw_rl.ledger.records import Forgotten, Retained
 from openclaw_rl.ledger.redaction import NounRedactor
@@ -206,11 +206,12 @@ class Forgetting(LedgerPart):
     async def _deleting(self) -> AsyncIterator[None]:
         """Hold the lock of deletions; meanwhile the writer notes old pieces that rows come to refer to."""
         async with self._deletes:
-            await self._writer.write(deletion.watch, is_synced=False)
+            watch = Watch()
             try:
+                await self._writer.write(partial(deletion.watch, by=watch), is_synced=False)
                 yield
-            finally:
-                await self._writer.write(deletion.unwatch, is_synced=False)
+            finally:  # a flag and no write: it also ends the watch when the file cannot be written
+                watch.is_over = True
 
 
 def _plan(db: sqlite3.Connection, select: Callable[[sqlite3.Connection], Selection]) -> _Plan:
