@@ -167,6 +167,7 @@ def start_judging(
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
+        judge_tokens=settings.judge.max_new_tokens,
         context_length=core.context_length,
         slots=limits.scores,
         health=core.health,
