@@ -9,7 +9,9 @@
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
 #   PRM_ARGS (more words for the PRM's SGLang)
-#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
+#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS (of verdicts     BATCH_SIZE=16 LR=1e-5 TOP_K=0
+#   and of hints)                                                 KL_COEF (0; 0.01 where the policy is its own teacher)
+#   TEMPERATURE=0.6 MAX_NEW_TOKENS=8192 (of chats that set none)
 #   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
 #   ACTOR_NODES=0 (other nodes of that cluster that train, each with ACTOR_GPUS; 0: this node trains)
 #   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
@@ -45,7 +47,8 @@ arguments=(
   --prm-tp "${PRM_TP:-${PRM_GPUS:-2}}"
   --batch-size "${BATCH_SIZE:-16}"
   --learning-rate "${LR:-1e-5}"
-  --kl-coef "${KL_COEF:-0}"
+  --temperature "${TEMPERATURE:-0.6}"
+  --max-new-tokens "${MAX_NEW_TOKENS:-8192}"
   --max-tokens-per-gpu "${MAX_TOKENS_PER_GPU:-32768}"
   --mem-fraction-static "${MEM_FRACTION_STATIC:-0.85}"
   --context-length "${CONTEXT_LENGTH:-32768}"
@@ -62,6 +65,7 @@ arguments=(
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
+[ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")
 [ -z "${RAY_ADDRESS:-}" ] || arguments+=(--ray-address "$RAY_ADDRESS")
