@@ -315,6 +315,13 @@ def _prm_args(text: str) -> tuple[str, ...]:
     return words
 
 
+def _check_folders(given: argparse.Namespace) -> None:
+    """Check that Megatron's models are folders: it does not download, and a missing one has no shape."""
+    for name, place in (("HF_CKPT", given.hf_checkpoint), ("REF_LOAD", given.ref_load)):
+        if place is not None and not Path(place).is_dir():
+            raise SettingsError(f"{name} {place}: it is no folder here; slime needs the model's files on this disk")
+
+
 def _warn(difference: str) -> None:
     sys.stderr.write(f"warning: {difference}\n")
 
@@ -327,6 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given.dry_run:
             for note in plan.notes:
                 _warn(note)
+            _check_folders(given)
             check_start(os.environ, _warn)  # the driver checks too, but only after minutes of loading models
             return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:
