@@ -1,13 +1,18 @@
 """Chain of versions: commits make it longer, rejections, rollbacks and losses cut it. Each is one transaction.
 
 The live versions (not rejected, rolled back or lost) are one chain from the base to the tip. `commit` makes it longer
-by one; `reject`, `rollback` and `lose_undurable` cut it and free the samples of the versions that they cut off. A lease
-that builds on such a version is revoked: its samples wait again, and its trainer gets the refusal at its next call.
+by one; `reject`, `rollback` and `lose_undurable` cut it and free the samples that the versions which they cut off
+trained. A lease that builds on such a version is revoked: its samples wait again, and its trainer gets the refusal at
+its next call.
+
+A lost version was good: the samples that it sampled stay valid (`staleness`), until a rollback goes back to before it
+or the version that it builds on is rejected. Then it is abandoned like the others.
 """
 
 import json
 import math
 import sqlite3
+from collections.abc import Collection
 from pathlib import PurePosixPath
 
 import orjson
@@ -86,13 +91,19 @@ class Lineage(LedgerPart):
         db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (weight_version,))
 
     @write
-    def lose_undurable(self, db: sqlite3.Connection, reason: str) -> Version | None:
+    def lose_undurable(
+        self, db: sqlite3.Connection, reason: str, *, whole_fences: Collection[int] = ()
+    ) -> Version | None:
         """Mark the versions after the last durable one LOST: the trainer crashed before it checkpointed them.
 
-        Their samples wait again. The durable weights continue under a new number, because the lost numbers have been
-        served, and caches and records know them. The new version serves if the durable or a lost version did; it is a
-        candidate if the durable one never passed the gate. None: no version was lost.
+        The samples that they trained wait again, and those that they sampled stay valid. The durable weights continue
+        under a new number, because the lost numbers have been served, and caches and records know them. The new version
+        serves if the durable or a lost version did; it is a candidate if the durable one never passed the gate. None:
+        no version was lost.
+
+        whole_fences: leases whose versions the trainer holds whole on disk. Those on the chain become durable first.
         """
+        _keep_whole(db, whole_fences)
         at, kept = self._clock(), schema.get_int(db, "tip")
         while not (row := versions.row(db, kept))["durable"]:
             kept = row["parent"]
@@ -142,6 +153,12 @@ class Lineage(LedgerPart):
                 _free_samples(db, number, DropReason.GATE_REJECTED, f"version {n}", at=at)
             else:
                 _free_samples(db, number, None, f"version {n} was rejected", at=at)
+        condemned = set(rejected)
+        for number, below in versions.lost_after(db, parent):
+            if below in condemned:
+                condemned.add(number)
+                above = f"built on version {n}, which was rejected: {reason}"
+                move_version(db, number, VersionState.REJECTED, reason=above)
         schema.put(db, "rejections_in_a_row", schema.get_int(db, "rejections_in_a_row") + 1)
         _cut(db, rejected, parent, f"version {n} was rejected", at=at)
         return rejected
@@ -187,6 +204,8 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
     for number in abandoned:
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
         _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)
+    for number, _ in versions.lost_after(db, to):
+        move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
     _serve(db, to)
     was_pinned = versions.read_pin(db) is not None
     _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
@@ -202,6 +221,18 @@ def rollback_target(db: sqlite3.Connection, at_most: int) -> int | None:
     query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
     rows = db.execute(query, (at_most,))
     return next((r["weight_version"] for r in rows if r["state"] in PASSED and versions.has_weights(r)), None)
+
+
+def _keep_whole(db: sqlite3.Connection, fences: Collection[int]) -> None:
+    """Mark the versions of these leases durable, if they are on the chain: their trainer could not report them."""
+    for fence in fences:
+        found = db.execute(
+            "SELECT weight_version, version.state FROM lease JOIN version USING (lease_id) WHERE fence = ?"
+            " AND folder IS NOT NULL AND NOT durable",
+            (fence,),
+        ).fetchone()
+        if found is not None and found["state"] not in DEAD:
+            db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (found["weight_version"],))
 
 
 def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:

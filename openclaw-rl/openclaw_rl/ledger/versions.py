@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import schema
 from openclaw_rl.ledger.blobs import unpack_bytes
-from openclaw_rl.ledger.states import DEAD, PASSED, move_version
+from openclaw_rl.ledger.states import ABANDONED, DEAD, PASSED, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.trainer_protocol import Tip
 from openclaw_rl.types import StepReport, Version, VersionState, WeightKind
@@ -209,14 +209,14 @@ def read_pin(db: sqlite3.Connection) -> int | None:
     return None if found is None else int(found)
 
 
-def depth(db: sqlite3.Connection, n: int) -> int | None:
-    """Return the commits between the base and a version on the chain; None for a dead version.
+def sound_depth(db: sqlite3.Connection, n: int) -> int | None:
+    """Return the commits between the base and a version, also a lost one; None for an abandoned version.
 
     A version that serves old weights under a new number is no commit.
     """
-    marks = ",".join("?" * len(DEAD))
+    marks = ",".join("?" * len(ABANDONED))
     query = f"SELECT depth FROM version WHERE weight_version = ? AND state NOT IN ({marks})"
-    found = db.execute(query, (n, *map(str, DEAD))).fetchone()
+    found = db.execute(query, (n, *map(str, ABANDONED))).fetchone()
     return None if found is None else int(found[0])
 
 
@@ -225,6 +225,12 @@ def after(db: sqlite3.Connection, n: int) -> list[int]:
     marks = ",".join("?" * len(DEAD))
     query = f"SELECT weight_version FROM version WHERE weight_version > ? AND state NOT IN ({marks}) ORDER BY 1 DESC"
     return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
+
+
+def lost_after(db: sqlite3.Connection, n: int) -> list[tuple[int, int]]:
+    """Return the lost versions after `n` with their parents, oldest first."""
+    query = "SELECT weight_version, parent FROM version WHERE weight_version > ? AND state = 'lost' ORDER BY 1"
+    return [(number, parent) for number, parent in db.execute(query, (n,))]
 
 
 def has_weights(row: sqlite3.Row) -> bool:

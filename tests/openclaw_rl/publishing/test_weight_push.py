@@ -28,7 +28,7 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.trainer_protocol import Probe, Started
+from openclaw_rl.trainer_protocol import Probe, Start, Started
 from openclaw_rl.types import (
     NextState,
     Request,
@@ -62,10 +62,10 @@ class World:
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
 
-        async def on_start(name: str) -> Started:
+        async def on_start(start: Start) -> Started:
             self.pushes.give_up("started")
-            await ledger.revoke(trainer=name, reason="started")
-            await ledger.lose_undurable("started")
+            await ledger.revoke(trainer=start.trainer, reason="started")
+            await ledger.lose_undurable("started", whole_fences=start.whole_fences)
             self.publisher.wake()
             return Started(
                 tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings()
@@ -272,6 +272,16 @@ async def test_a_trainer_that_starts_again_loses_what_was_not_durable(world: Wor
     assert await world.state(lost) is VersionState.LOST
     await until(lambda: world.serving.current == lost + 1)  # from its folder, without the trainer
     assert (await world.ledger.counts())["sampled"] == 1  # the lost version's sample waits again
+
+
+async def test_a_trainer_that_starts_again_keeps_what_it_holds_whole(world: World) -> None:
+    kept = await world.commit()
+    fence = (await world.ledger.version(kept)).lease_id.split("-")[1]  # type: ignore[union-attr]
+    lost = await world.commit()
+    started = await world.call("start", {"trainer": "node", "whole_fences": [int(fence)]})
+    assert (started["tip"]["weight_version"], started["tip"]["folder"]) == (lost + 1, f"versions/full-{kept}")
+    assert (await world.ledger.version(kept)).durable
+    assert await world.state(lost) is VersionState.LOST
 
 
 async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_restored(world: World) -> None:
