@@ -5,7 +5,7 @@
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
 #   CHECKPOINT_EVERY=20   updates                                                   here and are resumed from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
-#   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001                      SERVED_MODEL_NAME SGLANG_API_KEY
+#   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
 #   PRM_ARGS (more words for the PRM's SGLang)
@@ -54,7 +54,6 @@ arguments=(
   --context-length "${CONTEXT_LENGTH:-32768}"
   --host "${HOST:-127.0.0.1}"
   --port "${PORT:-30000}"
-  --prm-port "${PRM_PORT:-30001}"
   --tool-call-parser "${TOOL_CALL_PARSER:-qwen25}"
   --reasoning-parser "${REASONING_PARSER:-qwen3}"
   --judge "${JUDGE:-llm}"
@@ -72,6 +71,7 @@ arguments=(
 [ -z "${SERVER_PYTHON:-}" ] || arguments+=(--server-python "$SERVER_PYTHON")
 [ -z "${ENGINE_PYTHON:-}" ] || arguments+=(--engine-python "$ENGINE_PYTHON")
 [ -z "${PRM_MODEL_PATH:-}" ] || arguments+=(--prm-checkpoint "$PRM_MODEL_PATH")
+[ -z "${PRM_PORT:-}" ] || arguments+=(--prm-port "$PRM_PORT")
 [ -z "${PRM_ARGS:-}" ] || arguments+=(--prm-args="$PRM_ARGS") # it begins with a dash
 [ -z "${PRM_URL:-}" ] || arguments+=(--prm-url "$PRM_URL")
 [ -z "${SERVED_MODEL_NAME:-}" ] || arguments+=(--served-model-name "$SERVED_MODEL_NAME")

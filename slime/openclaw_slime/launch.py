@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.processes.command import HIGHEST_PORT, free_port
 from openclaw_rl.settings import installed_methods
 from openclaw_slime.arguments import PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.doctor import check_start
@@ -35,8 +36,9 @@ from openclaw_slime.node_settings import (
     server_values,
     under_settings,
 )
-from openclaw_slime.processes import Command, run
+from openclaw_slime.processes import Command, is_free, run
 
+PRM_PORT = 30001
 PRM_FLAGS = ("--host", "--port", "--model-path")
 """Flags of the PRM that PRM_ARGS may not set: other processes know them, and it listens on loopback, without a key."""
 LOCAL_RAY = {
@@ -221,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--reasoning-parser", default="qwen3")
     add("--judge", choices=("llm", "rules"), default="llm", help="rules: no model judges; hints are users' own words")
     add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
-    add("--prm-port", type=int, default=30001, help="of the PRM that is started here")
+    add("--prm-port", type=int, help=f"of the PRM that is started here; unset: {PRM_PORT}, or a free one (PRM_PORT)")
     add("--prm-args", default="", help="more words for the PRM's SGLang, quoted as for a shell (PRM_ARGS)")
     add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
     add("--prm-temperature", type=float, default=0.6)
@@ -268,7 +270,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         judge_temperature=given.prm_temperature,
         judge_max_new_tokens=given.prm_max_new_tokens,
         judge_url=given.prm_url,
-        prm_port=given.prm_port,
+        prm_port=_prm_port(given),
         prm_args=_prm_args(given.prm_args),
         prm_holds_base=given.prm_gpus > 0 and _is_one(given.prm_checkpoint, given.hf_checkpoint),
         mem_fraction_static=given.mem_fraction_static,
@@ -303,6 +305,17 @@ def _plan_of(given: argparse.Namespace) -> Plan:
 def _is_one(judge: str | None, policy: str) -> bool:
     """Return True if the judge's checkpoint is the policy's own."""
     return judge is None or judge == policy or Path(judge).expanduser().resolve() == Path(policy).expanduser().resolve()
+
+
+def _prm_port(given: argparse.Namespace) -> int:
+    """Return the PRM's port: the given one, else the usual one or, before a real start, a free one if it is taken."""
+    if given.prm_port is not None:
+        if not 0 < given.prm_port <= HIGHEST_PORT:
+            raise SettingsError(f"PRM_PORT {given.prm_port}: SGLang takes ports up to {HIGHEST_PORT}")
+        return int(given.prm_port)
+    if given.dry_run or not given.prm_gpus or is_free(PRM_PORT):
+        return PRM_PORT
+    return free_port()
 
 
 def _prm_args(text: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_line, lifeline
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_error, lifeline
 
 POLL_S = 0.5
 START_TIMEOUT_S = 900.0
@@ -75,10 +75,8 @@ class Process:
     def ran_s(self) -> float:
         return time.monotonic() - self._started
 
-    def last_line(self) -> str:
-        if self._log_file is None:
-            return "see above"
-        return last_line(self._log_file)
+    def last_error(self) -> str:
+        return "see above" if self._log_file is None else last_error(self._log_file)
 
     def stop(self, grace_s: float) -> None:
         """End the process: SIGTERM, SIGKILL after the grace; then the rest of its group."""
@@ -115,7 +113,7 @@ class Restarted:
             if self.process.ran_s > HEALTHY_AFTER_S:
                 self._pauses.reset()
             self._again_at = now + self._pauses.next_s()
-            _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
+            _say(f"{self._command.name} ended with {code}: {self.process.last_error()}")
             return code
         if now >= self._again_at:
             self._again_at = 0.0
@@ -170,7 +168,7 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
         if is_up():
             return True
         if process.exit_code is not None:
-            raise SettingsError(f"{process.command.name} does not start: {process.last_line()[:300]}")
+            raise SettingsError(f"{process.command.name} does not start: {process.last_error()}")
         if time.monotonic() > end:
             raise SettingsError(f"{process.command.name} did not come up within {START_TIMEOUT_S:g} s")
     return False
@@ -188,13 +186,19 @@ def _serves(command: Command) -> bool:
     return True
 
 
-def _check_port(command: Command) -> None:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", command.port or 0))
-        except OSError as error:
-            raise SettingsError(f"{command.name}: port {command.port} is in use") from error
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _check_port(command: Command) -> None:
+    if not is_free(command.port or 0):
+        raise SettingsError(f"{command.name}: port {command.port} is in use")
 
 
 def _say(text: str) -> None:

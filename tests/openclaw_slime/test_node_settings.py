@@ -155,3 +155,15 @@ def test_votes_and_tokens_of_the_judge_are_those_of_its_hints():
     assert (found.method.hint_max_tokens, found.judge.max_new_tokens) == (None, 6000)
     own = settings_of(plan(sets=("method.hint_max_tokens=2000",)))
     assert own.method.hint_max_tokens == 2000
+
+
+def test_a_prm_has_a_port_that_sglang_takes(monkeypatch):
+    with pytest.raises(SettingsError, match="PRM_PORT 55536: SGLang takes ports up to 55535"):
+        plan("--prm-port", "55536")
+    monkeypatch.setattr(launch, "is_free", lambda port: port != launch.PRM_PORT)
+    found = plan()
+    assert found.prm is not None
+    assert found.prm.port not in (launch.PRM_PORT, None)
+    assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
+    assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
+    assert plan("--dry-run").prm.port == launch.PRM_PORT
