@@ -3,7 +3,7 @@
 #
 #   HF_CKPT          the policy, Hugging Face format (needed)     PRM_MODEL_PATH   the judge's model (default: HF_CKPT)
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
-#   CHECKPOINT_EVERY=20   updates                                                   here and are resumed from here
+#   CHECKPOINT_EVERY=20   updates, CHECKPOINT_MINUTES=30                            here and are resumed from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
 #   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
@@ -59,6 +59,7 @@ arguments=(
   --judge "${JUDGE:-llm}"
   --top-k "${TOP_K:-0}"
   --checkpoint-every "${CHECKPOINT_EVERY:-20}"
+  --checkpoint-minutes "${CHECKPOINT_MINUTES:-30}"
   --push "${PUSH:-nccl}"
   --prm-votes "${PRM_M:-3}"
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"

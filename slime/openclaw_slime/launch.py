@@ -70,6 +70,7 @@ class Training:
     """The driver's checkpoint interval and its Ray cluster."""
 
     checkpoint_every: int = 20
+    checkpoint_minutes: float = 30.0
     keep_checkpoints: int | None = None
     ray_address: str | None = None
 
@@ -139,6 +140,7 @@ def _driver(
     options: NodeOptions, server: ServerOptions, pythons: Pythons, training: Training, config: Mapping[str, Any]
 ) -> Command:
     ours = ["--data-dir", server.data_dir, "--checkpoint-every", str(training.checkpoint_every)]
+    ours += ["--checkpoint-minutes", f"{training.checkpoint_minutes:g}"]
     if training.keep_checkpoints is not None:
         ours += ["--keep-checkpoints", str(training.keep_checkpoints)]
     ours += ["--push", options.push]
@@ -195,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ref-load", help="reference weights; the checkpoint when unset (REF_LOAD)")
     add("--data-dir", default=DATA_DIR, help="ledger, versions and checkpoints; resumed from here (SAVE_CKPT)")
     add("--checkpoint-every", type=int, default=20, help="updates between two checkpoints")
+    add("--checkpoint-minutes", type=float, default=30.0, help="of an update that is on no disk, at most")
     add("--prm-checkpoint", help="the judge's model; the policy's checkpoint when unset (PRM_MODEL_PATH)")
     for name, default, what in (
         ("num", 8, "GPUs of the node"),
@@ -298,7 +301,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
     )
     python = "python3" if given.dry_run else sys.executable
     pythons = Pythons(python, given.server_python or python, given.engine_python or python)
-    training = Training(given.checkpoint_every, ray_address=given.ray_address)
+    training = Training(given.checkpoint_every, given.checkpoint_minutes, ray_address=given.ray_address)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
 
 
