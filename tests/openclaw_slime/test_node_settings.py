@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -167,3 +168,15 @@ def test_a_prm_has_a_port_that_sglang_takes(monkeypatch):
     assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
     assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
     assert plan("--dry-run").prm.port == launch.PRM_PORT
+
+
+def test_openclaws_block_for_the_node_is_what_the_script_serves():
+    text = (Path(__file__).parents[2] / "instructions/node.md").read_text()
+    block = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    (model,) = block["models"]["providers"]["rl"]["models"]
+    settings = settings_of(plan())
+    assert model["contextWindow"] == settings.model.context_length
+    assert model["maxTokens"] == settings.sampling.max_new_tokens
+    assert model["reasoning"] is (settings.model.reasoning_parser == "qwen3")
+    assert settings.sampling.temperature == 0.6
+    assert "deny" not in block.get("tools", {})
