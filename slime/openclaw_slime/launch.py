@@ -8,19 +8,21 @@ Three processes, joined by HTTP alone, each with its own GPUs:
 - our *server*: proxy, ledger, judge, publisher, with the policy's SGLang as its child;
 - the *driver*: Ray and Megatron. If it dies it is started again, and chats go on.
 
-Needs the standard library only. Leaves to others: slime's arguments (`arguments`), the GPUs of each part (`layout`),
-running processes (`processes`).
+Needs pydantic and the standard library only. Leaves to others: slime's arguments (`arguments`), the server's settings
+(`node_settings`), the GPUs of each part (`layout`), running processes (`processes`).
 """
 
 import argparse
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.engines.sglang.launch import look
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
 from openclaw_rl.settings import installed_methods
@@ -39,6 +41,8 @@ from openclaw_slime.node_settings import (
 from openclaw_slime.processes import Command, is_free, run
 
 PRM_PORT = 30001
+IMPORT_S = 180.0
+"""Longest import of the server, from a cold disk too."""
 PRM_FLAGS = ("--host", "--port", "--model-path")
 """Flags of the PRM that PRM_ARGS may not set: other processes know them, and it listens on loopback, without a key."""
 LOCAL_RAY = {
@@ -338,6 +342,26 @@ def _check_folders(given: argparse.Namespace) -> None:
             raise SettingsError(f"{name} {place}: it is no folder here; slime needs the model's files on this disk")
 
 
+def _check_interpreters(plan: Plan) -> None:
+    """Check that the server's environment can import the server, and that the PRM's holds SGLang."""
+    python = plan.server.python
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", "import openclaw_rl.server.app"],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SettingsError(f"SERVER_PYTHON {python}: cannot be run: {error}") from error
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise SettingsError(f"SERVER_PYTHON {python}: {said} (pip install -e '.[gpu]' in that environment)")
+    if plan.prm is not None:
+        look(plan.prm.python)
+
+
 def _warn(difference: str) -> None:
     sys.stderr.write(f"warning: {difference}\n")
 
@@ -351,7 +375,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for note in plan.notes:
                 _warn(note)
             _check_folders(given)
-            check_start(os.environ, _warn)  # the driver checks too, but only after minutes of loading models
+            # The processes check too, but only after minutes of loading models.
+            check_start(os.environ, _warn)
+            _check_interpreters(plan)
             return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")
