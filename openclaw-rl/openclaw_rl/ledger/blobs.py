@@ -13,6 +13,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from openclaw_rl.ledger.schema import cut, in_list
@@ -86,16 +87,28 @@ def unpack_runs(blob: bytes) -> tuple[VersionRun, ...]:
 PROMPT_PIECE = 512
 
 
+@dataclass(slots=True)
+class Watch:
+    """Old pieces that rows came to refer to since a deletion began. The deletion ends it from its own thread."""
+
+    touched: set[int] = field(default_factory=set)
+    is_over: bool = False
+
+
 class Connection(sqlite3.Connection):
     """Connection of the ledger. During a deletion it notes the old pieces that rows come to refer to."""
 
-    touched: set[int] | None = None
+    watch: Watch | None = None
 
 
 def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:
     """Note that a row refers to these pieces from now on."""
-    if isinstance(db, Connection) and db.touched is not None:
-        db.touched.update(ids)
+    if not isinstance(db, Connection) or (watch := db.watch) is None:
+        return
+    if watch.is_over:
+        db.watch = None
+    else:
+        watch.touched.update(ids)
 
 
 def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:

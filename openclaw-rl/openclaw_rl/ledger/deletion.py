@@ -1,11 +1,11 @@
 """Deletion of requests and of all rows that depend on them, while chats write.
 
-    watch → plan (a long read, from one snapshot) → rows → pieces → unwatch
+    watch → plan (a long read, from one snapshot) → rows → pieces
 
 A piece is deleted if no row that stays refers to it. A row may come to refer to an old piece after the plan was read.
-It does so through `blobs.put` or `blobs.touch`, on the one writing connection, which notes the piece between `watch`
-and `unwatch`: such a piece stays. Freed pages are overwritten with zeros. `scrub` removes the rest of old contents, in
-the slack of other pages and in the log.
+It does so through `blobs.put` or `blobs.touch`, on the one writing connection, which notes the piece from `watch` until
+the watch is over: such a piece stays. Freed pages are overwritten with zeros. `scrub` removes the rest of old contents,
+in the slack of other pages and in the log.
 """
 
 import sqlite3
@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.ledger.blobs import Connection, unpack_ids
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger.blobs import Connection, Watch, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 
 VACUUM_BYTES = 512 * 2**20
@@ -24,14 +25,10 @@ _PAUSE_ROWS, _PAUSE_S = 2000, 0.002
 """A plan reads every row and pauses between them, so that the event loop gets the interpreter."""
 
 
-def watch(db: sqlite3.Connection) -> None:
+def watch(db: sqlite3.Connection, by: Watch) -> None:
+    """Note in `by`, until it is over, the old pieces that rows come to refer to."""
     assert isinstance(db, Connection)
-    db.touched = set()
-
-
-def unwatch(db: sqlite3.Connection) -> None:
-    assert isinstance(db, Connection)
-    db.touched = None
+    db.watch = by
 
 
 def orphans(db: sqlite3.Connection, doomed: Collection[int]) -> list[int]:
@@ -80,11 +77,17 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
 
 
 def delete_pieces(db: sqlite3.Connection, planned: Sequence[int]) -> int:
-    """Delete the planned pieces that no row came to refer to since; return their number."""
+    """Delete the planned pieces that no row came to refer to since; return their number.
+
+    Raises LedgerError when the deletion was given up meanwhile: nothing notes such pieces any more.
+    """
     assert isinstance(db, Connection)
+    if db.watch is None or db.watch.is_over:
+        raise LedgerError("the deletion was given up")
+    touched = db.watch.touched
     deleted = 0
     with zeroed(db):
-        for some in cut([piece for piece in planned if piece not in (db.touched or ())]):
+        for some in cut([piece for piece in planned if piece not in touched]):
             marks, values = in_list(some)
             deleted += db.execute(f"DELETE FROM piece WHERE id IN ({marks})", values).rowcount
     return deleted

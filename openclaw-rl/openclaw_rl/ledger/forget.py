@@ -9,9 +9,9 @@ newest version before them. A trainer that holds one of the samples loses its le
 probes, which are prompts and replies of the batch, and lose the tokens at once, also before the gate has read them.
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
-trained in a version that the gate has seen, dropped, or abandoned. A turn that waits for an answer, a judge or a
-trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are from snapshots,
-deletions are small transactions between those of chats.
+trained in a version that the gate has seen and that no crash can lose, dropped, or abandoned. A turn that waits for an
+answer, a judge or a trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are
+from snapshots, deletions are small transactions between those of chats.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import orjson
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import deletion, forget_scope, leases, lineage, versions
-from openclaw_rl.ledger.blobs import pack_bytes, touch, unpack_bytes
+from openclaw_rl.ledger.blobs import Watch, pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection
 from openclaw_rl.ledger.records import Forgotten, Retained
 from openclaw_rl.ledger.redaction import NounRedactor
@@ -37,7 +37,10 @@ from openclaw_rl.settings import TrainingSettings
 
 _OVER = (
     "(request.outcome = 'abandoned' AND turn.id IS NULL OR turn.state = 'dropped' OR turn.state = 'trained' AND"
-    " trained_in IN (SELECT weight_version FROM version WHERE state NOT IN ('candidate', 'gated', 'loading')))"
+    " trained_in IN (SELECT weight_version FROM version WHERE state NOT IN ('candidate', 'gated', 'loading'))"
+    # A crash loses the versions after the newest durable one, and their turns wait again.
+    " AND trained_in <= (SELECT max(weight_version) FROM version WHERE durable AND state NOT IN"
+    " ('rejected', 'rolled_back', 'lost')))"
 )
 _SPARE = 0.05
 """Share of the limit by which a file over its limit is brought below it."""
@@ -203,11 +206,12 @@ class Forgetting(LedgerPart):
     async def _deleting(self) -> AsyncIterator[None]:
         """Hold the lock of deletions; meanwhile the writer notes old pieces that rows come to refer to."""
         async with self._deletes:
-            await self._writer.write(deletion.watch, is_synced=False)
+            watch = Watch()
             try:
+                await self._writer.write(partial(deletion.watch, by=watch), is_synced=False)
                 yield
-            finally:
-                await self._writer.write(deletion.unwatch, is_synced=False)
+            finally:  # a flag and no write: it also ends the watch when the file cannot be written
+                watch.is_over = True
 
 
 def _plan(db: sqlite3.Connection, select: Callable[[sqlite3.Connection], Selection]) -> _Plan:
@@ -222,15 +226,12 @@ def _plan(db: sqlite3.Connection, select: Callable[[sqlite3.Connection], Selecti
 def _untrained(db: sqlite3.Connection, trained: Collection[int]) -> int | None:
     """Return the newest version before all of these that a rollback can go to.
 
-    None: none of them is alive, and no rollback is needed. Raises LedgerError when there is no such version.
+    None: none of them is alive, and no rollback is needed. Raises LedgerError when only the base is left.
     """
     alive = [number for number in trained if versions.row(db, number)["state"] not in DEAD]
     if not alive:
         return None
-    target = lineage.rollback_target(db, min(alive) - 1)
-    if target is None:
-        raise LedgerError("no version before the session's can be gone back to")
-    return target
+    return lineage.way_back(db, min(alive) - 1)
 
 
 def _clear_probes(db: sqlite3.Connection, numbers: Collection[int]) -> None:

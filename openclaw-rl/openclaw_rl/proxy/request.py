@@ -26,6 +26,8 @@ from openclaw_rl.web.auth import Caller
 
 _MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
 """Pydantic's word for a JSON object."""
+_TRUE = frozenset({"1", "true", "yes", "on"})
+"""Values of a header that is a switch."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -222,7 +224,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
             ignore_eos=bool(chat.ignore_eos),
         ),
         opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
-        session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in ("1", "true"),
+        session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in _TRUE,
         wants_log_probs=bool(chat.logprobs),
     )
 

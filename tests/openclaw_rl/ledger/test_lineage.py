@@ -324,6 +324,14 @@ async def test_a_lost_version_on_a_rejected_one_is_rejected_with_it(ledger, driv
     assert await ledger.audit() == []
 
 
+async def test_a_pin_on_a_lost_version_moves_to_what_serves_in_its_place(ledger, driver):
+    await driver.step(durable=False)
+    await driver.serve(1)
+    await ledger.set_pin(1)
+    await ledger.lose_undurable("crash")
+    assert (await ledger.pinned(), await ledger.serving_version()) == (2, 2)
+
+
 async def test_versions_that_the_trainer_holds_whole_are_durable_before_the_others_are_lost(ledger, driver):
     """The server was away when the trainer wrote its last checkpoint, so no call made the version durable."""
     fences = []

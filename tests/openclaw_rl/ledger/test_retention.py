@@ -92,6 +92,42 @@ async def test_a_turn_that_comes_back_before_it_goes_stays_whole(ledger, driver,
     assert (await ledger.turn(turn_id)).request.messages[0].content == "question 1"
 
 
+async def test_what_a_crash_would_bring_back_stays_until_a_checkpoint_has_it(ledger, driver):
+    _, (first,) = await driver.step(durable=False)
+    await driver.serve(1)
+    _, (second,) = await driver.step(durable=False)
+    await driver.serve(2)
+    assert (await ledger.retain(older_than=1e9, most_bytes=None)).turns == 0
+    await ledger.durable(1)
+    assert (await ledger.retain(older_than=1e9, most_bytes=None)).turns == 1
+    await ledger.lose_undurable("crash")
+    assert (await ledger.turn(first), await driver.state(second)) == (None, "sampled")
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [second]
+    await driver.serve(await driver.commit(lease, durable=False))
+    assert (await ledger.retain(older_than=1e9, most_bytes=None)).turns == 0
+    await ledger.durable(4)  # of a later version also counts for those before it
+    assert (await ledger.retain(older_than=1e9, most_bytes=None)).turns == 1
+
+
+async def test_a_deletion_that_ends_while_the_ledger_is_away_notes_no_more_pieces(ledger, driver, monkeypatch):
+    """Else the note grows with every turn until the next deletion."""
+    await driver.served(drop=DropReason.OPTED_OUT)
+
+    def away(db, doomed):
+        monkeypatch.setattr(ledger._writer, "_max_waiting", 0)
+        raise LedgerUnavailable("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion, "orphans", away)
+        with pytest.raises(LedgerUnavailable, match="the disk is full"):
+            await ledger.retain(older_than=1e9, most_bytes=None)
+    monkeypatch.setattr(ledger._writer, "_max_waiting", 100)
+    await driver.served()
+    assert await ledger._writer.write(lambda db: db.watch) is None
+    assert (await ledger.retain(older_than=1e9, most_bytes=None)).turns == 1
+
+
 async def test_a_turn_with_a_demonstration_that_waits_stays(ledger, driver):
     turn_id = await driver.served(drop=DropReason.CANCELLED)
     said = Feedback("f", turn_id, 1.0, None, None, "better")

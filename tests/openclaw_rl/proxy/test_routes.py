@@ -199,7 +199,10 @@ async def test_session_done_ends_the_session_after_the_reply(qwen, proxy_over) -
     async with proxy_over(qwen) as proxy:
         await proxy.post({**HI, "session_done": True, "session_id": "s"})
         await proxy.post(HI, **{"X-Session-Done": "true", "X-Session-Id": "t"})
-        assert [scope.session_id for scope in proxy.book.ended] == ["s", "t"]
+        for value in ("1", "yes", "On", "0", "no", "off", ""):
+            await proxy.post(HI, **{"X-Session-Done": value, "X-Session-Id": f"of-{value}"})
+        ended = ["s", "t", "of-1", "of-yes", "of-On"]
+        assert [scope.session_id for scope in proxy.book.ended] == ended
 
 
 async def test_models_are_listed_without_a_key_and_chats_need_one(qwen, proxy_over) -> None:

@@ -16,7 +16,7 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import EngineError, LedgerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.binary_rl import BinarySettings
@@ -282,6 +282,20 @@ async def test_a_trainer_that_starts_again_keeps_what_it_holds_whole(world: Worl
     assert (started["tip"]["weight_version"], started["tip"]["folder"]) == (lost + 1, f"versions/full-{kept}")
     assert (await world.ledger.version(kept)).durable
     assert await world.state(lost) is VersionState.LOST
+
+
+async def test_what_serves_is_pinned_where_it_is_and_no_version_without_weights_is(world: World) -> None:
+    first = await world.commit()
+    await world.push(first)
+    second = await world.commit()
+    await world.push(second)
+    await world.publisher.pin(second)  # its trainer alone has the weights, and the engine
+    assert (await world.ledger.pinned(), await world.ledger.serving_version()) == (second, second)
+    await world.publisher.pin(None)
+    with pytest.raises(LedgerError, match=f"version {first} was never checkpointed: only its trainer has the weights"):
+        await world.publisher.pin(first)
+    assert (await world.ledger.pinned(), await world.ledger.serving_version()) == (None, second)
+    assert (world.serving.current, world.engine.weight_version) == (second, second)
 
 
 async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_restored(world: World) -> None:
