@@ -103,6 +103,26 @@ def test_updates_are_pushed_at_once_and_checkpointed_now_and_then(run: Run) -> N
     assert run.starts == 1
 
 
+POINTS = ["generate", "train", "trained", "push", "pushing", "pushed", "save", "saved"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_feedback_on_replies_of_versions_that_are_lost_is_learned_from(run: Run, point: str) -> None:
+    """As people do: two replies of the version that serves, a step, two replies of the next one; then a kill."""
+    names: list[str] = []
+    driver, megatron = run.start()
+    for _ in range(5):  # a checkpoint every two
+        names += run.samples(2)
+        driver.turn()
+    names += run.samples(2)
+    megatron.dies_at = point
+    with pytest.raises(Killed):
+        turn_and_save(driver)
+    names += run.samples(2) if run.server.serving.is_open else []
+    run.finish()
+    run.check(names)
+
+
 def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) -> None:
     """As by `forget` of one of its samples, at each point before the weights can change."""
     samples = run.samples(4)
@@ -231,12 +251,14 @@ def test_a_checkpoint_that_hangs_ends_the_process_with_its_reason(run: Run) -> N
     assert run.server.health.failures["trainer"] == 1
 
 
+def turn_and_save(driver: NodeLoop) -> None:
+    driver.turn()
+    driver._save()
+
+
 def turns(driver: NodeLoop, n: int) -> None:
     for _ in range(n):
         driver.turn()
-
-
-POINTS = ["generate", "train", "trained", "push", "pushing", "pushed", "save", "saved"]
 
 
 @pytest.mark.parametrize(
