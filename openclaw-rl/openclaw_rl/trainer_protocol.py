@@ -6,7 +6,7 @@
     POST /v1/trainer/release  → {}               the samples wait again
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
     POST /v1/trainer/durable  → {}                a checkpoint is on disk, or cannot be: the version stays undurable
-    POST /v1/trainer/failed   → {}                a step failed, or the tip cannot be loaded: for `/healthz`
+    POST /v1/trainer/failed   → {}                a step failed, or the process ended: for `/healthz`
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
@@ -208,6 +208,8 @@ class Durable(_Body):
 class Failed(_Body):
     trainer: str
     reason: str = Field(max_length=1000)
+    has_ended: bool = False
+    """The trainer's process ended; its launcher reports it. False: a step failed in a trainer that goes on."""
 
 
 class Start(_Body):

@@ -227,3 +227,18 @@ FILES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Files that we call or replace parts of: path in the checkout → the first digits of its sha256 at the pin."""
+IMAGE_FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    MEGATRON.name: {
+        "megatron/core/transformer/transformer_layer.py": ("a34dff0032a2", "fbc0b229479f"),
+        "megatron/core/models/gpt/gpt_model.py": ("efb64f337606",),
+        "megatron/core/optimizer/distrib_optimizer.py": ("42c802e2cb5b",),
+        "megatron/training/arguments.py": ("7c250b12e881",),
+    },
+}
+"""The same of the files that slime's image patches, after each of its patches of Megatron."""
+
+
+def is_pinned(pin: Pin, name: str, digest: str) -> bool:
+    """Return True if a file with this sha256 is the pin's, or the one that slime's image makes of it."""
+    known = (FILES[pin.name][name], *IMAGE_FILES.get(pin.name, {}).get(name, ()))
+    return digest.startswith(known)

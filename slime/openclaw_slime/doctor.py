@@ -41,7 +41,7 @@ def rows(environ: Mapping[str, str]) -> Iterator[Row]:
 def checkouts(environ: Mapping[str, str]) -> Iterator[Row]:
     """Yield the findings on slime and Megatron-LM. A part that differs may work; a missing one cannot."""
     for pin, variable in ((contracts.SLIME, "SLIME_ROOT"), (contracts.MEGATRON, "MEGATRON_ROOT")):
-        yield from _checkout(pin, environ.get(variable))
+        yield from _checkout(pin, variable, environ.get(variable))
 
 
 def check_start(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
@@ -61,12 +61,12 @@ def _row(what: str, level: str, says: str) -> Row:
     return {"what": what, "level": level, "says": says}
 
 
-def _checkout(pin: contracts.Pin, root: str | None) -> Iterator[Row]:
+def _checkout(pin: contracts.Pin, variable: str, root: str | None) -> Iterator[Row]:
     proof = Path(*pin.module.split("."))
     places = [Path(root)] if root else _holding(proof.parts[0])
     place = next((p for p in places if (p / proof).is_dir() or (p / proof).with_suffix(".py").is_file()), None)
     if place is None:
-        where = f"{root} holds none" if root else "not on the path, and no variable names a checkout"
+        where = f"{root} holds none" if root else f"not on the path, and {variable} names no checkout"
         yield _row(pin.name, "missing", f"{where}; the pin is {pin.version}")
         return
     commit = _commit(place)
@@ -76,11 +76,11 @@ def _checkout(pin: contracts.Pin, root: str | None) -> Iterator[Row]:
         yield _row(pin.name, "ok", f"{place} at the pin {pin.version[:12]}")
     else:
         yield _row(pin.name, "ok", f"{place}, no commit to read; its files follow")
-    for name, digest in contracts.FILES.get(pin.name, {}).items():
+    for name in contracts.FILES.get(pin.name, {}):
         file = place / name
         if not file.is_file():
             yield _row(pin.name, "differs", f"{name} is missing")
-        elif hashlib.sha256(file.read_bytes()).hexdigest()[: len(digest)] != digest:
+        elif not contracts.is_pinned(pin, name, hashlib.sha256(file.read_bytes()).hexdigest()):
             yield _row(pin.name, "differs", f"{name} is not the pin's")
     if pin is contracts.SLIME:
         yield from _contracts(place)

@@ -1,5 +1,6 @@
 """A start looks at the slime that is there: it goes on where it can, says what differs, refuses what cannot work."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import SettingsError
+from openclaw_slime import launch
+from openclaw_slime.arguments import QWEN3_4B
+from openclaw_slime.contracts import FILES, IMAGE_FILES, MEGATRON, is_pinned
 from openclaw_slime.doctor import check_start
+from openclaw_slime.launch import Plan
+from openclaw_slime.layout import Layout
+from openclaw_slime.processes import Command
 from openclaw_slime.slime_node import SlimeNode
 
 ROOT = Path(__file__).parents[2]
@@ -117,10 +124,12 @@ def test_the_launch_says_it_before_the_first_process(slime_tree, works):
     edit(slime_tree / MODEL, "if valid_step:", "if True:")
     if not works:
         (slime_tree / GROUPS).unlink()
+    (slime_tree / "policy").mkdir()
+    (slime_tree / "policy" / "config.json").write_text(json.dumps(dict(QWEN3_4B)))
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHON": sys.executable,
-        "HF_CKPT": "C",
+        "HF_CKPT": str(slime_tree / "policy"),
         "SAVE_CKPT": str(slime_tree / "data"),
         "SLIME_ROOT": str(slime_tree),
         "MEGATRON_ROOT": str(slime_tree),
@@ -133,7 +142,31 @@ def test_the_launch_says_it_before_the_first_process(slime_tree, works):
     assert done.returncode == 2
     if works:
         assert f"warning: slime: {MODEL}: train_one_step does not say `if valid_step:`" in done.stderr
-        assert "error: server: /no/such/python: No such file or directory" in done.stderr
+        assert "error: SERVER_PYTHON /no/such/python: cannot be run" in done.stderr
+        assert not (slime_tree / "data").exists()
     else:
         assert done.stderr.startswith(f"error: slime: {GROUPS} has no create_placement_groups")
         assert "server" not in done.stderr
+
+
+def test_megatron_as_slimes_image_patches_it_is_the_pins():
+    for name, digests in IMAGE_FILES[MEGATRON.name].items():
+        assert all(is_pinned(MEGATRON, name, digest + 52 * "0") for digest in (FILES[MEGATRON.name][name], *digests))
+        assert not is_pinned(MEGATRON, name, 64 * "0")
+
+
+def test_a_server_environment_that_lacks_a_part_is_named_before_a_model_loads(tmp_path):
+    """Without site-packages: the interpreter itself works, and its first import of another project fails."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    server = Command("server", str(bare), "openclaw_rl", ())
+    with pytest.raises(SettingsError, match=r"SERVER_PYTHON .*ModuleNotFoundError: No module named"):
+        launch._check_interpreters(Plan(Layout(), str(tmp_path), None, server, server))
+    missing = Command("server", str(tmp_path / "none"), "openclaw_rl", ())
+    with pytest.raises(SettingsError, match=r"SERVER_PYTHON .*/none: cannot be run"):
+        launch._check_interpreters(Plan(Layout(), str(tmp_path), None, missing, missing))
+    here = Command("server", sys.executable, "openclaw_rl", ())
+    launch._check_interpreters(Plan(Layout(), str(tmp_path), None, here, here))
+    with pytest.raises(SettingsError, match="SGLang is not installed there"):
+        launch._check_interpreters(Plan(Layout(), str(tmp_path), here, here, here))

@@ -57,12 +57,12 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any
     """Yield the path, the value and the source of each setting in the environment."""
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX):
-            yield name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(value), name
+            yield name.removeprefix(ENV_PREFIX).lower().split("__"), parse_value(value), name
 
 
 def _of_command_line(overrides: Mapping[str, Any]) -> Iterator[tuple[list[str], Any, str]]:
     for key, value in overrides.items():
-        yield key.split("."), _parse(value) if isinstance(value, str) else value, key
+        yield key.split("."), parse_value(value) if isinstance(value, str) else value, key
 
 
 def _for_method(table: dict[str, Any], name: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> N
     node[path[-1]] = value
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse a TOML value (`8000`, `true`, `["a"]`); return other text as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

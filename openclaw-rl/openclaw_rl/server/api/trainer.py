@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import (
     Commit,
@@ -51,6 +52,9 @@ Body = TypeVar("Body", bound=BaseModel)
 
 TRAINER = "trainer"
 """Name of the part in `Health` that is out of order while steps fail."""
+
+DRIVER = "driver"
+"""Name of the part that is out of order while an external trainer ends again and again before it asks for a batch."""
 
 _MAX_BODY = 64 << 20
 # A smaller batch becomes due by time alone, and no new sample wakes the waiting lease call then.
@@ -100,12 +104,13 @@ def build_trainer_router(
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
     health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
+    alert: Alert = lambda event, **fields: None,
 ) -> APIRouter:
     """Return the routes of every trainer. Raises ValueError for an empty token.
 
     on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
     engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept. on_word: called at every request that has the token.
+    kept. on_word: called at every request that has the token. alert: raised when steps or starts fail again and again.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
@@ -122,6 +127,7 @@ def build_trainer_router(
     @router.post("/lease")
     async def lease(request: Request) -> Response:
         asked = await parse(request, LeaseRequest)
+        health.ok(DRIVER)  # its start is over
         granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
         return await answer_lease(granted)
 
@@ -165,7 +171,13 @@ def build_trainer_router(
 
     @router.post("/failed")
     async def failed(request: Request) -> dict[str, str]:
-        health.failed(TRAINER, (await parse(request, Failed)).reason)
+        said = await parse(request, Failed)
+        part = DRIVER if said.has_ended else TRAINER
+        was_failing = health.is_failing(part)
+        health.failed(part, said.reason)
+        if health.is_failing(part) and not was_failing:
+            # Without the reason, which is text of a log: an alert leaves the host.
+            alert("trainer_fails", part=part, failures=health.failures[part])
         return {}
 
     return router
