@@ -25,7 +25,7 @@ from typing import Any
 from openclaw_rl.engines.sglang.launch import look
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
-from openclaw_rl.settings import installed_methods
+from openclaw_rl.settings import installed_methods, settings_class
 from openclaw_slime.arguments import PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
