@@ -119,7 +119,16 @@ async def _serve(
     url = _url(listener)
     _start_trainer(settings, core, life, url, events.trainer_spoke)
 
-    app = served_app(settings, core, events, life, sessions=sessions, publisher=publisher, condition=condition)
+    app = served_app(
+        settings,
+        core,
+        events,
+        life,
+        sessions=sessions,
+        publisher=publisher,
+        condition=condition,
+        alert=alerts.raise_alert,
+    )
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()

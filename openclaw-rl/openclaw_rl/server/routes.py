@@ -18,6 +18,7 @@ from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
+from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import Started
 from openclaw_rl.web.auth import Keys
 from openclaw_rl.web.bodies import bounded
@@ -32,11 +33,12 @@ def served_app(
     sessions: Sessions,
     publisher: Publisher,
     condition: Condition,
+    alert: Alert,
 ) -> ASGIApp:
     chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
-    app.include_router(_trainer(core, events, life, publisher))
+    app.include_router(_trainer(core, events, life, publisher, alert))
     app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
@@ -63,7 +65,7 @@ def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
     )
 
 
-def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher) -> APIRouter:
+def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:
     def committed(_: int) -> None:
         for child in life.children:
             if child.name == TRAINER:
@@ -78,6 +80,7 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
         describe=publisher.pushes.describe,
         health=core.health,
         on_word=events.trainer_spoke.heard,
+        alert=alert,
     )
 
 

@@ -108,7 +108,7 @@ class TrainerLoop:
 
         log.info("step_started", lease=lease.lease_id, parent=lease.parent, samples=len(lease.samples))
         with self._timed("step_s"):
-            result = self._learner.step([body.to_sample() for body in lease.samples], between)
+            result = self._learner.step([body.to_sample() for body in lease.samples], between, lease.parent)
         if isinstance(result, NoStep):
             raise _NoStepMade(result)
         self._session.progress()

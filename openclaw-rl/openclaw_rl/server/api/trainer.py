@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -25,8 +26,10 @@ from starlette.requests import ClientDisconnect
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.weight_push import TrainerPushes
+from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import (
+    GAP_ALERT,
     Commit,
     Committed,
     Durable,
@@ -47,10 +50,14 @@ from openclaw_rl.trainer_protocol import (
 from openclaw_rl.types import DropReason, Lease
 from openclaw_rl.web.auth import Secret
 
+log = structlog.get_logger()
+
 Body = TypeVar("Body", bound=BaseModel)
 
 TRAINER = "trainer"
 """Name of the part in `Health` that is out of order while steps fail."""
+GAP = "log-probs"
+"""Name of the part in `Health` that is out of order while engine and trainer compute different log-probs."""
 
 _MAX_BODY = 64 << 20
 # A smaller batch becomes due by time alone, and no new sample wakes the waiting lease call then.
@@ -100,12 +107,13 @@ def build_trainer_router(
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
     health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
+    alert: Alert = log.error,
 ) -> APIRouter:
     """Return the routes of every trainer. Raises ValueError for an empty token.
 
     on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
     engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept. on_word: called at every request that has the token.
+    kept, and whether engine and trainer agree. on_word: called at every request that has the token.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
@@ -150,6 +158,7 @@ def build_trainer_router(
         if weight_version > newest:  # not a commit that the trainer repeats, because it missed the answer
             newest = weight_version
             observe_step(health, body.report.metrics)
+            observe_gap(health, alert, body.report.metrics, version=body.parent)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -176,6 +185,20 @@ def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
     parts = [metrics[name] for name in ("gradient_s", "optimizer_s") if name in metrics]
     if "step_s" in metrics or parts:
         health.step.observe(metrics.get("step_s", sum(parts)))
+
+
+def observe_gap(health: Health, alert: Alert, metrics: Mapping[str, float], *, version: int) -> None:
+    """Report engine and trainer as out of order while their log-probs of one version are far apart; alert once."""
+    gap = metrics.get("fresh_abs_log_ratio")
+    if gap is None:  # no token of this step was sampled by the version that it started from
+        return
+    if gap <= GAP_ALERT:
+        health.ok(GAP)
+        return
+    if not health.is_failing(GAP):
+        alert("log_probs_differ", version=version, nats_per_token=gap, limit=GAP_ALERT)
+    apart = f"engine and trainer differ by {gap:.3g} nats a token on the replies of version {version}"
+    health.failed(GAP, f"{apart}: they compute different models", at_once=True)
 
 
 async def _wait_for_lease(
