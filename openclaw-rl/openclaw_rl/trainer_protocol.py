@@ -169,7 +169,8 @@ class Manifest(_Body):
 GAP_ALERT = 0.15
 """Nats a token between the log-probs of engine and trainer, of the engine's own tokens on the trainer's version.
 
-The bound of the self-test (`publisher.self_test_tolerance`), because it is the same figure on real replies. Two fp32
+The default of the self-test's bound (`publisher.self_test_tolerance`), which the server takes for both: a quantised
+trainer needs a wider one. It is the same figure, on real replies instead of probes. Two fp32
 models differ by 1e-5 and two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or weights that
 did not arrive whole, made 0.4 to 0.7. At 0.15 the importance weights (mean e^0.15) still correct the step.
 """

@@ -49,6 +49,7 @@ from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.api.status import Condition
+from openclaw_rl.server.api.trainer import GapMonitor
 from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.server.events import ServerEvents
@@ -127,7 +128,7 @@ async def _serve(
         sessions=sessions,
         publisher=publisher,
         condition=condition,
-        alert=alerts.raise_alert,
+        gaps=GapMonitor(core.health, alerts.raise_alert, settings.publisher.self_test_tolerance),
     )
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()

@@ -107,17 +107,18 @@ def build_trainer_router(
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
     health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
-    alert: Alert = log.error,
+    gaps: "GapMonitor | None" = None,
 ) -> APIRouter:
     """Return the routes of every trainer. Raises ValueError for an empty token.
 
     on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
     engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept, and whether engine and trainer agree. on_word: called at every request that has the token.
+    kept. on_word: called at every request that has the token. gaps: learns how far engine and trainer are apart.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
     health = health or Health()
+    gaps = gaps or GapMonitor(health)
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
     newest = 0
@@ -158,7 +159,7 @@ def build_trainer_router(
         if weight_version > newest:  # not a commit that the trainer repeats, because it missed the answer
             newest = weight_version
             observe_step(health, body.report.metrics)
-            observe_gap(health, alert, body.report.metrics, version=body.parent)
+            gaps.observe(body.report.metrics, version=body.parent)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -187,18 +188,25 @@ def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
         health.step.observe(metrics.get("step_s", sum(parts)))
 
 
-def observe_gap(health: Health, alert: Alert, metrics: Mapping[str, float], *, version: int) -> None:
-    """Report engine and trainer as out of order while their log-probs of one version are far apart; alert once."""
-    gap = metrics.get("fresh_abs_log_ratio")
-    if gap is None:  # no token of this step was sampled by the version that it started from
-        return
-    if gap <= GAP_ALERT:
-        health.ok(GAP)
-        return
-    if not health.is_failing(GAP):
-        alert("log_probs_differ", version=version, nats_per_token=gap, limit=GAP_ALERT)
-    apart = f"engine and trainer differ by {gap:.3g} nats a token on the replies of version {version}"
-    health.failed(GAP, f"{apart}: they compute different models", at_once=True)
+class GapMonitor:
+    """Monitor of the distance between the log-probs of engine and trainer, which every trainer reports with a step."""
+
+    def __init__(self, health: Health, alert: Alert = log.error, limit: float = GAP_ALERT) -> None:
+        """limit: nats a token."""
+        self._health, self._alert, self._limit = health, alert, limit
+
+    def observe(self, metrics: Mapping[str, float], *, version: int) -> None:
+        """Put the part out of order while the step's distance is too large; alert once. version: the step's parent."""
+        gap = metrics.get("fresh_abs_log_ratio")
+        if gap is None:  # no token of this step was sampled by the version that it started from
+            return
+        if gap <= self._limit:
+            self._health.ok(GAP)
+            return
+        if not self._health.is_failing(GAP):
+            self._alert("log_probs_differ", version=version, nats_per_token=gap, limit=self._limit)
+        apart = f"engine and trainer differ by {gap:.3g} nats a token on the replies of version {version}"
+        self._health.failed(GAP, f"{apart}: they compute different models", at_once=True)
 
 
 async def _wait_for_lease(

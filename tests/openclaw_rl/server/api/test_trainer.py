@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
+from openclaw_rl.server.api.trainer import GapMonitor, LeaseWait, build_trainer_router
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import Health
@@ -36,7 +36,7 @@ class Api:
         self.app, self.health, self.words = FastAPI(), Health(), 0
         self.alerts: list[tuple[str, dict[str, Any]]] = []
         parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "health": self.health}
-        parts["alert"] = lambda event, **fields: self.alerts.append((event, fields))
+        parts["gaps"] = GapMonitor(self.health, lambda event, **fields: self.alerts.append((event, fields)))
         self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
