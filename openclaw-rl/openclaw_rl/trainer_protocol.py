@@ -10,7 +10,7 @@
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
-    POST /v1/trainer/start       → Started   no weights held: undurable versions are lost, their samples wait again
+    POST /v1/trainer/start       → Started   no weights held: versions whole on disk are durable, the others lost
     POST /v1/trainer/leased      → LeaseReply  a live lease again, for a rank of the trainer that did not take it
     POST /v1/trainer/push/begin  → {}        the gate passed it, the chats wait, the engine is idle: send the weights
     POST /v1/trainer/push/end    → {}        the engine has the weights (or not): it is tested, and the chats continue
@@ -223,6 +223,9 @@ class Failed(_Body):
 class Start(_Body):
     trainer: str
     """Name that the trainer leases under."""
+    whole_fences: list[int] = []
+    """Fences of leases whose versions this trainer holds whole on disk, also those that it could not report. They
+    become durable before the undurable versions are lost."""
 
 
 class Started(_Body):

@@ -6,11 +6,13 @@ Killed or failing at every point, it starts again; in the end every sample is in
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from toy_node import Killed, ToyMegatron, ToyServer
 
 from openclaw_rl.backoff import Backoff
@@ -83,8 +85,8 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, node_config: Callable[..., NodeConfig]) -> Iterator[Run]:
     server = ToyServer(tmp_path)
-    config = node_config("binary_rl").model_copy(update={"url": server.url})
-    yield Run(server, config.model_validate({**config.model_dump(), "token": "trainer-token"}), every=2)
+    config = node_config("combine").model_copy(update={"url": server.url, "token": SecretStr("trainer-token")})
+    yield Run(server, config, every=2)
     server.close()
 
 
@@ -123,6 +125,23 @@ def test_a_driver_that_ends_anywhere_loses_and_repeats_nothing(run: Run, point: 
     run.check(samples)
     lost = [v for v in run.server.do(run.server.ledger.versions()) if v.state is VersionState.LOST]
     assert len(lost) == (1 if point in ("generate", "train", "trained") else 2)
+
+
+@pytest.mark.parametrize("point", POINTS[:-2])
+def test_feedback_that_comes_between_the_steps_waits_again_after_a_crash(run: Run, point: str) -> None:
+    """People answer what serves now: nearly all samples are of versions that the crash loses."""
+    run.checkpoints = replace(run.checkpoints, every=100)
+    samples, (driver, megatron) = [], run.start()
+    for _ in range(6):
+        samples += run.samples(2)
+        driver.turn()
+    samples += run.samples(2)
+    megatron.dies_at = point
+    with pytest.raises(Killed):
+        driver.turn()
+    samples += run.samples(2)
+    run.finish()
+    run.check(samples)
 
 
 def test_steps_that_fail_again_and_again_are_a_problem_until_one_is_committed(run: Run) -> None:

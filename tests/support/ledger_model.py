@@ -111,6 +111,11 @@ class LedgerModel(RuleBasedStateMachine):
             version = self.versions[version].parent
         return found
 
+    def depth(self, number: int) -> int:
+        """Return the commits between the base and a version."""
+        version = self.versions[number]
+        return 0 if version.parent is None else self.depth(version.parent) + version.is_commit
+
     async def _serve(self, name: str, runs: tuple[VersionRun, ...], drop: DropReason | None) -> None:
         request = make_request(name, user="u", at=self.now)
         await serve_turn(self.ledger, request, make_turn(name, runs=runs, drop=drop, at=self.now))
@@ -196,12 +201,8 @@ class LedgerModel(RuleBasedStateMachine):
 
     def expected_batch(self, size: int, *, now: bool) -> list[str] | None:
         """Return the samples that the lease must have, and drop the unfit ones before them."""
-        path = self.path()
-        ages: dict[int, int] = {}
-        commits = 0
-        for version in path:
-            ages[version] = commits
-            commits += self.versions[version].is_commit
+        depths = {number: self.depth(number) for number in self.versions}
+        bad = {number for number, version in self.versions.items() if version.state in ("rejected", "rolled_back")}
         fit: dict[bool, list[str]] = {False: [], True: []}
         for name in sorted(self.turns, key=lambda name: self.turns[name].sampled_at):  # of equals, the older row
             turn = self.turns[name]
@@ -209,9 +210,9 @@ class LedgerModel(RuleBasedStateMachine):
                 continue
             if turn.is_demonstration:
                 fit[False].append(name)
-            elif not turn.versions <= set(path):
+            elif turn.versions & bad:
                 turn.state = "dropped.rolled_back"
-            elif ages[min(turn.versions)] > TRAINING.max_staleness:
+            elif depths[self.tip] - min(depths[version] for version in turn.versions) > TRAINING.max_staleness:
                 turn.state = "dropped.stale"
             else:
                 fit[turn.is_tool].append(name)

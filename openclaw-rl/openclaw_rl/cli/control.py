@@ -78,7 +78,8 @@ def feedback(
 @app.command(short_help="Go back to an earlier version.")
 def rollback(
     to: Annotated[
-        int | None, typer.Argument(help="Version to go back to. Default: the parent of the version that serves.")
+        int | None,
+        typer.Argument(help="Version to go back to. Default: the newest one before the serving one that has weights."),
     ] = None,
     requeue: Annotated[bool, typer.Option(help="Train the samples of the abandoned versions again.")] = False,
     config: ConfigOption = None,

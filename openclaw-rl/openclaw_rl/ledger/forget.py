@@ -222,15 +222,12 @@ def _plan(db: sqlite3.Connection, select: Callable[[sqlite3.Connection], Selecti
 def _untrained(db: sqlite3.Connection, trained: Collection[int]) -> int | None:
     """Return the newest version before all of these that a rollback can go to.
 
-    None: none of them is alive, and no rollback is needed. Raises LedgerError when there is no such version.
+    None: none of them is alive, and no rollback is needed. Raises LedgerError when only the base is left.
     """
     alive = [number for number in trained if versions.row(db, number)["state"] not in DEAD]
     if not alive:
         return None
-    target = lineage.rollback_target(db, min(alive) - 1)
-    if target is None:
-        raise LedgerError("no version before the session's can be gone back to")
-    return target
+    return lineage.way_back(db, min(alive) - 1)
 
 
 def _clear_probes(db: sqlite3.Connection, numbers: Collection[int]) -> None:

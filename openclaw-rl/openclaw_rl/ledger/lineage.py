@@ -1,13 +1,18 @@
 """Chain of versions: commits make it longer, rejections, rollbacks and losses cut it. Each is one transaction.
 
 The live versions (not rejected, rolled back or lost) are one chain from the base to the tip. `commit` makes it longer
-by one; `reject`, `rollback` and `lose_undurable` cut it and free the samples of the versions that they cut off. A lease
-that builds on such a version is revoked: its samples wait again, and its trainer gets the refusal at its next call.
+by one; `reject`, `rollback` and `lose_undurable` cut it and free the samples that the versions which they cut off
+trained. A lease that builds on such a version is revoked: its samples wait again, and its trainer gets the refusal at
+its next call.
+
+A lost version was good: the samples that it sampled stay valid (`staleness`), until a rollback goes back to before it
+or the version that it builds on is rejected. Then it is abandoned like the others.
 """
 
 import json
 import math
 import sqlite3
+from collections.abc import Collection
 from pathlib import PurePosixPath
 
 import orjson
@@ -86,13 +91,19 @@ class Lineage(LedgerPart):
         db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (weight_version,))
 
     @write
-    def lose_undurable(self, db: sqlite3.Connection, reason: str) -> Version | None:
+    def lose_undurable(
+        self, db: sqlite3.Connection, reason: str, *, whole_fences: Collection[int] = ()
+    ) -> Version | None:
         """Mark the versions after the last durable one LOST: the trainer crashed before it checkpointed them.
 
-        Their samples wait again. The durable weights continue under a new number, because the lost numbers have been
-        served, and caches and records know them. The new version serves if the durable or a lost version did; it is a
-        candidate if the durable one never passed the gate. None: no version was lost.
+        The samples that they trained wait again, and those that they sampled stay valid. The durable weights continue
+        under a new number, because the lost numbers have been served, and caches and records know them. The new version
+        serves if the durable or a lost version did; it is a candidate if the durable one never passed the gate. None:
+        no version was lost. A pin moves from a lost version to the new one.
+
+        whole_fences: leases whose versions the trainer holds whole on disk. Those on the chain become durable first.
         """
+        _keep_whole(db, whole_fences)
         at, kept = self._clock(), schema.get_int(db, "tip")
         while not (row := versions.row(db, kept))["durable"]:
             kept = row["parent"]
@@ -119,8 +130,11 @@ class Lineage(LedgerPart):
         )
         versions.insert(db, new, parent=row)
         if serves:  # else an older version serves, and continues to
-            _serve(db, new.number)
+            versions.serve(db, new.number)
+        pin = versions.read_pin(db)
         _cut(db, lost, new.number, reason, at=at)
+        if serves and pin in lost:  # the operator wants no version to be published, as before
+            schema.put(db, "pinned", new.number)
         return versions.read_version(db, new.number)
 
     @write
@@ -142,6 +156,12 @@ class Lineage(LedgerPart):
                 _free_samples(db, number, DropReason.GATE_REJECTED, f"version {n}", at=at)
             else:
                 _free_samples(db, number, None, f"version {n} was rejected", at=at)
+        condemned = set(rejected)
+        for number, below in versions.lost_after(db, parent):
+            if below in condemned:
+                condemned.add(number)
+                above = f"built on version {n}, which was rejected: {reason}"
+                move_version(db, number, VersionState.REJECTED, reason=above)
         schema.put(db, "rejections_in_a_row", schema.get_int(db, "rejections_in_a_row") + 1)
         _cut(db, rejected, parent, f"version {n} was rejected", at=at)
         return rejected
@@ -162,15 +182,40 @@ class Lineage(LedgerPart):
 
     @write
     def roll_back_behind(self, db: sqlite3.Connection, good: int) -> int:
-        """Roll back to the newest possible version up to `good` and return it; samples of later ones are dropped."""
-        target = rollback_target(db, good)
-        if target is None:
-            raise LedgerError(f"no version up to {good} can be gone back to")
+        """Roll back to the newest possible version up to `good` and return it; samples of later ones are dropped.
+
+        Raises LedgerError when only the base is left of what was learned up to `good`.
+        """
+        target = way_back(db, good)
         roll_back(db, target, requeue=False, at=self._clock())
         return target
 
+    @read
+    def way_back(self, db: sqlite3.Connection, good: int) -> int:
+        """Return the version that `roll_back_behind(good)` goes to. Raises LedgerError like it."""
+        return way_back(db, good)
+
 
 # For other transactions
+
+
+def way_back(db: sqlite3.Connection, good: int) -> int:
+    """Return the newest version up to `good` that a rollback can go to.
+
+    It passed the gate, its weights exist, and a trainer can continue from it. Raises LedgerError when that is the base
+    although `good` had learned: only an operator who names the base gives up all that was learned.
+    """
+    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
+    rows = db.execute(query, (good,))
+    target = next((row for row in rows if row["state"] in PASSED and versions.has_weights(row)), None)
+    if target is None:
+        raise LedgerError(f"no version up to {good} can be gone back to")
+    if target["depth"] == 0 < versions.row(db, good)["depth"]:
+        raise LedgerError(
+            f"of the versions up to {good} only the base still has weights: name version {target['weight_version']} to"
+            " give up all that was learned"
+        )
+    return int(target["weight_version"])
 
 
 def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> None:
@@ -187,21 +232,25 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
     for number in abandoned:
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
         _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)
-    _serve(db, to)
+    for number, _ in versions.lost_after(db, to):
+        move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
+    versions.serve(db, to)
     was_pinned = versions.read_pin(db) is not None
     _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
     if was_pinned:
         schema.put(db, "pinned", to)
 
 
-def rollback_target(db: sqlite3.Connection, at_most: int) -> int | None:
-    """Return the newest version up to `at_most` that a rollback can go to.
-
-    It passed the gate, its weights exist, and a trainer can continue from it.
-    """
-    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
-    rows = db.execute(query, (at_most,))
-    return next((r["weight_version"] for r in rows if r["state"] in PASSED and versions.has_weights(r)), None)
+def _keep_whole(db: sqlite3.Connection, fences: Collection[int]) -> None:
+    """Mark the versions of these leases durable, if they are on the chain: their trainer could not report them."""
+    for fence in fences:
+        found = db.execute(
+            "SELECT weight_version, version.state FROM lease JOIN version USING (lease_id) WHERE fence = ?"
+            " AND folder IS NOT NULL AND NOT durable",
+            (fence,),
+        ).fetchone()
+        if found is not None and found["state"] not in DEAD:
+            db.execute("UPDATE version SET durable = 1 WHERE weight_version = ?", (found["weight_version"],))
 
 
 def _check_manifest(step: Commit, parent: sqlite3.Row) -> None:
@@ -236,13 +285,6 @@ def _reasons(drop: dict[str, str]) -> dict[str, DropReason]:
         return {sample_id: DropReason(reason) for sample_id, reason in drop.items()}
     except ValueError as error:
         raise CommitRefused(f"no such drop reason: {error}") from error
-
-
-def _serve(db: sqlite3.Connection, n: int) -> None:
-    """Make `n` the serving version and retire the one before."""
-    if versions.row(db, n)["state"] != VersionState.SERVING:
-        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
-        move_version(db, n, VersionState.SERVING)
 
 
 def _free_samples(db: sqlite3.Connection, version: int, reason: DropReason | None, detail: str, *, at: float) -> None:

@@ -38,8 +38,11 @@ REVIVABLE = frozenset(
 )
 """Drop reasons of turns with sound tokens that lacked a usable answer. Feedback on such a turn supplies it."""
 
-DEAD = frozenset({_V.REJECTED, _V.ROLLED_BACK, _V.LOST})
-"""States of versions that are no ancestor of the tip."""
+ABANDONED = frozenset({_V.REJECTED, _V.ROLLED_BACK})
+"""States of versions that were found bad. A sample with one token of such a version is never trained on."""
+
+DEAD = ABANDONED | {_V.LOST}
+"""States of versions that are no ancestor of the tip. A lost version was good: only its file is gone."""
 
 PASSED = frozenset({_V.SERVING, _V.RETIRED, _V.SUPERSEDED})
 """States of versions that passed the gate and were decided on: a rollback may go to them."""
@@ -54,7 +57,7 @@ VERSION_MOVES: dict[VersionState, frozenset[VersionState]] = {
     _V.SUPERSEDED: DEAD | {_V.LOADING, _V.SERVING},
     _V.REJECTED: frozenset(),
     _V.ROLLED_BACK: frozenset(),
-    _V.LOST: frozenset(),
+    _V.LOST: ABANDONED,  # the version under it was rejected, or a rollback went back to before it
 }
 
 

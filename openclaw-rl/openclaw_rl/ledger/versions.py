@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import schema
 from openclaw_rl.ledger.blobs import unpack_bytes
-from openclaw_rl.ledger.states import DEAD, PASSED, move_version
+from openclaw_rl.ledger.states import ABANDONED, DEAD, PASSED, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.trainer_protocol import Tip
 from openclaw_rl.types import StepReport, Version, VersionState, WeightKind
@@ -49,7 +49,7 @@ class Versions(LedgerPart):
     def tip(self, db: sqlite3.Connection) -> Tip:
         """Return the version to train from."""
         found = row(db, schema.get_int(db, "tip"))
-        still_needed = needed(db, newest=0)
+        still_needed = fallbacks(db)
         return Tip(
             weight_version=found["weight_version"],
             kind=found["kind"],
@@ -111,15 +111,22 @@ class Versions(LedgerPart):
         return read_pin(db)
 
     @read
-    def check_pinnable(self, db: sqlite3.Connection, n: int) -> None:
-        """Raise the LedgerError that `set_pin` would, before the publisher loads weights for it."""
+    def check_can_serve(self, db: sqlite3.Connection, n: int) -> None:
+        """Raise LedgerError if the publisher cannot serve `n` again: it is dead, has no weights, or passed no gate."""
         _check_pinnable(db, n)
+        if (state := row(db, n)["state"]) not in PASSED:
+            raise LedgerError(f"version {n} is {state}: only a version that passed the gate can be pinned")
 
     @write
-    def set_pin(self, db: sqlite3.Connection, n: int | None) -> None:
-        """Pin a version for the publisher, or remove the pin; training continues from the tip."""
+    def set_pin(self, db: sqlite3.Connection, n: int | None, *, serves: bool = False) -> None:
+        """Pin a version for the publisher, or remove the pin; training continues from the tip.
+
+        serves: the engine serves `n` already, and the ledger names it as the serving version in the same transaction.
+        """
         if n is not None:
             _check_pinnable(db, n)
+            if serves:
+                serve(db, n)
         schema.put(db, "pinned", n)
 
     @read
@@ -135,7 +142,7 @@ class Versions(LedgerPart):
 
     @read
     def needed_versions(self, db: sqlite3.Connection, newest: int) -> frozenset[int]:
-        """Return the versions whose files must stay, among them the `newest` that passed the gate."""
+        """Return the versions whose files must stay, among them the `newest` with weights that passed the gate."""
         return needed(db, newest)
 
     @write
@@ -204,19 +211,26 @@ def serving(db: sqlite3.Connection) -> int:
     return int(number)
 
 
+def serve(db: sqlite3.Connection, n: int) -> None:
+    """Make `n` the serving version and retire the one before."""
+    if row(db, n)["state"] != VersionState.SERVING:
+        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+        move_version(db, n, VersionState.SERVING)
+
+
 def read_pin(db: sqlite3.Connection) -> int | None:
     found = schema.get_text(db, "pinned")
     return None if found is None else int(found)
 
 
-def depth(db: sqlite3.Connection, n: int) -> int | None:
-    """Return the commits between the base and a version on the chain; None for a dead version.
+def sound_depth(db: sqlite3.Connection, n: int) -> int | None:
+    """Return the commits between the base and a version, also a lost one; None for an abandoned version.
 
     A version that serves old weights under a new number is no commit.
     """
-    marks = ",".join("?" * len(DEAD))
+    marks = ",".join("?" * len(ABANDONED))
     query = f"SELECT depth FROM version WHERE weight_version = ? AND state NOT IN ({marks})"
-    found = db.execute(query, (n, *map(str, DEAD))).fetchone()
+    found = db.execute(query, (n, *map(str, ABANDONED))).fetchone()
     return None if found is None else int(found[0])
 
 
@@ -227,46 +241,77 @@ def after(db: sqlite3.Connection, n: int) -> list[int]:
     return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
 
 
+def lost_after(db: sqlite3.Connection, n: int) -> list[tuple[int, int]]:
+    """Return the lost versions after `n` with their parents, oldest first."""
+    query = "SELECT weight_version, parent FROM version WHERE weight_version > ? AND state = 'lost' ORDER BY 1"
+    return [(number, parent) for number, parent in db.execute(query, (n,))]
+
+
 def has_weights(row: sqlite3.Row) -> bool:
-    """Return False once the weights were pruned. The base has no file and needs none."""
-    return row["folder"] is not None or row["weights_file"] is None
+    """Return True if the weights of a version are on disk. The base has no file and needs none.
+
+    Full weights that are not durable have the name of a folder that may never be written: only their trainer has them.
+    """
+    is_written = row["durable"] or row["kind"] == WeightKind.LORA
+    return row["weights_file"] is None or (row["folder"] is not None and bool(is_written))
 
 
 def check_has_weights(row: sqlite3.Row) -> None:
-    if not has_weights(row):
-        raise LedgerError(f"the weights of version {row['weight_version']} were deleted (publisher.keep_versions)")
+    if has_weights(row):
+        return
+    if row["folder"] is not None:
+        raise LedgerError(f"version {row['weight_version']} was never checkpointed: only its trainer has the weights")
+    raise LedgerError(f"the weights of version {row['weight_version']} were deleted (publisher.keep_versions)")
 
 
 def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
-    """Return the versions whose files must stay.
+    """Return the versions whose files must stay: those of `fallbacks`, and for a rollback those of `_ways_back`."""
+    return fallbacks(db) | _ways_back(db, newest)
 
-    They are the serving, the pinned and the tip version; those that a rejection, or a trainer that lost its
-    uncheckpointed versions, falls back to; and for a rollback the `newest` that passed the gate.
+
+def fallbacks(db: sqlite3.Connection) -> frozenset[int]:
+    """Return the serving, the pinned and the tip version, and those that may become the tip without a rollback.
+
+    A rejection, or a trainer that lost its uncheckpointed versions, falls back to them.
     """
-    query = "SELECT weight_version, state, durable, folder, weights_file FROM version ORDER BY weight_version DESC"
-    chain: list[int] = []
-    passed: list[int] = []
-    is_durable = False
+    query = (
+        "SELECT weight_version, state, durable, kind, folder, weights_file FROM version ORDER BY weight_version DESC"
+    )
+    pin = read_pin(db)
+    found = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
+    is_durable = has_passed = False
     for row in db.execute(query):  # newest first, and no further than needed
-        if is_durable and len(passed) >= max(newest, 1):
-            break
         if row["state"] in DEAD:
             continue
-        if not (is_durable and passed):
-            chain.append(row["weight_version"])
-        if row["state"] in PASSED and has_weights(row):
-            passed.append(row["weight_version"])
+        found.add(row["weight_version"])
         is_durable = is_durable or bool(row["durable"])
-    pin = read_pin(db)
-    always = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
-    return frozenset({*always, *chain, *passed[:newest]})
+        has_passed = has_passed or (row["state"] in PASSED and has_weights(row))
+        if is_durable and has_passed:
+            break
+    return frozenset(found)
+
+
+def _ways_back(db: sqlite3.Connection, newest: int) -> frozenset[int]:
+    """Return the versions that stay for a rollback. All of them passed the gate and have weights.
+
+    They are the `newest`, and for each k the first version of 2^k or more commits: so a rollback that reaches behind
+    the newest ones still finds learned weights. `newest` = 0: none.
+    """
+    columns = "SELECT weight_version, depth, state, durable, kind, folder, weights_file FROM version"
+    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL").fetchall()]
+    found = sorted((r["weight_version"], r["depth"]) for r in rows if r["state"] in PASSED and has_weights(r))
+    first: dict[int, int] = {}
+    for number, depth in found:
+        first.setdefault(int(depth).bit_length(), number)
+    return frozenset({number for number, _ in found[-newest:]} | set(first.values())) if newest else frozenset()
 
 
 def _check_pinnable(db: sqlite3.Connection, n: int) -> None:
     found = row(db, n)
     if found["state"] in DEAD:
         raise LedgerError(f"version {n} is {found['state']} and cannot be pinned")
-    check_has_weights(found)
+    if found["state"] != VersionState.SERVING:  # the engine has the weights of that one
+        check_has_weights(found)
 
 
 def _folders(db: sqlite3.Connection) -> dict[int, str]:

@@ -10,7 +10,8 @@ Leaves to others: one version's way to serving (`publication`), the engine's ver
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -112,15 +113,16 @@ class Publisher:
     async def pin(self, weight_version: int | None) -> None:
         """Serve this version and stop publishing; None: go on publishing.
 
-        Raises LedgerError when the version never passed the gate, and EngineError. The pin is then unchanged.
+        The version that serves is pinned where it is. Another one must have passed the gate and have weights: else the
+        call raises LedgerError. Raises EngineError when the engine does not take it. The ledger is then unchanged.
         """
-        if weight_version is None:
-            await self._ledger.set_pin(None)
-        else:
-            async with self._swap:
-                await self._ledger.check_pinnable(weight_version)
-                await self._serve_again(await self._ledger.version(weight_version))
+        async with self._swap:
+            if weight_version in (None, await self._ledger.serving_version()):
                 await self._ledger.set_pin(weight_version)
+            else:
+                await self._ledger.check_can_serve(weight_version)
+                version = await self._ledger.version(weight_version)
+                await self._serve_again(version, partial(self._ledger.set_pin, weight_version, serves=True))
         self.wake()
 
     async def follow(self) -> None:
@@ -181,14 +183,22 @@ class Publisher:
             )
             passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
             if passed and has_room and not is_remote_only(tip):
-                await self._serve_again(tip)
+                number = tip.weight_version
+                await self._serve_again(tip, partial(self._ledger.set_version_state, number, VersionState.SERVING))
                 log.info("serving", weight_version=tip.weight_version)
 
-    async def _serve_again(self, version: Version) -> None:
-        """Serve a version that passed the gate before. Raises LedgerError if it did not."""
-        await self._adapters.load(version)
-        await self._ledger.set_version_state(version.weight_version, VersionState.SERVING)
+    async def _serve_again(self, version: Version, record: Callable[[], Awaitable[None]]) -> None:
+        """Serve a version that passed the gate before, then `record` it in the ledger.
+
+        The ledger never names a version that the engine did not take. If `record` fails, `run` serves the version that
+        the ledger names.
+        """
         await self._policy.serve(version)
+        try:
+            await record()
+        except LedgerError:
+            self.wake()
+            raise
 
     # -- which versions stay -------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 It groups the verdicts of user turns by the version that sampled them. A tool's result says more of the tool than of the
 policy, so tool turns are left out. `find_drop` tests the verdicts for a fall. On a fall the ledger goes back to the
-last version before it, and the trainer then loads that version's optimizer state. The samples of the abandoned versions
-are dropped, because the same method turned them into the fall.
+newest version before it whose weights exist, and the trainer then loads that version's optimizer state. The samples of
+the abandoned versions are dropped, because the same method turned them into the fall. The monitor never gives up all
+that was learned: when only the base is left before the fall, it raises an alert and pauses learning.
 
 Verdicts after the rollback belong to a new version number, so the next finding needs `min_turns` new verdicts: that is
 the cooldown. After `pause_after` rollbacks learning pauses until the operator resumes it.
@@ -43,6 +44,8 @@ class RegressionMonitor:
         self._seen: list[tuple[int, int]] = []
         self.falls = 0
         """Automatic rollbacks since the start."""
+        self._no_way_back: int | None = None
+        """The last version before the fall that could not be rolled back."""
 
     async def run(self) -> None:
         """Test new verdicts every few seconds, forever. The server's task group owns this task."""
@@ -61,12 +64,12 @@ class RegressionMonitor:
             verdicts == self._seen or await self._ledger.pinned() is not None
         ):  # the operator who pins a version decides alone
             return None
-        self._seen = verdicts
         fall = await asyncio.to_thread(
             find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
         )
         if fall is not None:
             await self._go_back(fall)
+        self._seen = verdicts  # last: a fall that the ledger could not take is found again
         return fall
 
     async def _go_back(self, fall: "VerdictDrop") -> None:
@@ -74,8 +77,14 @@ class RegressionMonitor:
         turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
         try:
             to = await self._ledger.roll_back_behind(fall.good)
+        except LedgerUnavailable:
+            raise
         except LedgerError as error:
-            self._alerts.raise_alert("verdicts_fall", reason=str(error), **figures, **turns)
+            if self._no_way_back != fall.good:  # each later verdict finds the same fall: the operator knows of it
+                await self._ledger.set_learning(False)
+                self._no_way_back = fall.good
+                self._alerts.raise_alert("verdicts_fall", reason=str(error), good=fall.good, **figures, **turns)
+                self._alerts.raise_alert("learning_paused", reason=str(error), resume="openclaw-rl learning resume")
             return
         self.falls += 1
         self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)

@@ -18,7 +18,7 @@ from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
-from openclaw_rl.trainer_protocol import Started
+from openclaw_rl.trainer_protocol import Start, Started
 from openclaw_rl.web.auth import Keys
 from openclaw_rl.web.bodies import bounded
 
@@ -86,10 +86,10 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
 def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Publisher) -> APIRouter:
     ledger, pushes = core.ledger, publisher.pushes
 
-    async def trainer_started(name: str) -> Started:
+    async def trainer_started(start: Start) -> Started:
         pushes.give_up("its trainer was started again")
-        await ledger.revoke(trainer=name, reason="its trainer was started again")
-        await ledger.lose_undurable("its trainer was started again")
+        await ledger.revoke(trainer=start.trainer, reason="its trainer was started again")
+        await ledger.lose_undurable("its trainer was started again", whole_fences=start.whole_fences)
         publisher.wake()
         events.lease_wait.samples_came()
         tip = await pushes.describe(await ledger.tip())

@@ -26,8 +26,9 @@ class PublisherSettings(Branch):
     max_canary_drop: float = Field(default=0.5, gt=0)
     """Largest loss of those replies' mean log-prob per token against the base, in nats."""
     keep_versions: int = Field(default=20, ge=1)
-    """Versions that passed the gate whose weights stay on disk for a rollback. The version that serves, a pinned one,
-    the tip and the fallbacks stay too; the publisher deletes all others."""
+    """Versions that passed the gate and have weights, of which the newest stay on disk for a rollback. Of the older
+    ones the first of each power of two of commits stays. So do the version that serves, a pinned one, the tip and the
+    fallbacks; the publisher deletes all others."""
     max_versions: int = Field(default=3, ge=2)
     """Policy versions an engine serves at once. A newer one waits, and supersedes the version that waits."""
     prewarm_sessions: int = Field(default=1, ge=0)

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -113,12 +113,13 @@ class TrainerClient:
         """Report that a step failed. The server shows the reason in `/healthz`."""
         self._post("failed", Failed(trainer=trainer, reason=reason[:1000]))
 
-    def start(self, trainer: str) -> Started:
+    def start(self, trainer: str, whole_fences: Iterable[int] = ()) -> Started:
         """Report that this trainer holds no weights, and return what it has to load.
 
-        The server marks versions that were not durable as lost.
+        whole_fences: of the versions that it holds whole on disk. The server marks these as durable, and then the
+        undurable versions as lost.
         """
-        return self._call("start", Start(trainer=trainer), Started)
+        return self._call("start", Start(trainer=trainer, whole_fences=list(whole_fences)), Started)
 
     def leased(self, fence: int) -> LeaseBody:
         """Return a live lease again. Raises CommitRefused when the lease is over."""

@@ -112,7 +112,8 @@ class Drive:
         for state in _STATES:
             await self._timed("version state", ledger.set_version_state(number, state))
         self._serving = number
-        for old in [n for n in await ledger.version_folders() if n < number - KEPT]:
+        needed = await ledger.needed_versions(KEPT)
+        for old in [n for n in await ledger.version_folders() if n < number - KEPT and n not in needed]:
             await self._timed("prune weights", ledger.prune_weights(old, KEPT))
 
     async def _judge(self, request: Request, turn: Turn, is_tool: bool) -> None:

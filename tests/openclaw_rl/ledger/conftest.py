@@ -21,7 +21,6 @@ from openclaw_rl.types import (
     Verdict,
     VersionRun,
     VersionState,
-    WeightKind,
 )
 
 IDENTITY = Identity(base_hash="base-1", tokenizer_hash="tokenizer-1", model_name="tiny")
@@ -91,7 +90,8 @@ class Driver:
         probe: Probe | None = None,
     ) -> int:
         folder = folder or f"versions/{lease.lease_id}"
-        manifest = Manifest(folder=folder, kind=WeightKind.LORA, base_hash=base_hash, sha256=f"sha-{lease.fence}")
+        kind = (await self.ledger.tip()).kind
+        manifest = Manifest(folder=folder, kind=kind, base_hash=base_hash, sha256=f"sha-{lease.fence}")
         probe = probe or Probe(prompt_ids=[1], response_ids=[2], log_probs=[-1.0], parent_log_probs=[-1.5])
         return await self.ledger.commit(
             Commit(

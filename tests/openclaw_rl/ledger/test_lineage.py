@@ -276,3 +276,83 @@ async def test_a_durable_commit_keeps_what_was_before_it(ledger, driver):
     await driver.step(durable=False)
     await driver.step(durable=True)
     assert await ledger.lose_undurable("crash") is None
+
+
+async def test_what_a_lost_version_sampled_stays_valid_until_a_rollback_goes_behind_it(ledger, driver):
+    await driver.step()
+    await driver.serve(1)
+    _, (by_1,) = await driver.step(version=1, durable=False)
+    await driver.serve(2)
+    _, (by_2,) = await driver.step(version=2, durable=False)
+    await driver.serve(3)
+    waiting = await driver.sampled(version=3)
+    unjudged, unanswered = await driver.paired(version=3), await driver.served(version=3)
+    assert (await ledger.lose_undurable("crash")).weight_version == 4
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [by_1, by_2, waiting]
+    await ledger.release(lease.lease_id, lease.fence, reason="x")
+    assert [await driver.state(turn) for turn in (unjudged, unanswered)] == ["paired", "served"]
+    await ledger.rollback(1, requeue=False)  # version 1 is before the lost ones
+    assert await states(ledger) == ["retired", "serving", "rolled_back", "rolled_back", "rolled_back"]
+    lease = await ledger.lease(trainer="a", now=True)
+    assert [sample.sample_id for sample in lease.samples] == [by_1]
+    assert [await driver.state(turn) for turn in (by_2, waiting)] == ["dropped.rolled_back"] * 2
+    assert await ledger.audit() == []
+
+
+async def test_the_age_of_what_a_lost_version_sampled_is_its_depth_against_the_tips(ledger, driver):
+    """max_staleness is 2, and the lost version was one commit deep: its samples are good for tips of 0 to 3 commits."""
+    _, (trained_by_lost,) = await driver.step(durable=False)
+    await driver.serve(1)
+    await ledger.lose_undurable("crash")
+    waiting = [await driver.sampled(version=1) for _ in range(5)]
+    for turn in (trained_by_lost, *waiting[:3]):
+        lease = await ledger.lease(trainer="a", n=1)
+        assert [sample.sample_id for sample in lease.samples] == [turn]
+        await driver.commit(lease)
+    assert await ledger.lease(trainer="a", n=1) is None
+    assert [await driver.state(turn) for turn in waiting[3:]] == ["dropped.stale"] * 2
+
+
+async def test_a_lost_version_on_a_rejected_one_is_rejected_with_it(ledger, driver):
+    await driver.step()
+    await driver.step(durable=False)
+    await ledger.lose_undurable("crash")
+    await ledger.reject(1, "KL")
+    assert await states(ledger) == ["serving", "rejected", "rejected", "rejected"]
+    assert (await ledger.version(2)).reason == "built on version 1, which was rejected: KL"
+    assert await ledger.audit() == []
+
+
+async def test_a_pin_on_a_lost_version_moves_to_what_serves_in_its_place(ledger, driver):
+    await driver.step(durable=False)
+    await driver.serve(1)
+    await ledger.set_pin(1)
+    await ledger.lose_undurable("crash")
+    assert (await ledger.pinned(), await ledger.serving_version()) == (2, 2)
+
+
+async def test_versions_that_the_trainer_holds_whole_are_durable_before_the_others_are_lost(ledger, driver):
+    """The server was away when the trainer wrote its last checkpoint, so no call made the version durable."""
+    fences = []
+    for version in range(3):
+        await driver.sampled(version=version)
+        lease = await ledger.lease(trainer="a", now=True)
+        fences.append(lease.fence)
+        await driver.serve(await driver.commit(lease, durable=False))
+    kept = await ledger.lose_undurable("crash", whole_fences=[*fences[:2], 99])
+    assert (kept.weight_version, kept.same_weights_as) == (4, 2)
+    assert await states(ledger) == ["retired", "retired", "retired", "lost", "serving"]
+    assert [version.durable for version in await ledger.versions()] == [True, True, True, False, True]
+    assert await ledger.lose_undurable("again", whole_fences=fences) is None  # what is lost stays lost
+    assert not (await ledger.version(3)).durable
+    assert await ledger.audit() == []
+
+
+async def test_no_trainer_brings_a_version_back_that_was_rolled_back(ledger, driver):
+    await driver.sampled()
+    lease = await ledger.lease(trainer="a", now=True)
+    await driver.serve(await driver.commit(lease, durable=False))
+    await ledger.rollback(0, requeue=True)
+    assert await ledger.lose_undurable("crash", whole_fences=[lease.fence]) is None
+    assert (await ledger.tip()).weight_version == 0

@@ -171,6 +171,11 @@ class LedgerMachine(LedgerModel):
         for n in above:
             self.versions[n].state = "rejected"
             self.free(n, "dropped.gate_rejected" if n == number else "sampled")
+        condemned = set(above)
+        for n, version in self.versions.items():
+            if version.state == "lost" and version.parent in condemned:
+                version.state = "rejected"
+                condemned.add(n)
         self.cut(set(above), parent)
 
     @rule(requeue=st.booleans())
@@ -186,6 +191,9 @@ class LedgerMachine(LedgerModel):
         for n in after:
             self.versions[n].state = "rolled_back"
             self.free(n, "sampled" if requeue else "dropped.rolled_back")
+        for n, version in self.versions.items():
+            if version.state == "lost" and n > to:
+                version.state = "rolled_back"
         self.serve(to)
         self.cut(set(after), to)
 

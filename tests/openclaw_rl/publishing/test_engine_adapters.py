@@ -63,13 +63,13 @@ async def test_an_adapter_that_another_run_left_under_that_name_is_replaced(worl
 @pytest.mark.parametrize("world", [{"keep_versions": 2}], indirect=True)
 async def test_what_is_remembered_of_versions_ends_with_their_weights(world: World) -> None:
     for number in range(1, 7):
-        assert await world.commit(sampled_by=world.serving.current, has_ema=number == 2) == number
+        assert await world.commit(sampled_by=world.serving.current, has_ema=number == 3) == number
         await publish(world, number)
 
     async def is_pruned() -> bool:
-        return len(await world.ledger.version_folders()) == 2
+        return len(await world.ledger.version_folders()) == 5
 
     await until(is_pruned)
     async with world.publisher._swap:  # the pruning is over
-        assert set(world.publisher._adapters._ours) == {"policy-v5", "policy-v6"}
+        assert set(world.publisher._adapters._ours) == {f"policy-v{number}" for number in (1, 2, 4, 5, 6)}
     assert set(world.serving._lora_paths) <= {0}

@@ -6,7 +6,7 @@ import pytest
 from publishing import Speechless, World, publish, until
 
 from openclaw_rl.engines.admission import VersionAdmission
-from openclaw_rl.errors import EngineGone, LedgerError
+from openclaw_rl.errors import EngineError, EngineGone, LedgerError, LedgerUnavailable
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
@@ -68,6 +68,41 @@ async def test_a_candidate_that_never_passed_the_gate_cannot_be_pinned_into_serv
         await world.publisher.pin(number)
     assert world.serving.current == 0
     assert await world.ledger.pinned() == 0
+
+
+async def test_the_ledger_names_a_pinned_version_only_after_the_engine_serves_it(full_world: World) -> None:
+    """An engine that fails once must not bring the version into service later, unpinned."""
+    world = full_world
+    first = await world.commit_full()
+    await publish(world, first)
+    second = await world.commit_full()
+    await publish(world, second)
+    world.engine.go_down()
+    with pytest.raises(EngineError):
+        await world.publisher.pin(first)
+    assert (await world.ledger.serving_version(), await world.ledger.pinned()) == (second, None)
+    world.engine.come_up()
+    await world.publisher.restore()
+    assert world.serving.current == second
+    await world.publisher.pin(first)
+    assert (world.serving.current, await world.ledger.serving_version(), await world.ledger.pinned()) == (first,) * 3
+
+
+async def test_a_pin_that_the_ledger_cannot_take_is_undone_on_the_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+
+    async def no_room(*args: object, **kwargs: object) -> None:
+        raise LedgerUnavailable("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.ledger, "set_pin", no_room)
+        with pytest.raises(LedgerUnavailable):
+            await world.publisher.pin(0)
+    await publish(world, first)
+    assert await world.ledger.pinned() is None
 
 
 async def test_a_version_that_was_gone_back_from_is_refused_as_such_whether_or_not_its_weights_are_there(

@@ -106,16 +106,16 @@ async def test_the_folders_of_versions_that_nothing_asks_for_go_and_their_rows_s
         tmp_path / "ledger.sqlite3", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
     )
     try:
-        for number in range(1, 7):
+        for number in range(1, 9):
             await served(ledger, tmp_path, number)
         named = [row.folder for row in await ledger.versions()]
-        assert await prune(ledger, tmp_path, newest=2, in_use={3}) == [1, 2, 4]
-        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (3, 5, 6)}
+        assert await prune(ledger, tmp_path, newest=2, in_use={3}) == [5, 6]
+        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (1, 2, 3, 4, 7, 8)}
         rows = await ledger.versions()
-        assert [row.folder for row in rows] == [None, None, None, named[3], None, named[5], named[6]]
+        assert [row.folder for row in rows] == [*named[:5], None, None, named[7], named[8]]
         assert await prune(ledger, tmp_path, newest=2, in_use={3}) == []
         assert await prune(ledger, tmp_path, newest=2, in_use=()) == [3]
         await tidy(ledger, tmp_path / "versions")  # as at the next start
-        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (5, 6)}
+        assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (1, 2, 4, 7, 8)}
     finally:
         await ledger.aclose()

@@ -16,7 +16,7 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import EngineError, LedgerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.binary_rl import BinarySettings
@@ -28,7 +28,7 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.trainer_protocol import Probe, Started
+from openclaw_rl.trainer_protocol import Probe, Start, Started
 from openclaw_rl.types import (
     NextState,
     Request,
@@ -62,10 +62,10 @@ class World:
             self.engine, self.serving, self.publisher.restore, is_in_place=self.publisher.is_in_place, poll_s=0.02
         )
 
-        async def on_start(name: str) -> Started:
+        async def on_start(start: Start) -> Started:
             self.pushes.give_up("started")
-            await ledger.revoke(trainer=name, reason="started")
-            await ledger.lose_undurable("started")
+            await ledger.revoke(trainer=start.trainer, reason="started")
+            await ledger.lose_undurable("started", whole_fences=start.whole_fences)
             self.publisher.wake()
             return Started(
                 tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings()
@@ -272,6 +272,30 @@ async def test_a_trainer_that_starts_again_loses_what_was_not_durable(world: Wor
     assert await world.state(lost) is VersionState.LOST
     await until(lambda: world.serving.current == lost + 1)  # from its folder, without the trainer
     assert (await world.ledger.counts())["sampled"] == 1  # the lost version's sample waits again
+
+
+async def test_a_trainer_that_starts_again_keeps_what_it_holds_whole(world: World) -> None:
+    kept = await world.commit()
+    fence = (await world.ledger.version(kept)).lease_id.split("-")[1]  # type: ignore[union-attr]
+    lost = await world.commit()
+    started = await world.call("start", {"trainer": "node", "whole_fences": [int(fence)]})
+    assert (started["tip"]["weight_version"], started["tip"]["folder"]) == (lost + 1, f"versions/full-{kept}")
+    assert (await world.ledger.version(kept)).durable
+    assert await world.state(lost) is VersionState.LOST
+
+
+async def test_what_serves_is_pinned_where_it_is_and_no_version_without_weights_is(world: World) -> None:
+    first = await world.commit()
+    await world.push(first)
+    second = await world.commit()
+    await world.push(second)
+    await world.publisher.pin(second)  # its trainer alone has the weights, and the engine
+    assert (await world.ledger.pinned(), await world.ledger.serving_version()) == (second, second)
+    await world.publisher.pin(None)
+    with pytest.raises(LedgerError, match=f"version {first} was never checkpointed: only its trainer has the weights"):
+        await world.publisher.pin(first)
+    assert (await world.ledger.pinned(), await world.ledger.serving_version()) == (None, second)
+    assert (world.serving.current, world.engine.weight_version) == (second, second)
 
 
 async def test_weights_that_are_not_the_trainers_are_refused_and_what_served_is_restored(world: World) -> None:

@@ -2,12 +2,16 @@
 
 import random
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.server.regression import find_drop
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.server.regression import RegressionMonitor, find_drop
+from openclaw_rl.settings import WatchSettings
 
 
 def run(*stretches: tuple[range, float], seed: int = 0, per_version: int = 8) -> list[tuple[int, int]]:
@@ -100,3 +104,45 @@ def test_a_look_takes_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2**20
+
+
+class FallenLedger:
+    """Verdicts that fell after version 5, and no learned weights before it."""
+
+    def __init__(self) -> None:
+        self.verdicts = [(5, 1)] * 60 + [(6, -1)] * 60
+        self.is_learning, self.is_away = True, False
+
+    async def user_verdicts(self, *, limit: int) -> list[tuple[int, int]]:
+        return self.verdicts[-limit:]
+
+    async def pinned(self) -> None:
+        return None
+
+    async def roll_back_behind(self, good: int) -> int:
+        if self.is_away:
+            raise LedgerUnavailable("the disk is full")
+        raise LedgerError(f"of the versions up to {good} only the base still has weights")
+
+    async def set_learning(self, on: bool) -> None:
+        self.is_learning = on
+
+
+async def test_where_only_the_base_is_left_the_monitor_alerts_once_and_pauses_learning() -> None:
+    ledger, raised = FallenLedger(), []
+    alerts: Any = SimpleNamespace(raise_alert=lambda event, **fields: raised.append((event, fields["reason"])))
+    monitor = RegressionMonitor(ledger, SimpleNamespace(), WatchSettings(), alerts)  # type: ignore[arg-type]
+    ledger.is_away = True
+    with pytest.raises(LedgerUnavailable):
+        await monitor.look()
+    assert (ledger.is_learning, raised) == (True, [])
+    ledger.is_away = False
+    assert await monitor.look() is not None
+    why = "of the versions up to 5 only the base still has weights"
+    assert raised == [("verdicts_fall", why), ("learning_paused", why)]
+    assert not ledger.is_learning
+    assert monitor.falls == 0
+    ledger.is_learning = True  # the operator resumes: later verdicts find the same fall
+    ledger.verdicts.append((6, -1))
+    assert await monitor.look() is not None
+    assert (ledger.is_learning, len(raised)) == (True, 2)

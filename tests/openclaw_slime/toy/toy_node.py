@@ -27,7 +27,7 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.trainer_protocol import Started, Tip
+from openclaw_rl.trainer_protocol import Start, Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import (
     NextState,
@@ -99,10 +99,10 @@ class ToyServer:
             self.engine, self.serving, publisher.restore, is_in_place=publisher.is_in_place, poll_s=0.02
         )
 
-        async def on_start(name: str) -> Started:
+        async def on_start(start: Start) -> Started:
             pushes.give_up("started again")
-            await self.ledger.revoke(trainer=name, reason="started again")
-            await self.ledger.lose_undurable("started again")
+            await self.ledger.revoke(trainer=start.trainer, reason="started again")
+            await self.ledger.lose_undurable("started again", whole_fences=start.whole_fences)
             publisher.wake()
             tip = await pushes.describe(await self.ledger.tip())
             return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings())

@@ -29,7 +29,7 @@ class _Body(BaseModel):
 
 class Rollback(_Body):
     to: int | None = Field(default=None, ge=0)
-    """Version to go back to; None: the parent of the version that serves."""
+    """Version to go back to; None: the newest one before the version that serves whose weights exist."""
     requeue: bool = False
     """Let the samples of the abandoned versions wait for a batch again."""
 
@@ -85,11 +85,12 @@ def add_control_routes(guarded: APIRouter, condition: Condition, controls: Contr
     async def rollback(body: Rollback) -> JSONResponse:
         to = body.to
         if to is None:
-            to = (await ledger.version(condition.serving.current)).parent
-            if to is None:
+            parent = (await ledger.version(condition.serving.current)).parent
+            if parent is None:
                 raise RequestError(
                     "the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back"
                 )
+            to = await ledger.way_back(parent)
         await known_version(controls.ledger, to)
         await ledger.rollback(to, requeue=body.requeue)
         await publisher.follow()

@@ -317,17 +317,17 @@ def _error(status: int, code: str, message: str) -> JSONResponse:
 
 
 def build_push_router(
-    ledger: Ledger, *, token: str, pushes: TrainerPushes, on_start: Callable[[str], Awaitable[Started]]
+    ledger: Ledger, *, token: str, pushes: TrainerPushes, on_start: Callable[[Start], Awaitable[Started]]
 ) -> APIRouter:
     """Return the routes of a trainer of full weights.
 
-    on_start: called with the name of a trainer that has just started, and holds no weights.
+    on_start: called with the words of a trainer that has just started, and holds no weights in memory.
     """
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token), include_in_schema=False)
 
     @router.post("/start")
     async def start(request: Request) -> Started:
-        return await on_start((await parse(request, Start)).trainer)
+        return await on_start(await parse(request, Start))
 
     @router.post("/leased")
     async def leased(request: Request) -> Response:
