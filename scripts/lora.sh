@@ -35,7 +35,9 @@ settings=(
   --set "judge.votes=${PRM_M:-3}"
   --set "judge.temperature=${PRM_TEMPERATURE:-0.6}"
   --set "judge.max_new_tokens=${PRM_MAX_NEW_TOKENS:-4096}"
+  --set "judge.timeout_s=600"
 )
+[ "$METHOD" = binary_rl ] || settings+=(--set "method.hint_votes=${PRM_M:-3}")
 [ "${PRM_M:-3}" -gt 1 ] || settings+=(--set "judge.quorum=1")
 [ "${BATCH_SIZE:-16}" -ge 4 ] || settings+=(--set "training.min_batch=${BATCH_SIZE}")
 [ "${TOP_K:-0}" = 0 ] || settings+=(--set "method.top_k=$TOP_K")

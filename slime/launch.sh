@@ -3,13 +3,15 @@
 #
 #   HF_CKPT          the policy, Hugging Face format (needed)     PRM_MODEL_PATH   the judge's model (default: HF_CKPT)
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
-#   CHECKPOINT_EVERY=20   updates                                                   here and are resumed from here
+#   CHECKPOINT_EVERY=20   updates, CHECKPOINT_MINUTES=30                            here and are resumed from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
-#   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001                      SERVED_MODEL_NAME SGLANG_API_KEY
+#   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
 #   PRM_ARGS (more words for the PRM's SGLang)
-#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS                  BATCH_SIZE=16 LR=1e-5 KL_COEF=0 TOP_K=0
+#   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS (of verdicts     BATCH_SIZE=16 LR=1e-5 TOP_K=0
+#   and of hints)                                                 KL_COEF (0; 0.01 where the policy is its own teacher)
+#   TEMPERATURE=0.6 MAX_NEW_TOKENS=8192 (of chats that set none)
 #   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
 #   ACTOR_NODES=0 (other nodes of that cluster that train, each with ACTOR_GPUS; 0: this node trains)
 #   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
@@ -45,29 +47,32 @@ arguments=(
   --prm-tp "${PRM_TP:-${PRM_GPUS:-2}}"
   --batch-size "${BATCH_SIZE:-16}"
   --learning-rate "${LR:-1e-5}"
-  --kl-coef "${KL_COEF:-0}"
+  --temperature "${TEMPERATURE:-0.6}"
+  --max-new-tokens "${MAX_NEW_TOKENS:-8192}"
   --max-tokens-per-gpu "${MAX_TOKENS_PER_GPU:-32768}"
   --mem-fraction-static "${MEM_FRACTION_STATIC:-0.85}"
   --context-length "${CONTEXT_LENGTH:-32768}"
   --host "${HOST:-127.0.0.1}"
   --port "${PORT:-30000}"
-  --prm-port "${PRM_PORT:-30001}"
   --tool-call-parser "${TOOL_CALL_PARSER:-qwen25}"
   --reasoning-parser "${REASONING_PARSER:-qwen3}"
   --judge "${JUDGE:-llm}"
   --top-k "${TOP_K:-0}"
   --checkpoint-every "${CHECKPOINT_EVERY:-20}"
+  --checkpoint-minutes "${CHECKPOINT_MINUTES:-30}"
   --push "${PUSH:-nccl}"
   --prm-votes "${PRM_M:-3}"
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
+[ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")
 [ -z "${RAY_ADDRESS:-}" ] || arguments+=(--ray-address "$RAY_ADDRESS")
 [ -z "${SERVER_PYTHON:-}" ] || arguments+=(--server-python "$SERVER_PYTHON")
 [ -z "${ENGINE_PYTHON:-}" ] || arguments+=(--engine-python "$ENGINE_PYTHON")
 [ -z "${PRM_MODEL_PATH:-}" ] || arguments+=(--prm-checkpoint "$PRM_MODEL_PATH")
+[ -z "${PRM_PORT:-}" ] || arguments+=(--prm-port "$PRM_PORT")
 [ -z "${PRM_ARGS:-}" ] || arguments+=(--prm-args="$PRM_ARGS") # it begins with a dash
 [ -z "${PRM_URL:-}" ] || arguments+=(--prm-url "$PRM_URL")
 [ -z "${SERVED_MODEL_NAME:-}" ] || arguments+=(--served-model-name "$SERVED_MODEL_NAME")

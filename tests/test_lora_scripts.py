@@ -41,7 +41,7 @@ def sets(words: list[str]) -> list[str]:
 def test_dry_run_prints_what_the_server_takes(method):
     words = printed(SCRIPTS[method])
     assert words[1:8] == ["-m", "openclaw_rl", "serve", "--method", method, "--model", "M"]
-    settings = load(None, {"engine.kind": "sglang", **parse_sets(sets(words))}, {})
+    settings = load(None, {"engine.kind": "sglang", "method.name": method, **parse_sets(sets(words))}, {})
     assert (settings.trainer.device, settings.training.batch_size, settings.judge.votes) == ("cuda", 16, 3)
 
 

@@ -18,6 +18,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from openclaw_opd.hindsight import Absent
 from openclaw_opd.hint_judge import HINT_CHARS, LEAST_CHARS, HintVote, hint_prompt, one_line, parse_hint
@@ -32,6 +33,11 @@ from openclaw_rl.sessions.conversation_key import conversation
 from openclaw_rl.sessions.openclaw import strip_wrapping
 from openclaw_rl.types import JudgedTurn
 
+if TYPE_CHECKING:
+    from openclaw_rl.telemetry.health import Health
+
+CUT_ANSWERS, MOST_CUT = "hint answers", 0.3
+"""Part of `Health` that is out of order while a larger share of the judge's last answers was cut."""
 VERBATIM_CHARS = 1000
 """Longest verbatim hint. A correction is short; a longer message is the next task, or the answer itself."""
 REPLY_RUN, NEXT_STATE_RUN = 8, 20
@@ -95,16 +101,19 @@ def _last_request(judged: JudgedTurn) -> str:
 async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask: JudgeClient) -> Found:
     settings, health = tools.settings, tools.health
     prompt = await asyncio.to_thread(hint_prompt, judged)
+    budget = settings.hint_max_tokens or tools.judge_tokens
     votes: list[HintVote] = []
     errors: list[JudgeError] = []
     outcome: int | Outcome = Outcome.OPEN
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_vote(prompt, ask, settings.hint_max_tokens)) for _ in range(settings.hint_votes)]
+        tasks = [group.create_task(_vote(prompt, ask, budget)) for _ in range(settings.hint_votes)]
         for done in asyncio.as_completed(tasks):
             vote = await done
             if isinstance(vote, JudgeError):
                 errors.append(vote)
                 vote = HintVote(None, problem="not_asked")
+            else:
+                _note_length(vote, health)
             votes.append(vote)
             if vote.problem:
                 health.count(f"hint_answer_{vote.problem}")
@@ -123,6 +132,13 @@ async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask
         return Found(source="judge", absent=Absent.NO_HINT, detail="the judge finds none")
     candidates = list(dict.fromkeys(vote.hint for vote in votes if vote.hint is not None))
     return _checked(candidates, "judge", judged, HINT_CHARS)
+
+
+def _note_length(vote: HintVote, health: "Health") -> None:
+    """Count the answer, and report the judge's token budget as too small while many answers end at it."""
+    health.count("hint_answers")
+    advice = "ended at their token limit: raise judge.max_new_tokens"
+    health.answered(CUT_ANSWERS, is_bad=vote.problem == "cut", limit=MOST_CUT, error=advice)
 
 
 async def _vote(prompt: Sequence[Message], ask: JudgeClient, budget: int) -> HintVote | JudgeError:

@@ -17,8 +17,8 @@ class OpdSettings(MethodSettings):
     state and writes a hint."""
     hint_votes: int = Field(default=3, ge=1)
     """Judge samples per turn. Their majority decides if there is a hint, and the largest teacher gain selects it."""
-    hint_max_tokens: int = Field(default=1024, ge=16)
-    """Tokens of one judge answer, reasoning included."""
+    hint_max_tokens: int | None = Field(default=None, ge=16)
+    """Tokens of one hint answer of the judge, reasoning included; `judge.max_new_tokens` when unset."""
     teacher: Literal["policy", "base", "ema"] = "base"
     """Model that scores the reply with the hint in the prompt: the policy, the base (adapter off), or a slow mean of
     the policy's versions. The local LoRA trainer writes that mean beside each version."""

@@ -6,7 +6,7 @@
     POST /v1/trainer/release  → {}               the samples wait again
     POST /v1/trainer/commit   → Committed        idempotent by lease_id; 409 with the reason when refused
     POST /v1/trainer/durable  → {}                a checkpoint is on disk, or cannot be: the version stays undurable
-    POST /v1/trainer/failed   → {}                a step failed, or the tip cannot be loaded: for `/healthz`
+    POST /v1/trainer/failed   → {}                a step failed, or the process ended: for `/healthz`
 
 For a trainer that cannot checkpoint each step and sends full weights to the engine itself (slime):
 
@@ -169,10 +169,9 @@ class Manifest(_Body):
 GAP_ALERT = 0.15
 """Nats a token between the log-probs of engine and trainer, of the engine's own tokens on the trainer's version.
 
-The default of the self-test's bound (`publisher.self_test_tolerance`), which the server takes for both: a quantised
-trainer needs a wider one. It is the same figure, on real replies instead of probes. Two fp32
-models differ by 1e-5 and two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or weights that
-did not arrive whole, made 0.4 to 0.7. At 0.15 the importance weights (mean e^0.15) still correct the step.
+It equals the default of the self-test's bound (`publisher.self_test_tolerance`): the same figure, on replies instead of
+probes. Two fp32 models differ by 1e-5 and two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or
+weights that did not arrive whole, made 0.4 to 0.7. At 0.15 the importance weights (mean e^0.15) still correct the step.
 """
 
 
@@ -218,6 +217,8 @@ class Durable(_Body):
 class Failed(_Body):
     trainer: str
     reason: str = Field(max_length=1000)
+    has_ended: bool = False
+    """The trainer's process ended; its launcher reports it. False: a step failed in a trainer that goes on."""
 
 
 class Start(_Body):

@@ -18,7 +18,7 @@ from gpu.engine_process import EngineProcess, sglang_command
 from gpu.host import NodeHost
 from openclaw_opd.hint_judge import HINT_START
 from openclaw_rl.engines.sglang import launch
-from openclaw_rl.server.child_commands import free_port
+from openclaw_rl.processes.command import free_port
 from openclaw_rl.settings import EngineSettings
 from openclaw_slime.processes import Command, Restarted
 

@@ -24,7 +24,8 @@ from gpu.server_files import events, held
 from gpu.stages import Figures
 from openclaw_rl.testing.running_server import RunningServer
 from openclaw_slime.arguments import NodeOptions
-from openclaw_slime.launch import Plan, Pythons, ServerOptions, Training, make_plan
+from openclaw_slime.launch import Plan, Pythons, Training, make_plan
+from openclaw_slime.node_settings import ServerOptions
 from openclaw_slime.processes import Command
 
 PORT = 30000

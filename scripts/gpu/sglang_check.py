@@ -21,7 +21,7 @@ from gpu.host import SglangHost
 from gpu.stages import Figures, Stage, output_of, parser, run_stage, summarise, table
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.models.resolve import base_hash, resolve
-from openclaw_rl.server.child_commands import free_port
+from openclaw_rl.processes.command import free_port
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
 TINY_RANDOM = {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8}

@@ -44,6 +44,7 @@ class PolicyActor(MegatronTrainRayActor):
         use_group_step_adam()
         start = super().init(*args, **kwargs)
         megatron_fixes.set_factor(self.args, self.model)
+        megatron_fixes.use_given_rates(self.args, self.optimizer, self.opt_param_scheduler)
         if type(self.weight_updater) is UpdateWeightFromDistributed:
             self.weight_updater.__class__ = NamedUpdates
         return start

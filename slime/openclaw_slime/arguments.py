@@ -149,11 +149,14 @@ class NodeOptions:
     batch_size: int = 16
     learning_rate: float = 1e-5
     weight_decay: float = 0.1
+    adam_beta1: float = 0.9
     adam_beta2: float = 0.98
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 0
     kl_coef: float = 0.0
     max_tokens_per_gpu: int = 32768
     context_length: int = 32768
-    temperature: float = 0.7
+    temperature: float = 0.6
     """The server's `sampling.temperature`. The reference is measured at it, so a KL term needs the same."""
     push: str = "nccl"
     """Way of the weights to the engine: `nccl` from GPU to GPU, or `disk` by files that both sides see."""
@@ -247,7 +250,11 @@ def _loss(options: NodeOptions) -> list[object]:
 
 def _optimizer(options: NodeOptions) -> list[object]:
     group: list[object] = ["--optimizer", "adam", "--lr", options.learning_rate, "--lr-decay-style", "constant"]
-    group += ["--weight-decay", options.weight_decay, "--adam-beta1", 0.9, "--adam-beta2", options.adam_beta2]
+    group += ["--weight-decay", options.weight_decay, "--adam-beta1", options.adam_beta1]
+    group += ["--adam-beta2", options.adam_beta2, "--clip-grad", options.max_grad_norm]
+    group += ["--lr-warmup-iters", options.warmup_steps]
+    # A resumed run takes these values, not its checkpoint's: Megatron stops at a difference otherwise.
+    group.append("--override-opt-param-scheduler")
     if options.optimizer_on_cpu:
         group += ["--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d", "--use-precision-aware-optimizer"]
     return group

@@ -17,23 +17,28 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import installed_methods, settings_class
+from openclaw_rl.processes.command import HIGHEST_PORT, free_port
+from openclaw_rl.settings import installed_methods
 from openclaw_slime.arguments import PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
-from openclaw_slime.processes import Command, run
+from openclaw_slime.node_settings import (
+    DATA_DIR,
+    DRIFT_KL,
+    ServerOptions,
+    kept_checkpoints,
+    moves_with_policy,
+    server_values,
+    under_settings,
+)
+from openclaw_slime.processes import Command, is_free, run
 
-DATA_DIR = "~/.openclaw-rl/node"
-HOLD_S = 300
-"""Longest wait of a chat while a dead engine comes back, then the driver, which sends its weights.
-
-Measured: 80 s for a 0.6B model.
-"""
+PRM_PORT = 30001
 PRM_FLAGS = ("--host", "--port", "--model-path")
 """Flags of the PRM that PRM_ARGS may not set: other processes know them, and it listens on loopback, without a key."""
 LOCAL_RAY = {
@@ -52,31 +57,6 @@ DRIVER = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of our server and its engines that do not follow from the node."""
-
-    host: str = "127.0.0.1"
-    port: int = 30000
-    data_dir: str = DATA_DIR
-    served_model_name: str | None = None
-    tool_call_parser: str = "qwen25"
-    reasoning_parser: str = "qwen3"
-    judge: str = "llm"
-    judge_votes: int = 3
-    judge_temperature: float = 0.6
-    judge_max_new_tokens: int = 4096
-    judge_url: str | None = None
-    """OpenAI-compatible base URL of a judge elsewhere; the PRM of this node when unset."""
-    prm_port: int = 30001
-    prm_args: tuple[str, ...] = ()
-    """More arguments for the PRM's SGLang, for example other kernels on a host without its fast ones."""
-    mem_fraction_static: float = 0.85
-    top_k: int = 0
-    extra: tuple[str, ...] = ()
-    """More settings of the server, as `key=value`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Pythons:
     """Interpreters of the three environments; any two may be one."""
 
@@ -90,6 +70,8 @@ class Training:
     """The driver's checkpoint interval and its Ray cluster."""
 
     checkpoint_every: int = 20
+    checkpoint_minutes: float = 30.0
+    keep_checkpoints: int | None = None
     ray_address: str | None = None
 
 
@@ -102,12 +84,15 @@ class Plan:
     prm: Command | None
     server: Command
     driver: Command
+    notes: tuple[str, ...] = ()
+    """Facts that the user should know before the start."""
 
     def text(self) -> str:
         parts = ["layout", self.layout.table()]
         for command in (self.prm, self.server, self.driver):
             if command is not None:
                 parts += ["", command.name, _lines(command)]
+        parts += ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
         return "\n".join(parts)
 
 
@@ -130,12 +115,24 @@ def make_plan(
     if server.top_k and layout.context_parallel > 1:
         raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
     prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
+    values = server_values(options, server, pythons.engine if pythons.engine != pythons.server else None)
+    training = replace(training, keep_checkpoints=kept_checkpoints(values))
     return Plan(
         layout,
         server.data_dir,
         prm,
-        _server(options, server, pythons),
-        _driver(options, server, pythons, training, config),
+        _server(server, pythons, values, layout),
+        _driver(under_settings(options, values), server, pythons, training, config),
+        _notes(options, server),
+    )
+
+
+def _notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
+    if not moves_with_policy(options.method, server):
+        return ()
+    return (
+        "the teacher is the policy itself: the judge here is not the policy's own checkpoint, which could be the fixed "
+        f"teacher. Replies may drift; KL_COEF is {options.kl_coef:g}",
     )
 
 
@@ -143,6 +140,9 @@ def _driver(
     options: NodeOptions, server: ServerOptions, pythons: Pythons, training: Training, config: Mapping[str, Any]
 ) -> Command:
     ours = ["--data-dir", server.data_dir, "--checkpoint-every", str(training.checkpoint_every)]
+    ours += ["--checkpoint-minutes", f"{training.checkpoint_minutes:g}"]
+    if training.keep_checkpoints is not None:
+        ours += ["--keep-checkpoints", str(training.keep_checkpoints)]
     ours += ["--push", options.push]
     if training.ray_address is not None:
         ours += ["--ray-address", training.ray_address]
@@ -165,54 +165,10 @@ def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: st
     )
 
 
-def _server(options: NodeOptions, server: ServerOptions, pythons: Pythons) -> Command:
-    layout = options.layout
+def _server(server: ServerOptions, pythons: Pythons, values: Mapping[str, object], layout: Layout) -> Command:
     arguments = ["serve", "--host", server.host, "--port", str(server.port)]
-    hindsight = {
-        "hint_source": "judge" if server.judge == "llm" else "verbatim",
-        "teacher": "policy",  # full weights leave no base in its engine
-    }
-    has = settings_class(options.method).model_fields
-    values: dict[str, object] = {
-        "data_dir": server.data_dir,
-        "model.path": options.hf_checkpoint,
-        "model.tool_call_parser": server.tool_call_parser,
-        "model.reasoning_parser": server.reasoning_parser,
-        "model.context_length": options.context_length,
-        "sampling.temperature": options.temperature,
-        "method.name": options.method,
-        **{f"method.{key}": value for key, value in hindsight.items() if key in has},
-        "training.batch_size": options.batch_size,
-        "training.min_batch": min(4, options.batch_size),
-        "training.weights": "full",
-        "trainer.kind": "external",
-        "trainer.kl_coef": options.kl_coef,
-        "trainer.max_tokens": options.max_tokens_per_gpu * layout.context_parallel,
-        "judge.kind": server.judge,
-        "engine.kind": "sglang",
-        "engine.memory_fraction": server.mem_fraction_static,
-        "engine.hold_s": HOLD_S,
-    }
-    if pythons.engine != pythons.server:
-        values["engine.python"] = pythons.engine
-    if layout.engine_tp > 1:
-        values["engine.args"] = f'["--tp", "{layout.engine_tp}"]'
-    if server.judge == "llm":
-        values |= {
-            "judge.votes": server.judge_votes,
-            "judge.quorum": min(2, server.judge_votes),
-            "judge.temperature": server.judge_temperature,
-            "judge.max_new_tokens": server.judge_max_new_tokens,
-            "judge.url": server.judge_url or f"http://127.0.0.1:{server.prm_port}/v1",
-        }
-    if server.top_k:
-        values["method.top_k"] = server.top_k
-    if server.served_model_name is not None:
-        values["server.served_model_name"] = server.served_model_name
     for key, value in values.items():
         arguments += ["--set", f"{key}={value}"]
-    for setting in server.extra:
-        arguments += ["--set", setting]
     environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("rollout")}
     return Command("server", pythons.server, "openclaw_rl", tuple(arguments), environ, port=server.port)
 
@@ -241,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ref-load", help="reference weights; the checkpoint when unset (REF_LOAD)")
     add("--data-dir", default=DATA_DIR, help="ledger, versions and checkpoints; resumed from here (SAVE_CKPT)")
     add("--checkpoint-every", type=int, default=20, help="updates between two checkpoints")
+    add("--checkpoint-minutes", type=float, default=30.0, help="of an update that is on no disk, at most")
     add("--prm-checkpoint", help="the judge's model; the policy's checkpoint when unset (PRM_MODEL_PATH)")
     for name, default, what in (
         ("num", 8, "GPUs of the node"),
@@ -255,8 +212,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--prm-tp", type=int, default=2, help="GPUs of one PRM engine")
     add("--batch-size", type=int, default=16, help="samples of one update")
     add("--learning-rate", type=float, default=1e-5)
-    add("--kl-coef", type=float, default=0.0, help="weight of the KL to the reference")
-    add("--temperature", type=float, default=0.7, help="of chats that name none")
+    drift = f"weight of the KL to the reference; unset: 0, or {DRIFT_KL} where the policy is its own teacher (KL_COEF)"
+    add("--kl-coef", type=float, help=drift)
+    add("--temperature", type=float, default=0.6, help="of chats that name none (TEMPERATURE)")
+    add("--max-new-tokens", type=int, default=8192, help="of a chat that names no limit (MAX_NEW_TOKENS)")
     add("--max-tokens-per-gpu", type=int, default=32768, help="token budget of one micro-batch")
     add("--mem-fraction-static", type=float, default=0.85, help="share of a serving GPU for weights and KV cache")
     add("--context-length", type=int, default=32768)
@@ -267,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--reasoning-parser", default="qwen3")
     add("--judge", choices=("llm", "rules"), default="llm", help="rules: no model judges; hints are users' own words")
     add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
-    add("--prm-port", type=int, default=30001, help="of the PRM that is started here")
+    add("--prm-port", type=int, help=f"of the PRM that is started here; unset: {PRM_PORT}, or a free one (PRM_PORT)")
     add("--prm-args", default="", help="more words for the PRM's SGLang, quoted as for a shell (PRM_ARGS)")
     add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
     add("--prm-temperature", type=float, default=0.6)
@@ -301,6 +260,29 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         actor_nodes=given.actor_nodes,
         is_shared=given.share_gpus,
     )
+    server = ServerOptions(
+        host=given.host,
+        port=given.port,
+        data_dir=given.data_dir,
+        served_model_name=given.served_model_name,
+        tool_call_parser=given.tool_call_parser,
+        reasoning_parser=given.reasoning_parser,
+        max_new_tokens=given.max_new_tokens,
+        judge=given.judge,
+        judge_votes=given.prm_votes,
+        judge_temperature=given.prm_temperature,
+        judge_max_new_tokens=given.prm_max_new_tokens,
+        judge_url=given.prm_url,
+        prm_port=_prm_port(given),
+        prm_args=_prm_args(given.prm_args),
+        prm_holds_base=given.prm_gpus > 0 and _is_one(given.prm_checkpoint, given.hf_checkpoint),
+        mem_fraction_static=given.mem_fraction_static,
+        top_k=given.top_k,
+        extra=tuple(given.set),
+    )
+    kl_coef = given.kl_coef
+    if kl_coef is None:
+        kl_coef = DRIFT_KL if moves_with_policy(given.method, server) else 0.0
     node = NodeOptions(
         hf_checkpoint=given.hf_checkpoint,
         method=given.method,
@@ -308,7 +290,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         layout=layout,
         batch_size=given.batch_size,
         learning_rate=given.learning_rate,
-        kl_coef=given.kl_coef,
+        kl_coef=kl_coef,
         temperature=given.temperature,
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
@@ -317,28 +299,26 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         optimizer_on_cpu=not (given.optimizer_on_gpu or given.no_transformer_engine),
         has_transformer_engine=not given.no_transformer_engine,
     )
-    server = ServerOptions(
-        host=given.host,
-        port=given.port,
-        data_dir=given.data_dir,
-        served_model_name=given.served_model_name,
-        tool_call_parser=given.tool_call_parser,
-        reasoning_parser=given.reasoning_parser,
-        judge=given.judge,
-        judge_votes=given.prm_votes,
-        judge_temperature=given.prm_temperature,
-        judge_max_new_tokens=given.prm_max_new_tokens,
-        judge_url=given.prm_url,
-        prm_port=given.prm_port,
-        prm_args=_prm_args(given.prm_args),
-        mem_fraction_static=given.mem_fraction_static,
-        top_k=given.top_k,
-        extra=tuple(given.set),
-    )
     python = "python3" if given.dry_run else sys.executable
     pythons = Pythons(python, given.server_python or python, given.engine_python or python)
-    training = Training(given.checkpoint_every, given.ray_address)
+    training = Training(given.checkpoint_every, given.checkpoint_minutes, ray_address=given.ray_address)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
+
+
+def _is_one(judge: str | None, policy: str) -> bool:
+    """Return True if the judge's checkpoint is the policy's own."""
+    return judge is None or judge == policy or Path(judge).expanduser().resolve() == Path(policy).expanduser().resolve()
+
+
+def _prm_port(given: argparse.Namespace) -> int:
+    """Return the PRM's port: the given one, else the usual one or, before a real start, a free one if it is taken."""
+    if given.prm_port is not None:
+        if not 0 < given.prm_port <= HIGHEST_PORT:
+            raise SettingsError(f"PRM_PORT {given.prm_port}: SGLang takes ports up to {HIGHEST_PORT}")
+        return int(given.prm_port)
+    if given.dry_run or not given.prm_gpus or is_free(PRM_PORT):
+        return PRM_PORT
+    return free_port()
 
 
 def _prm_args(text: str) -> tuple[str, ...]:
@@ -351,6 +331,13 @@ def _prm_args(text: str) -> tuple[str, ...]:
     return words
 
 
+def _check_folders(given: argparse.Namespace) -> None:
+    """Check that Megatron's models are folders: it does not download, and a missing one has no shape."""
+    for name, place in (("HF_CKPT", given.hf_checkpoint), ("REF_LOAD", given.ref_load)):
+        if place is not None and not Path(place).is_dir():
+            raise SettingsError(f"{name} {place}: it is no folder here; slime needs the model's files on this disk")
+
+
 def _warn(difference: str) -> None:
     sys.stderr.write(f"warning: {difference}\n")
 
@@ -361,6 +348,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = _plan_of(given)
         if not given.dry_run:
+            for note in plan.notes:
+                _warn(note)
+            _check_folders(given)
             check_start(os.environ, _warn)  # the driver checks too, but only after minutes of loading models
             return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
     except SettingsError as error:

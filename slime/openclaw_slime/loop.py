@@ -5,10 +5,13 @@ Promises:
 - The loop sends the weights right after their step, through the server's hold on chats.
 - The ancestry of the serving version holds each sample once, and loses none. A step that failed gives its batch back.
   When this process dies, the ledger marks the versions without a checkpoint as lost, and their samples wait again.
+- A step whose lease ends before it begins is left out. The process goes on.
+- The loop writes a checkpoint after some steps or minutes, flushes it to the disk, and then reports it.
 - On SIGTERM the loop finishes the running step and writes its checkpoint.
 - The server learns of failed steps, of weights that were not sent and of checkpoints that could not be kept, and shows
   them in `/healthz`. The loop tries such a checkpoint again (`checkpoints`).
-- A step without progress for the length of a lease hangs: the session calls `on_hang`.
+- A step without progress for the length of a lease hangs, and so does a checkpoint that is not over after half an hour:
+  the loop calls the session's `on_hang`.
 
 Leaves to others: the step itself (slime and Megatron, behind `Node`), leases and reports (`LeaseSession`), every
 decision about versions (the ledger), and the process (`driver`).
@@ -24,15 +27,19 @@ from typing import Protocol
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import GAP_ALERT, Commit, LeaseBody, Manifest, Report, Tip
-from openclaw_rl.trainers.client import LeaseSession
+from openclaw_rl.trainers.client import LeaseSession, ServerGone
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
+from openclaw_slime.deadline import deadline
 from openclaw_slime.node import NodeConfig
-from openclaw_slime.outcome import Outcome, RankShare, merged, reason_of
+from openclaw_slime.outcome import LeftOut, Outcome, RankShare, merged, reason_of
 from openclaw_slime.rollout import unusable
 from openclaw_slime.weight_push import PushFailed, send_weights
 
 log = logging.getLogger(__name__)
+
+SAVE_TIMEOUT_S = 1800.0
+"""Longest time of a checkpoint; a process whose checkpoint takes longer hangs."""
 
 
 class StartAgain(TrainerError):
@@ -47,8 +54,12 @@ class Node(Protocol):
 
     batch_size: int
 
-    def train(self, fence: int, moved: Callable[[], None]) -> Sequence[RankShare]:
-        """Train on the lease's batch. Calls `moved` whenever the step is seen to make progress."""
+    def train(self, fence: int, moved: Callable[[], None], may_step: Callable[[], None]) -> Sequence[RankShare]:
+        """Train on the lease's batch. Calls `moved` whenever the step is seen to make progress.
+
+        may_step: called when the batch is there and no weight has changed yet; raises CommitRefused if the lease is
+        over. Raises LeftOut then.
+        """
         ...
 
     def push(self, weight_version: int, timeout_s: float) -> None: ...
@@ -72,19 +83,23 @@ class NodeLoop:
         """tip: the version whose weights `node` holds."""
         self._session, self._client, self._node = session, session.client, node
         self._config, self._method = config, load_method(config.method.name)
-        self._checkpoints, self._due = checkpoints, due or Due(checkpoints.every)
+        self._checkpoints, self._due = checkpoints, due or Due(checkpoints.every, checkpoints.every_s)
         self._base_hash, self._held, self._engine = tip.base_hash, tip.weight_version, tip.engine
         self._fence: int | None = None
         """Fence of the held version's lease, until the version is on disk."""
         self._unexplained = 0
         """Steps in a row that were left out without a sample to blame."""
+        self.save_timeout_s = SAVE_TIMEOUT_S
 
     def run(self) -> None:
         """Train until `stop` is set. Raises StartAgain, and exceptions that are bugs."""
         self._session.when_server_answers(self._meet_engine)
         while not self._session.stop.is_set():
             self._session.when_server_answers(self.turn)
-        self._save()
+        try:
+            self._save()
+        except ServerGone as error:  # the next start names the checkpoint
+            log.warning("version %d is on disk, and the server is away: %s", self._held, error)
 
     def turn(self) -> int | None:
         """Poll once, and make one step if a batch is ready. Return the new version, or None without one."""
@@ -127,8 +142,11 @@ class NodeLoop:
         log.info("step: lease %s, %d samples on version %d", lease.lease_id, usable, self._held)
         started = time.monotonic()
         try:
-            shares = self._node.train(lease.fence, self._session.progress)
+            shares = self._node.train(lease.fence, self._session.progress, lambda: self._check_lease(lease))
             outcome = merged(shares, samples=usable, batch_size=self._node.batch_size)
+        except LeftOut as error:
+            log.warning("step left out: %s", error)
+            return None
         except Exception as error:
             reason = reason_of(error)
             self._session.release(lease, reason, drop | _too_long(lease, error))
@@ -141,6 +159,13 @@ class NodeLoop:
             raise StartAgain(f"lease {lease.lease_id} is over, and its step is in the weights")
         outcome = replace(outcome, metrics={**outcome.metrics, "step_s": time.monotonic() - started})
         return self._commit_of(lease, outcome, drop)
+
+    def _check_lease(self, lease: LeaseBody) -> None:
+        """Raise CommitRefused if the lease is over: a user has deleted a sample of it, or the tip moved."""
+        try:
+            self._client.renew(lease)
+        except ServerGone:  # the commit will tell
+            log.warning("the server is away; the step is made all the same")
 
     def _left_out(self, lease: LeaseBody, outcome: Outcome, drop: dict[str, DropReason]) -> None:
         """Release a batch whose step had a number that is not finite; the weights did not change."""
@@ -221,16 +246,26 @@ class NodeLoop:
         if (fence := self._fence) is None:
             return
         self._session.progress()
-        try:
-            self._node.save(fence)
-        except Exception as error:
-            self._not_kept(fence, reason_of(error))
-            return
+        if not self._checkpoints.is_whole(fence):  # it is, if the server was away when it was to be reported
+            try:
+                with deadline(self.save_timeout_s, lambda: self._hangs(fence)):
+                    self._node.save(fence)
+                    self._checkpoints.seal(fence)
+            except Exception as error:
+                self._not_kept(fence, reason_of(error))
+                return
         self._client.durable(self._held)
         log.info("version %d is durable: iteration %d", self._held, fence)
         self._fence = None
         self._due.kept()
         self._checkpoints.prune()
+
+    def _hangs(self, fence: int) -> None:
+        """End a process whose checkpoint does not come to an end; called from another thread."""
+        reason = f"the checkpoint of iteration {fence} took more than {self.save_timeout_s:.0f} s"
+        log.error("%s: to be started again", reason)
+        self._session.report(reason)
+        self._session.on_hang()
 
     def _not_kept(self, fence: int, reason: str) -> None:
         pause_s = self._due.failed()

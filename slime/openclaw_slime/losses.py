@@ -4,8 +4,9 @@
     --custom-loss-function-path       openclaw_slime.losses.policy_loss
 
 The loss of a sample is `Method.loss` itself, on the same `TokenTerms` that the local trainer gives it. Old log-probs
-are this forward pass, detached; slime's extra pass for them is off. Under context parallelism a rank computes its own
-part of a response: losses are sums over tokens, and the divisor is the whole sample's.
+are this forward pass, detached, or the engine's (`trainer.old_log_probs`); slime's extra pass for them is off. Under
+context parallelism a rank computes its own part of a response: losses are sums over tokens, and the divisor is the
+whole sample's.
 
 A sample whose log-probs are not finite makes the loss NaN on purpose. With `--no-check-for-nan-in-loss-and-grad` slime
 then skips the optimizer's step on every rank alike, and `Row.is_finite` names the sample to the driver.
@@ -172,10 +173,12 @@ def batch_loss(
             continue
         fits = piece.reference is not None and sample.temperature == reference_temperature
         log_probs = current[n]
+        sampled = log_probs.new_tensor(sample.rollout_log_probs)
+        is_recomputed = config.trainer.old_log_probs == "recompute"
         terms = TokenTerms(
             log_probs=log_probs,
-            old_log_probs=log_probs.detach(),
-            rollout_log_probs=log_probs.new_tensor(sample.rollout_log_probs),
+            old_log_probs=log_probs.detach() if is_recomputed else sampled,
+            rollout_log_probs=sampled,
             ref_log_probs=piece.reference.to(log_probs.dtype) if piece.reference is not None and fits else None,
             advantages=piece.credit.to(log_probs.dtype),
             loss_mask=torch.tensor(sample.loss_mask, dtype=torch.bool, device=log_probs.device),

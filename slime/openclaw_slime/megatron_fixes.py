@@ -1,4 +1,4 @@
-"""Two fixes of Megatron at its pin: an Adam that survives a checkpoint, and Llama 3's rotary factor.
+"""Three fixes of Megatron at its pin: an Adam that survives a checkpoint, Llama 3's rotary factor, rates of a resume.
 
 `GroupStepAdam`: without Transformer Engine and apex, Megatron's distributed optimizer runs on torch's Adam. Torch keeps
 the step count as a tensor in each parameter's state. At the pin such a checkpoint cannot be written in the default
@@ -10,6 +10,9 @@ class is of their kind, in this process only, and only if neither is installed.
 `set_factor`: slime switches Llama 3's scaled rotary embedding on and leaves the factor at Megatron's default, 8. That
 is Llama 3.1's. Llama 3.2 has 32, and would be trained as another model than the engine serves. So the factor of
 `--rope-scaling-factor` is set once the model is built.
+
+`use_given_rates`: a loaded optimizer keeps the learning rate and the betas of its checkpoint in its parameter groups.
+`--override-opt-param-scheduler` changes the scheduler alone, which reads the groups first.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -80,3 +83,11 @@ def set_factor(args: Namespace, chunks: Iterable[Any]) -> None:
                 rope_scaling_factor=args.rope_scaling_factor,
                 use_cpu_initialization=module.inv_freq.device.type == "cpu",
             ).inv_freq
+
+
+def use_given_rates(args: Namespace, optimizer: Any, scheduler: Any) -> None:
+    """Set the learning rate and the betas of the arguments in a loaded optimizer."""
+    for group in optimizer.param_groups:
+        group["max_lr"], group["min_lr"] = args.lr, args.min_lr
+        group["betas"] = (args.adam_beta1, args.adam_beta2)
+    scheduler.step(increment=0)  # writes the rates of its step count into the groups

@@ -4,10 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Tally
 
 LONGEST_REASON = 300
 """Characters of a reason that the server takes."""
+
+
+class LeftOut(TrainerError):
+    """The lease was over before the step began: no weight has changed."""
 
 
 @dataclass(frozen=True, slots=True)

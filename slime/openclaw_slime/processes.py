@@ -4,8 +4,11 @@ Promises:
 
 - It ends only the processes that it started, by their handle and group, and all of them. The driver ends first, so that
   it can write a checkpoint.
-- A driver or PRM that dies is started again with growing pauses, while the server and its chats go on.
-- A server that ends, or a driver that cannot start (exit 2), ends the run.
+- A driver or PRM that dies is started again with growing pauses, while the server and its chats go on. The server gets
+  the driver's last error, for `/healthz`.
+- A server that dies is started again too, and the run goes on from the checkpoints that are on disk.
+- A server that was asked to stop (exit 0), one that does not come up again, or a driver that cannot start (exit 2) ends
+  the run.
 - When this process is killed, its children notice and exit (`openclaw_rl.processes.child_main`).
 """
 
@@ -23,7 +26,7 @@ from pathlib import Path
 
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_line, lifeline
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch, end_group, last_error, lifeline
 
 POLL_S = 0.5
 START_TIMEOUT_S = 900.0
@@ -31,6 +34,14 @@ DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
 """Seconds from SIGTERM to SIGKILL; a driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
 CANNOT_START = 2
+MOST_FAILED_STARTS = 5
+"""Starts in a row after which a server that does not come up ends the run."""
+REPORT_S = 5.0
+LONGEST_REASON = 1000
+"""Characters of a reason that the server takes."""
+
+# These calls stay on this host: no proxy that the environment names gets them.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class Process:
     def __init__(self, command: Command, log_file: Path | None) -> None:
         self.command, self._log_file = command, log_file
         self._started = time.monotonic()
+        self._ended: float | None = None
         argv = ChildCommand(
             command.module, command.arguments, command.python, command.environ, ModuleSearch.BY_PATH
         ).argv()
@@ -69,16 +81,17 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        return self._popen.poll()
+        code = self._popen.poll()
+        if code is not None and self._ended is None:
+            self._ended = time.monotonic()
+        return code
 
     @property
     def ran_s(self) -> float:
-        return time.monotonic() - self._started
+        return (self._ended or time.monotonic()) - self._started
 
-    def last_line(self) -> str:
-        if self._log_file is None:
-            return "see above"
-        return last_line(self._log_file)
+    def last_error(self) -> str:
+        return "see above" if self._log_file is None else last_error(self._log_file)
 
     def stop(self, grace_s: float) -> None:
         """End the process: SIGTERM, SIGKILL after the grace; then the rest of its group."""
@@ -100,13 +113,13 @@ class Process:
 class Restarted:
     """A command that is started again whenever it ends."""
 
-    def __init__(self, command: Command, log_file: Path) -> None:
+    def __init__(self, command: Command, log_file: Path | None) -> None:
         self._command, self._log_file = command, log_file
         self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self.process = Process(command, log_file)
 
-    def look(self) -> int | None:
-        """Check the process. Return its exit code once if it ended, and start it again after its pause."""
+    def look(self, *, may_start: bool = True) -> int | None:
+        """Check the process. Return its exit code once if it ended, and start it again after its pause, if it may."""
         if (code := self.process.exit_code) is None:
             return None
         now = time.monotonic()
@@ -115,9 +128,9 @@ class Restarted:
             if self.process.ran_s > HEALTHY_AFTER_S:
                 self._pauses.reset()
             self._again_at = now + self._pauses.next_s()
-            _say(f"{self._command.name} ended with {code}: {self.process.last_line()[:300]}")
+            _say(f"{self._command.name} ended with {code}: {self.process.last_error()}")
             return code
-        if now >= self._again_at:
+        if may_start and now >= self._again_at:
             self._again_at = 0.0
             self.process = Process(self._command, self._log_file)
         return None
@@ -143,24 +156,47 @@ def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path
             running.append((judge, GRACE_S))
             if not _wait(stop, judge.process, lambda: _serves(prm)):
                 return 0
-        front = Process(server, None)
+        front = Restarted(server, None)
         running.append((front, GRACE_S))
-        if not _wait(stop, front, announced.exists):
+        if not _wait(stop, front.process, announced.exists):
             return 0
         trainer = Restarted(driver, logs / "driver.log")
         running.append((trainer, DRIVER_GRACE_S))
+        failed_starts = 0
         while not stop.wait(POLL_S):
-            if (code := front.exit_code) is not None:
-                _say(f"the server ended with {code}")
-                return code or 1
+            if (code := front.look()) is not None:
+                is_up = announced.exists() or front.process.ran_s > HEALTHY_AFTER_S
+                failed_starts = 0 if is_up else failed_starts + 1
+                announced.unlink(missing_ok=True)  # of the server that died
+                if code == 0 or failed_starts >= MOST_FAILED_STARTS:
+                    return code
             if judge is not None:
                 judge.look()
-            if trainer.look() == CANNOT_START:
+            # A driver without a server would only end again.
+            code = trainer.look(may_start=announced.exists())
+            if code == CANNOT_START:
                 return CANNOT_START
+            if code:
+                _report(data_dir, trainer.process, code)
         return 0
     finally:
         for part, grace_s in reversed(running):
             (part.process if isinstance(part, Restarted) else part).stop(grace_s)
+
+
+def _report(data_dir: Path, process: Process, code: int) -> None:
+    """Tell the server that the driver ended, and why: it cannot tell so itself."""
+    name = process.command.name
+    reason = f"it ended with {code} after {process.ran_s:.0f} s: {process.last_error()}"
+    body = {"trainer": name, "reason": reason[:LONGEST_REASON], "has_ended": True}
+    try:
+        url = json.loads((data_dir / "run" / "server.json").read_text())["url"]
+        token = (data_dir / "keys" / "trainer.token").read_text().strip()
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/trainer/failed", json.dumps(body).encode(), headers)
+        _OPENER.open(request, timeout=REPORT_S).close()
+    except (OSError, ValueError, LookupError) as error:  # a server that is away, or starts
+        _say(f"the end of {name} was not reported to the server: {error}")
 
 
 def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) -> bool:
@@ -170,7 +206,7 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
         if is_up():
             return True
         if process.exit_code is not None:
-            raise SettingsError(f"{process.command.name} does not start: {process.last_line()[:300]}")
+            raise SettingsError(f"{process.command.name} does not start: {process.last_error()}")
         if time.monotonic() > end:
             raise SettingsError(f"{process.command.name} did not come up within {START_TIMEOUT_S:g} s")
     return False
@@ -179,7 +215,7 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
 def _serves(command: Command) -> bool:
     """Return True if the engine answers. Raises SettingsError if it serves another model."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{command.port}/model_info", timeout=5) as answer:
+        with _OPENER.open(f"http://127.0.0.1:{command.port}/model_info", timeout=5) as answer:
             found = json.load(answer)
     except (OSError, ValueError):
         return False
@@ -188,13 +224,19 @@ def _serves(command: Command) -> bool:
     return True
 
 
-def _check_port(command: Command) -> None:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", command.port or 0))
-        except OSError as error:
-            raise SettingsError(f"{command.name}: port {command.port} is in use") from error
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _check_port(command: Command) -> None:
+    if not is_free(command.port or 0):
+        raise SettingsError(f"{command.name}: port {command.port} is in use")
 
 
 def _say(text: str) -> None:

@@ -21,6 +21,7 @@ strings that slime hands to every rank and does not read in training. Absent ter
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,16 @@ def train_data(args: Any, samples: Sequence[Any]) -> Mapping[str, Any]:
     return train_data_of([Extras.model_validate(sample.metadata["openclaw"]) for sample in samples])
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenBatch:
+    """The last batch, whose step is not yet known to be made."""
+
+    fence: int
+    parent: int
+    state: dict[str, float]
+    """The method's state if that batch makes a version."""
+
+
 class LeasedBatches:
     """slime's data source, built once in the rollout manager's process."""
 
@@ -119,28 +130,28 @@ class LeasedBatches:
         self._method = load_method(config.method.name)
         self._client = TrainerClient(config.url, config.token.get_secret_value())
         self._state: dict[str, float] = {}
-        self._next: tuple[int, dict[str, float]] = (-1, {})
-        """Parent of the last batch, and the method's state if that batch makes a version."""
+        """The method's state behind the last step that was made."""
+        self._open: _OpenBatch | None = None
 
     def batch(self, fence: int) -> list[Extras]:
         """Return the rows of the live lease with this fence. Raises CommitRefused when it is over."""
         lease = self._client.leased(fence)
-        parent, state = self._next
-        if parent != -1 and lease.parent != parent:  # the last batch made a version
-            self._state = state
+        if self._open is not None and lease.parent != self._open.parent:  # the last batch made a version
+            self._state = self._open.state
         left_out = unusable(lease.samples, self._method, self._config.trainer)
         bodies = [body for body in lease.samples if body.sample_id not in left_out]
         state = dict(self._state)
         credit = self._method.advantages([body.to_sample() for body in bodies], self._config.method, state)
-        self._next = (lease.parent, state)
+        self._open = _OpenBatch(fence, lease.parent, state)
         return extras_of(bodies, credit, self._batch_size, parent=lease.parent)
 
     # slime's `DataSource`
 
     def save(self, rollout_id: int) -> None:
-        """Save the method's state after the last batch, whose step is done."""
-        self._state = dict(self._next[1])
-        self._next = (-1, {})
+        """Save the method's state behind the step of the lease with this fence. A repeated call saves it again."""
+        # A later batch whose step was left out has no part in it.
+        if self._open is not None and self._open.fence == rollout_id:
+            self._state, self._open = self._open.state, None
         file = _state_file(self._folder, rollout_id)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(self._state))
@@ -149,7 +160,7 @@ class LeasedBatches:
         """Load the method's state of a checkpoint; without one (the base) it starts fresh."""
         file = None if rollout_id is None or self._folder is None else _state_file(self._folder, rollout_id)
         self._state = json.loads(file.read_text()) if file is not None and file.is_file() else {}
-        self._next = (-1, {})
+        self._open = None
 
     def get_samples(self, num_samples: int) -> list[Any]:
         raise NotImplementedError("samples come by lease")

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from openclaw_rl.errors import CommitRefused
 from openclaw_slime import heartbeat
 from openclaw_slime.doctor import check_start
 from openclaw_slime.node import NodeConfig
-from openclaw_slime.outcome import RankShare
+from openclaw_slime.outcome import LeftOut, RankShare
 from openclaw_slime.weight_push import transfer
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,15 @@ class SlimeNode:
         finally:
             ray.shutdown()
 
-    def train(self, fence: int, moved: Callable[[], None]) -> Sequence[RankShare]:
-        (batch,) = self._results([self._manager.generate.remote(fence)], moved)
+    def train(self, fence: int, moved: Callable[[], None], may_step: Callable[[], None]) -> Sequence[RankShare]:
+        try:
+            (batch,) = self._results([self._manager.generate.remote(fence)], moved)
+            may_step()
+        except Exception as error:
+            # Ray wraps an exception of the manager's process.
+            if any(isinstance(found, CommitRefused) for found in (error, getattr(error, "cause", None))):
+                raise LeftOut(str(error)) from error
+            raise
         return self._results(self._group.async_train(fence, batch), moved)
 
     def _results(self, refs: list[Any], moved: Callable[[], None]) -> list[Any]:

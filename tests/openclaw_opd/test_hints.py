@@ -38,7 +38,11 @@ async def test_without_a_majority_there_is_no_hint(bench, judged, yes, no) -> No
     b = bench("what?", "\\boxed{1}", yes(SHORT))
     found = await find_hints(judged("hi", "a", "x y z"), b.tools)
     assert (found.absent, found.detail) == (Absent.HINT_UNDECIDED, "half_open, no_decision")
-    assert b.tools.health.counts == {"hint_answer_half_open": 1, "hint_answer_no_decision": 1}
+    assert b.tools.health.counts == {
+        "hint_answer_half_open": 1,
+        "hint_answer_no_decision": 1,
+        "hint_answers": 2,
+    }
 
 
 async def test_a_judge_that_fails_is_told_from_one_that_finds_none(bench, judged, yes) -> None:
@@ -55,6 +59,23 @@ async def test_a_cut_answer_gets_one_larger_budget(bench, judged, yes) -> None:
     b = bench(cut, yes(SHORT), hint_votes=1, hint_max_tokens=100)
     assert (await find_hints(judged("hi", "a", "shorter"), b.tools)).hints == (SHORT,)
     assert b.ask.budgets == [100, 200]
+    b = bench(yes(SHORT), hint_votes=1)
+    await find_hints(judged("hi", "a", "shorter"), b.tools)
+    assert b.ask.budgets == [b.tools.judge_tokens]  # unset: the budget of all judge calls
+
+
+async def test_a_budget_that_cuts_many_hints_is_a_problem_until_it_is_larger(bench, judged, yes) -> None:
+    cut, whole = Answer("thought", is_cut=True), yes(SHORT)
+    b = bench(*[cut, cut, whole] * 5, *[whole] * 60, hint_votes=1)
+    for _ in range(10):
+        await find_hints(judged("hi", "a", "shorter"), b.tools)
+    assert b.tools.health.counts == {"hint_answer_cut": 5, "hint_answers": 10}
+    assert b.tools.health.problems() == [
+        "hint answers: failed once: 5 of the last 10 ended at their token limit: raise judge.max_new_tokens"
+    ]
+    for _ in range(50):
+        await find_hints(judged("hi", "a", "shorter"), b.tools)
+    assert b.tools.health.problems() == []
 
 
 async def test_a_comment_is_a_hint_without_a_judge(bench, judged) -> None:

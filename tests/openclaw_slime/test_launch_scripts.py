@@ -109,6 +109,13 @@ def test_the_checkpoint_is_needed():
     assert "HF_CKPT is needed" in done.stderr
 
 
+def test_a_checkpoint_that_is_no_folder_is_refused_before_anything_starts(tmp_path):
+    done = launch(SCRIPTS["openclaw_rl"], HF_CKPT="Qwen/Qwen3-8B", SAVE_CKPT=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: HF_CKPT Qwen/Qwen3-8B: it is no folder here" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_secret_is_printed():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", SGLANG_API_KEY="sk-very-secret")
     assert "sk-very-secret" not in done.stdout + done.stderr

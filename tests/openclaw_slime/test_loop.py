@@ -19,10 +19,12 @@ from openclaw_rl.backoff import Backoff
 from openclaw_rl.trainer_protocol import Commit, LeaseBody, Tip
 from openclaw_rl.trainers.client import LeaseSession, ServerGone
 from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
+from openclaw_slime import checkpoints
 from openclaw_slime.checkpoints import Checkpoints, Due
 from openclaw_slime.loop import NodeLoop, StartAgain
 from openclaw_slime.node import TRAINER, NodeConfig
 from openclaw_slime.outcome import RankShare, merged
+from openclaw_slime.rollout import Extras
 
 
 class Run:
@@ -39,7 +41,7 @@ class Run:
 
     def start(self) -> tuple[NodeLoop, ToyMegatron]:
         self.starts += 1
-        started = self.client.start(TRAINER)
+        started = self.client.start(TRAINER, self.checkpoints.whole_fences())
         megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
         session = LeaseSession(
             self.client,
@@ -99,6 +101,134 @@ def test_updates_are_pushed_at_once_and_checkpointed_now_and_then(run: Run) -> N
     assert [v.state for v in versions[:-1]] == [VersionState.RETIRED] * 4
     assert len(list(run.checkpoints.megatron.glob("iter_*"))) == 2
     assert run.starts == 1
+
+
+def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) -> None:
+    """As by `forget` of one of its samples, at each point before the weights can change."""
+    samples = run.samples(4)
+    driver, megatron = run.start()
+
+    def revoke() -> None:
+        run.server.do(run.server.ledger.revoke(trainer=None, reason="a sample was deleted"))
+
+    real = megatron._batches.batch
+    for is_late in (False, True):
+
+        def batch(fence: int, is_late: bool = is_late) -> list[Extras]:
+            if not is_late:
+                revoke()
+            rows = real(fence)
+            revoke()
+            return rows
+
+        megatron._batches.batch = batch  # type: ignore[method-assign]
+        assert driver.turn() is None
+        assert megatron.weights == []
+    megatron._batches.batch = real  # type: ignore[method-assign]
+    run.finish(driver)
+    run.check(samples)
+    assert run.starts == 1
+
+
+def test_a_checkpoint_whose_report_met_no_server_is_found_by_the_next_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies, the driver ends after it, and both start again."""
+    names: list[str] = []
+    driver, _ = run.start()
+    for _ in range(3):
+        names += run.samples(2)
+        driver.turn()
+    waiting = run.samples(2)  # of a version that no checkpoint before this one holds
+
+    def away(*_: object) -> None:
+        raise ServerGone("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.client, "durable", away)
+        driver._session.stop.set()
+        driver.run()
+    assert run.checkpoints.whole_fences()[-1] == driver._fence
+    run.finish()
+    run.check(names + waiting)
+    assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
+def test_a_checkpoint_that_is_on_disk_is_not_written_again_to_report_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.samples(4)
+    driver, _ = run.start()
+    real, answers = run.client.durable, [ServerGone("away")]
+
+    def durable(*given: Any) -> None:
+        if answers:
+            raise answers.pop()
+        real(*given)
+
+    monkeypatch.setattr(run.client, "durable", durable)
+    driver.turn()
+    with pytest.raises(ServerGone):
+        driver.turn()
+    turns(driver, 1)
+    assert run.server.do(run.server.ledger.version(2)).durable
+
+
+def test_a_checkpoint_without_its_mark_is_half_a_checkpoint(run: Run) -> None:
+    run.samples(4)
+    driver, megatron = run.start()
+    driver.turn()
+    megatron.dies_at = "saved"
+    with pytest.raises(Killed):
+        driver.turn()
+    assert len(list(run.checkpoints.megatron.glob("iter_*"))) == 1
+    assert run.checkpoints.whole_fences() == []
+
+
+def test_every_file_of_a_checkpoint_is_flushed_before_it_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.samples(4)
+    driver, _ = run.start()
+    flushed: list[str] = []
+    real = run.client.durable
+
+    def durable(*given: Any) -> None:
+        flushed.append("reported")
+        real(*given)
+
+    monkeypatch.setattr(checkpoints, "_flush", lambda place: flushed.append(place.name))
+    monkeypatch.setattr(run.client, "durable", durable)
+    turns(driver, 2)
+    assert flushed.count("weights.json") == 2
+    mark = next(name for name in flushed if name.startswith("whole_"))
+    assert flushed.index("weights.json") < flushed.index(mark) < flushed.index("reported")
+    assert {"megatron", "versions"} <= set(flushed)
+
+
+def test_a_checkpoint_is_due_by_time_as_well_as_by_steps() -> None:
+    now = 0.0
+    due = Due(20, 120, clock=lambda: now)
+    now = 500.0
+    assert not due.is_now  # no step is missing on disk
+    due.stepped()
+    now = 619.0
+    due.stepped()
+    assert not due.is_now
+    now = 620.0
+    assert due.is_now
+    due.kept()
+    due.stepped()
+    assert not due.is_now
+
+
+def test_a_checkpoint_that_hangs_ends_the_process_with_its_reason(run: Run) -> None:
+    run.samples(4)
+    driver, megatron = run.start()
+    driver.turn()
+    driver.save_timeout_s = 0.2
+    megatron.save_model = lambda *_, **__: run.hung.wait(60)  # type: ignore[assignment,method-assign]
+    driver.turn()
+    assert run.hung.is_set()
+    assert run.server.health.failures["trainer"] == 1
 
 
 def turns(driver: NodeLoop, n: int) -> None:

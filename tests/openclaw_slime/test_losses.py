@@ -9,6 +9,7 @@ from tolerances import rel
 from torch import Tensor
 
 from openclaw_rl.methods.base import TokenTerms, load_method
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainer_protocol import SampleBody
 from openclaw_rl.types import Sample, VersionRun
 from openclaw_slime.losses import Piece, batch_loss
@@ -135,3 +136,39 @@ def test_the_gap_to_the_engine_is_taken_on_what_the_version_itself_sampled(every
     assert Row.of(extras.model_dump_json()).is_fresh == [False, False, True, True, True]
     (extras,) = extras_of([SampleBody.of(every_kind[5])], [[1.0] * 3], 1, parent=0)
     assert not any(Row.of(extras.model_dump_json()).is_fresh)
+
+
+def clipped_surrogate(sample: Sample, reward: float, logits: Tensor, trainer: TrainerSettings) -> Tensor:
+    """The mean over the trained tokens of the dual-clipped surrogate against the engine's log-probs, in float64."""
+    ids = torch.tensor(sample.response_ids)
+    log_probs = (logits / sample.temperature).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+    total, count = log_probs.new_zeros(()), 0
+    for t, is_trained in enumerate(sample.loss_mask):
+        if not is_trained:
+            continue
+        ratio = (log_probs[t] - sample.rollout_log_probs[t]).exp()
+        clipped = ratio.clamp(1 - trainer.clip_low, 1 + trainer.clip_high)
+        gain = torch.minimum(ratio * reward, clipped * reward)
+        if reward < 0:
+            gain = torch.maximum(gain, torch.tensor(3.0 * reward, dtype=gain.dtype))
+        total, count = total - gain, count + 1
+    return total / count
+
+
+@pytest.mark.parametrize("old", ["recompute", "rollout"])
+def test_old_log_probs_of_the_rollout_are_those_of_the_clipped_surrogate(node_config, verdicts, old):
+    """With `recompute` the ratio is one, and the gradient another."""
+    config = node_config("binary_rl")
+    trainer = config.trainer.model_copy(update={"old_log_probs": old})
+    config = config.model_copy(update={"trainer": trainer})
+    method, credit = load_method("binary_rl"), [[sample.reward] * len(sample.response_ids) for sample in verdicts]
+    pieces, places = pieces_of(verdicts, credit, len(verdicts))
+    logits = (2 * torch.randn(int(places[-1][-1]) + 2, VOCABULARY, generator=torch.Generator().manual_seed(2))).double()
+    ours, plain = logits.float().requires_grad_(), logits.clone().requires_grad_()
+    (batch_loss(method, config, pieces, ours, VocabShard()) / len(verdicts)).backward()
+    surrogates = [
+        clipped_surrogate(s, c[0], plain[at], trainer) for s, c, at in zip(verdicts, credit, places, strict=True)
+    ]
+    (sum(surrogates) / len(verdicts)).backward()
+    difference = float((ours.grad - plain.grad).abs().max())
+    assert difference < 1e-6 if old == "rollout" else difference > 1e-2

@@ -1,5 +1,6 @@
 """The processes of a node, with toy commands in the place of SGLang, the server and the driver."""
 
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import SettingsError
+from openclaw_slime import processes
 from openclaw_slime.processes import Command, run
 
 TOYS = """
@@ -39,6 +41,40 @@ if kind == "prm":
     threading.Thread(target=server.serve_forever, daemon=True).start()
 if kind == "driver" and len((folder / "events").read_text().split("driver 0")) == 2:
     sys.exit(75)
+if kind == "mortal":  # a server that dies once its driver runs, and takes reports
+    starts = (folder / "events").read_text().count("mortal")
+    reports = folder / "reports"
+    class Api(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            said = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with reports.open("a") as file:
+                file.write(json.dumps([self.path, self.headers["authorization"], said]) + "\\n")
+            self.send_response(200)
+            self.end_headers()
+        def log_message(self, *_): pass
+    import threading
+    server = http.server.HTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for place, text in (("run/server.json", json.dumps({"url": f"http://127.0.0.1:{server.server_port}"})),
+                        ("keys/trainer.token", "secret\\n")):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text(text)
+    while starts == 1 and "loops" not in (folder / "events").read_text():
+        time.sleep(0.02)
+    if starts == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+if kind == "gone" and (folder / "events").read_text().count("gone") > 1:
+    sys.exit("EngineError: the engine does not start")
+if kind == "gone":
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "server.json").write_text("{}")
+    time.sleep(0.5)
+    (folder / "run" / "server.json").unlink()
+    sys.exit(2)
+if kind == "loops":
+    print("AssertionError: this rank has another shape\\nkilled 3 processes", flush=True)
+    sys.exit(1)
 if kind == "broken":
     sys.exit("--hf-checkpoint: no such folder")
 while True:
@@ -132,3 +168,37 @@ def test_a_prm_that_serves_another_model_is_refused(toys: Path, monkeypatch: pyt
     with pytest.raises(SettingsError, match="serves 'POLICY'"):
         run(prm, command("server", toys, port=free_port()), command("driver", toys), data_dir=toys)
     assert (toys / "events").read_text() == "prm 2\nprm stopped\n"
+
+
+def test_a_server_that_dies_comes_back_and_hears_why_its_driver_ends(toys: Path) -> None:
+    code = f"""
+from openclaw_slime.processes import Command
+folder = Path({str(toys)!r})
+def command(kind, *more, **fields):
+    return Command(kind, sys.executable, "node_toys", (kind, str(folder), *more), {{}}, **fields)
+sys.exit(processes.run(None, command("mortal", port={free_port()}), command("loops"), data_dir=folder))
+"""
+    launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
+    events, reports = toys / "events", toys / "reports"
+    end = time.monotonic() + 120
+    while not events.exists() or events.read_text().count("mortal") < 2 or not reports.exists():
+        assert launch.poll() is None, launch.communicate()
+        assert time.monotonic() < end, launch.kill()
+        time.sleep(0.05)
+    launch.send_signal(signal.SIGTERM)
+    _, said = launch.communicate(timeout=120)
+    assert launch.returncode == 0
+    assert "mortal ended with -9" in said
+    path, key, body = json.loads(reports.read_text().splitlines()[0])
+    assert (path, key) == ("/v1/trainer/failed", "Bearer secret")
+    assert (body["trainer"], body["has_ended"]) == ("loops", True)
+    assert body["reason"].startswith("it ended with 1 after ")
+    assert f"AssertionError: this rank has another shape ({toys}/logs/driver.log)" in body["reason"]
+
+
+def test_a_server_that_does_not_come_up_again_ends_the_run(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(processes, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(processes, "POLL_S", 0.05)
+    assert run(None, command("gone", toys, port=free_port()), command("driver", toys), data_dir=toys) == 1
+    assert (toys / "events").read_text().count("gone") == 1 + processes.MOST_FAILED_STARTS - 1

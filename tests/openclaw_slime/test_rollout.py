@@ -1,10 +1,17 @@
+import json
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import TrainerError
-from openclaw_rl.trainer_protocol import SampleBody
-from openclaw_slime.rollout import EXTRAS_KEY, Extras, extras_of, train_data_of
+from openclaw_rl.methods.binary_rl import BinarySettings
+from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.trainer_protocol import LeaseBody, SampleBody
+from openclaw_slime.node import NodeConfig
+from openclaw_slime.rollout import EXTRAS_KEY, Extras, LeasedBatches, extras_of, train_data_of
 
 
 def body(n: int, mask: list[bool], prompt: int = 3) -> SampleBody:
@@ -64,3 +71,57 @@ def test_absent_terms_stay_absent():
 def test_what_slime_would_trim_is_refused(n):
     with pytest.raises(TrainerError, match=f"a batch of {n} samples"):
         extras_of([body(i, [True]) for i in range(n)], [[1.0]] * n, 2)
+
+
+class Leases:
+    """Leases of two samples by their fence; each is on the parent that it was given."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+
+    def leased(self, fence: int) -> LeaseBody:
+        samples = [body(n, [True, True]) for n in range(2)]
+        return LeaseBody(lease_id=f"l{fence}", fence=fence, parent=self.parents[fence], expires_at=0, samples=samples)
+
+
+def batches(folder: Path) -> tuple[LeasedBatches, Leases]:
+    method = BinarySettings(baseline="ema")
+    config = NodeConfig(url="http://server", token="t", trainer=TrainerSettings(), method=method)
+    made = LeasedBatches(Namespace(openclaw=config, global_batch_size=2, save=str(folder)))
+    made._client = leases = Leases()  # type: ignore[assignment]
+    return made, leases
+
+
+def saved(folder: Path, fence: int) -> dict[str, float]:
+    return json.loads((folder / f"method_state_{fence:07d}.json").read_text())
+
+
+def test_a_checkpoint_that_is_saved_twice_keeps_the_methods_state(tmp_path):
+    made, leases = batches(tmp_path)
+    leases.parents = {10: 0, 11: 1}
+    made.batch(10)
+    made.save(10)
+    once = saved(tmp_path, 10)
+    made.save(10)  # the server was away when the first was reported
+    assert saved(tmp_path, 10) == once != {}
+    made.batch(11)
+    made.save(11)
+    assert saved(tmp_path, 11).keys() == once.keys()
+    assert saved(tmp_path, 11) != once
+
+
+def test_a_step_that_is_left_out_has_no_part_in_the_methods_state(tmp_path):
+    made, leases = batches(tmp_path)
+    leases.parents = {10: 0, 11: 1, 12: 1}
+    made.batch(10)
+    made.batch(11)  # on version 1, so 10 made it; this one is left out
+    made.save(10)
+    once = saved(tmp_path, 10)
+    plain, same = batches(tmp_path / "plain")
+    same.parents = {10: 0}
+    plain.batch(10)
+    plain.save(10)
+    assert saved(tmp_path / "plain", 10) == once
+    made.batch(12)  # left out too
+    made.save(10)
+    assert saved(tmp_path, 10) == once

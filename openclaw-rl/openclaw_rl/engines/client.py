@@ -78,6 +78,12 @@ class HttpEngine:
             trust_env=False,
         )
 
+    def move(self, url: str) -> None:
+        """Call the engine at this URL from now on: its process starts again there."""
+        self.url = url.rstrip("/")
+        self._generate.close()
+        self._generate = Connections(f"{self.url}/generate", connect_s=self._settings.connect_timeout_s)
+
     async def aclose(self) -> None:
         self._generate.close()
         await self._client.aclose()

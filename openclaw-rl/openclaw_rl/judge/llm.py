@@ -41,6 +41,7 @@ class _Vote:
     value: int | None
     text: str = ""
     error: JudgeError | None = None
+    is_cut: bool = False
 
 
 class LlmJudge:
@@ -60,7 +61,9 @@ class LlmJudge:
                 continue
             if isinstance(outcome, Outcome):
                 valid = sum(vote.value is not None for vote in ballot)
-                error = next((vote.error for vote in ballot if vote.error is not None), None)
+                error: object = next((vote.error for vote in ballot if vote.error is not None), None)
+                if error is None and any(vote.is_cut for vote in ballot):
+                    error = f"answers end at their token limit, {2 * self._settings.max_new_tokens}"
                 raise JudgeError(
                     f"{valid} valid votes, {self._settings.needed_votes} needed" + (f": {error}" if error else "")
                 )
@@ -92,4 +95,4 @@ class LlmJudge:
                 answer = await self._ask(prompt, max_new_tokens=2 * budget)
         except JudgeError as error:
             return _Vote(None, error=error)
-        return _Vote(parse_vote(answer.text, is_cut=answer.is_cut), answer.text)
+        return _Vote(parse_vote(answer.text, is_cut=answer.is_cut), answer.text, is_cut=answer.is_cut)

@@ -63,6 +63,8 @@ class ScoringTools(Generic[S_co]):
     render: Render | None = None
     ask: JudgeClient | None = None
     """One judge sample."""
+    judge_tokens: int = 4096
+    """Token budget of one judge answer, reasoning included: `judge.max_new_tokens`."""
     context_length: int = 0
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))

@@ -158,7 +158,7 @@ async def _up(engine: HttpEngine, child: Child | None, timeout_s: float) -> Mode
     end = time.monotonic() + timeout_s
     while not await engine.is_healthy():
         if child is not None and child.status().restarts > 2:
-            raise EngineError(f"the engine does not start: {child.last_line()}")
+            raise EngineError(f"the engine does not start: {child.last_error()}")
         if time.monotonic() > end:
             raise EngineError(f"the engine did not come up within {timeout_s:g} s")
         await asyncio.sleep(_POLL_S)

@@ -1,11 +1,14 @@
-"""Command line and lifeline of a supervised child process, for asyncio's supervisor and for slime's threads.
+"""Command line, lifeline, port and log of a supervised child process, for asyncio's supervisor and slime's threads.
 
 Standard library only: the launcher of a slime node imports it too.
 """
 
 import contextlib
 import os
+import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +17,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict
 
+from openclaw_rl.errors import SettingsError
+
+HIGHEST_PORT = 55_535
+"""SGLang adds 10,000 to its port for gRPC and refuses a sum above 65,535, also with gRPC off."""
+LONGEST_LINE = 300
+_TRIES = 200
+_TAIL_BYTES = 64 * 1024
+_ERROR = re.compile(r"\w*(?:Error|Exception)\b")
 _CHILD_MAIN = Path(__file__).with_name("child_main.py")
 
 
@@ -67,7 +78,37 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def last_line(log_file: Path) -> str:
-    """Return the last line of a process's log file, or `it said nothing`."""
-    lines = log_file.read_text(errors="replace").split("\n") if log_file.exists() else []
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+def last_error(log_file: Path) -> str:
+    """Return the last line of a process's log that names an error, else its last line, with the file's place.
+
+    The line above the last one may be the cause: SGLang ends with a line about the processes that it kills.
+    """
+    lines = [line.strip() for line in _tail(log_file).split("\n") if line.strip()]
+    errors = (line for line in reversed(lines) if _ERROR.search(line))
+    said = next(errors, lines[-1] if lines else "it said nothing")
+    return f"{said[:LONGEST_LINE]} ({log_file})"
+
+
+def _tail(log_file: Path) -> str:
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(0, log_file.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def free_port() -> int:
+    """Return a free loopback port that SGLang accepts. Raises SettingsError if there is none."""
+    for _ in range(_TRIES):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port <= HIGHEST_PORT:
+            return port
+    # The system may draw its free ports from above that limit alone.
+    for port in random.sample(range(20_000, HIGHEST_PORT + 1), _TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise SettingsError(f"no free port up to {HIGHEST_PORT} on 127.0.0.1")

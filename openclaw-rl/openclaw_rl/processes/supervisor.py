@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from openclaw_rl.backoff import Backoff
-from openclaw_rl.processes.command import ChildCommand, end_group, last_line, lifeline
+from openclaw_rl.processes.command import ChildCommand, end_group, last_error, lifeline
 
 log = structlog.get_logger()
 
@@ -49,7 +49,8 @@ class Child:
     ) -> None:
         """on_exit: awaited whenever the process ended without a request to stop."""
         self.name = name
-        self._command = command
+        self.command = command
+        """Command of the next start."""
         self._log_file = log_file
         self._stop_grace_s = stop_grace_s
         self._on_exit = on_exit
@@ -76,9 +77,9 @@ class Child:
             log.info("child_works_again", child=self.name, quick_exits=self._quick_exits)
         self._quick_exits = 0
 
-    def last_line(self) -> str:
-        """Return the last line of the process's log, for a user who asks why the process ended."""
-        return last_line(self._log_file)
+    def last_error(self) -> str:
+        """Return the last error in the process's log and the log's place, for a user who asks why the process ended."""
+        return last_error(self._log_file)
 
     async def run(self) -> None:
         """Keep the process running until cancelled or stopped."""
@@ -142,7 +143,7 @@ class Child:
         descriptor = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command.argv(), stdout=descriptor, stderr=descriptor, **lifeline()
+                *self.command.argv(), stdout=descriptor, stderr=descriptor, **lifeline()
             )
         finally:
             os.close(descriptor)

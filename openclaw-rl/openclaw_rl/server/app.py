@@ -49,7 +49,6 @@ from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
 from openclaw_rl.server.api.status import Condition
-from openclaw_rl.server.api.trainer import GapMonitor
 from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.server.events import ServerEvents
@@ -58,10 +57,10 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.server.regression import RegressionMonitor
 from openclaw_rl.server.routes import served_app
 from openclaw_rl.server.startup import Core, open_core
-from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung
+from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung, report_silence
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
-from openclaw_rl.telemetry.alerts import Alerts
+from openclaw_rl.telemetry.alerts import Alert, Alerts
 
 log = structlog.get_logger()
 
@@ -118,7 +117,7 @@ async def _serve(
         life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "regression monitor")
     start_judging(settings, core, method, events, client=client, life=life, stack=stack)
     url = _url(listener)
-    _start_trainer(settings, core, life, url, events.trainer_spoke)
+    _start_trainer(settings, core, life, url, events.trainer_spoke, alerts.raise_alert)
 
     app = served_app(
         settings,
@@ -128,7 +127,7 @@ async def _serve(
         sessions=sessions,
         publisher=publisher,
         condition=condition,
-        gaps=GapMonitor(core.health, alerts.raise_alert, settings.publisher.self_test_tolerance),
+        alert=alerts.raise_alert,
     )
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
@@ -177,6 +176,7 @@ def start_judging(
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
+        judge_tokens=settings.judge.max_new_tokens,
         context_length=core.context_length,
         slots=limits.scores,
         health=core.health,
@@ -238,9 +238,15 @@ def _canaries(settings: Settings, core: Core) -> tuple[Canary, ...]:
     )
 
 
-def _start_trainer(settings: Settings, core: Core, life: Lifetime, url: str, heartbeat: TrainerHeartbeat) -> None:
-    """Start the local trainer, where the settings name one."""
-    if settings.training.enabled and settings.trainer.kind == "local":
+def _start_trainer(
+    settings: Settings, core: Core, life: Lifetime, url: str, heartbeat: TrainerHeartbeat, alert: Alert
+) -> None:
+    """Start the local trainer, where the settings name one, and watch it or the one of another program."""
+    if not settings.training.enabled:
+        return
+    if settings.trainer.kind == "external":
+        life.own(report_silence(core.health, heartbeat, alert), "trainer watchdog")
+    else:
         trainer = trainer_child(settings, core.data, url=url, token=core.trainer_token, base_hash=core.base_hash)
         life.start(trainer)
         lease_s = settings.training.lease_s

@@ -1,22 +1,13 @@
 """The server's child processes: the engine, of the kind that `engine.kind` names, and the local trainer."""
 
 import os
-import socket
 
 from openclaw_rl.data_dir import DataDir, write_json
 from openclaw_rl.engines.kind import EngineKind, OnExit
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.processes.command import ChildCommand
+from openclaw_rl.processes.command import ChildCommand, free_port
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
-
-
-def free_port() -> int:
-    """Return a free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def engine_child(kind: EngineKind, settings: Settings, data: DataDir, on_exit: OnExit) -> tuple[str, Child | None]:
@@ -24,7 +15,7 @@ def engine_child(kind: EngineKind, settings: Settings, data: DataDir, on_exit: O
 
     Blocks. Raises SettingsError.
     """
-    port = free_port()  # one for the life of the server: a restarted engine has the same URL
+    port = free_port()
     child = kind.child(settings, data, port, on_exit)
     url = settings.engine.url if child is None else f"http://127.0.0.1:{port}"
     if url is None:

@@ -11,13 +11,14 @@ from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
-from openclaw_rl.server.api.trainer import TRAINER, GapMonitor, build_push_router, build_trainer_router
+from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
+from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import Start, Started
 from openclaw_rl.web.auth import Keys
 from openclaw_rl.web.bodies import bounded
@@ -32,12 +33,12 @@ def served_app(
     sessions: Sessions,
     publisher: Publisher,
     condition: Condition,
-    gaps: GapMonitor,
+    alert: Alert,
 ) -> ASGIApp:
     chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
-    app.include_router(_trainer(core, events, life, publisher, gaps))
+    app.include_router(_trainer(core, events, life, publisher, alert))
     app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
@@ -64,7 +65,7 @@ def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
     )
 
 
-def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, gaps: GapMonitor) -> APIRouter:
+def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:
     def committed(_: int) -> None:
         for child in life.children:
             if child.name == TRAINER:
@@ -79,7 +80,7 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
         describe=publisher.pushes.describe,
         health=core.health,
         on_word=events.trainer_spoke.heard,
-        gaps=gaps,
+        alert=alert,
     )
 
 

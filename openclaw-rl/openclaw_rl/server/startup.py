@@ -17,7 +17,7 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.kind import load_kind
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
@@ -146,13 +146,20 @@ async def _engine(
 
     async def on_exit() -> None:
         serving.hold()
+        # A new port for each start: another process may have taken the old one, and every restart would fail alike.
+        with contextlib.suppress(SettingsError):
+            url, again = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
+            if child is not None and again is not None:
+                child.command = again.command
+                engine.move(url)
         engine_exited.set()
 
     kind = load_kind(settings.engine.kind)
     url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
+    engine = HttpEngine(url, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
     if child is not None:
         life.start(child)
-    return HttpEngine(url, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
+    return engine
 
 
 async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:
@@ -167,7 +174,7 @@ async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) ->
                 return await engine.model_info()
         for child in life.children:
             if child.status().restarts > 2:
-                raise EngineError(f"the {child.name} does not start: {child.last_line()}")
+                raise EngineError(f"the {child.name} does not start: {child.last_error()}")
         if time.monotonic() > end:
             raise EngineError(f"the engine did not come up within {timeout_s:g} s")
         await asyncio.sleep(START_POLL_S)

@@ -1,4 +1,4 @@
-"""Watchdog of the local trainer process: it ends a trainer that hangs, and reports it until the trainer recovers.
+"""Watchdog of the trainer's process: it ends a local trainer that hangs, and reports it until the trainer recovers.
 
 It looks at two things. The ledger knows whether the trainer let its lease run out; that is out of order until the next
 commit. The heartbeat knows when the trainer last called this server; silence is out of order until the next call.
@@ -7,6 +7,8 @@ A healthy trainer asks for a batch every few seconds, and renews a lease every m
 `SILENT_S` loads a large model, or hangs: before its first batch, between two, or in a step. The watchdog reports it
 then. It kills the trainer after a lease's time, and the supervisor starts the next one. A model may need longer to load
 than that, so the next trainer gets twice the time.
+
+A trainer that another program runs (slime's driver) is reported in the same way, and ended by its own program.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ import structlog
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server.api.trainer import TRAINER
+from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
 
 log = structlog.get_logger()
@@ -114,3 +117,27 @@ class HeartbeatMonitor:
             self._trainer.kill_hung()
             self._patience_s *= 2
             self._health.failed(PROCESS, f"not a word for {silent_s:.0f} s: it was ended and started again")
+
+
+class SilenceMonitor:
+    """Monitor of a trainer that another program runs: `look` reports its silence, and ends no process."""
+
+    def __init__(self, health: Health, heartbeat: TrainerHeartbeat, alert: Alert) -> None:
+        self._health, self._heartbeat, self._alert = health, heartbeat, alert
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        silent_s = min(self._heartbeat.age_s, time.monotonic() - self._since)
+        if silent_s < SILENT_S:
+            self._health.ok(PROCESS)
+        elif not self._health.is_failing(PROCESS):
+            self._health.failed(PROCESS, f"not a word for {silent_s:.0f} s: it starts, hangs, or is gone", at_once=True)
+            self._alert("trainer_silent", silent_s=round(silent_s))
+
+
+async def report_silence(health: Health, heartbeat: TrainerHeartbeat, alert: Alert) -> None:
+    """Watch the trainer of another program until cancelled."""
+    monitor = SilenceMonitor(health, heartbeat, alert)
+    while True:
+        await asyncio.sleep(LONGEST_WATCH_S)
+        monitor.look()

@@ -47,7 +47,7 @@ def load(
     if isinstance(name, str) and isinstance(table := tree.get("method"), dict):
         tree["method"] = _for_method(table, name)
     for keys, value, source in stronger:
-        _put(tree, keys, _parse(value) if isinstance(value, str) else value, source=source)
+        _put(tree, keys, parse_value(value) if isinstance(value, str) else value, source=source)
     try:
         return tuned.applied(Settings.model_validate(tree))
     except ValidationError as error:
@@ -88,7 +88,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, *, source: str) -> N
     node[path[-1]] = value
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse a TOML value (`8000`, `true`, `["a"]`); return other text as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

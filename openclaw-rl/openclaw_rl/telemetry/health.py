@@ -8,7 +8,7 @@ failure, and one more line when the part works again. The callers log each singl
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,6 +19,8 @@ import structlog
 log = structlog.get_logger()
 
 OUT_AFTER = 3  # not 1: a retry mends a single failed call
+SHARE_OF, LEAST_OF = 50, 10
+"""Newest answers of a part that a share is taken of, and the least number of them."""
 
 FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STEP_BUCKETS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -79,6 +81,7 @@ class Health:
         self.gate = Durations(GATE_BUCKETS_S)
         self._failing: dict[str, _Failing] = {}
         self._failures: Counter[str] = Counter()
+        self._answers: dict[str, deque[bool]] = {}
 
     def count(self, name: str) -> None:
         self.counts[name] += 1
@@ -104,6 +107,19 @@ class Health:
         if not failing.is_failing and (at_once or failing.times >= OUT_AFTER):
             failing.is_failing = True
             log.warning("part_fails", part=part, failures=failing.times, error=error)
+
+    def answered(self, part: str, *, is_bad: bool, limit: float, error: str) -> None:
+        """Count an answer of the part, which is out of order while more than `limit` of its newest answers are bad.
+
+        error: words about the bad answers, behind their number.
+        """
+        answers = self._answers.setdefault(part, deque(maxlen=SHARE_OF))
+        answers.append(is_bad)
+        bad, of = sum(answers), len(answers)
+        if of < LEAST_OF or bad <= limit * of:
+            self.ok(part)
+        elif is_bad or not self.is_failing(part):
+            self.failed(part, f"{bad} of the last {of} {error}", at_once=True)
 
     def is_failing(self, part: str) -> bool:
         failing = self._failing.get(part)

@@ -192,6 +192,8 @@ class LocalLearner:
         return Step(metrics, drop | dict(stepped.drop), stepped.probes)
 
     def _step(self, samples: list[Sample], parent: int | None) -> Step:
+        # A quantised base differs from the engine's on purpose: its distance would hide every other cause.
+        parent = parent if self._settings.quantise == "none" else None
         method_state = dict(self._method_state)
         advantages = self._method.advantages(samples, self._method_settings, method_state)
         probes = probe_rows(samples)

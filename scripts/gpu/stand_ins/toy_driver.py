@@ -57,8 +57,9 @@ class ToyNode:
             for process in (node._head, node._worker):
                 process.kill()
 
-    def train(self, fence: int, moved: Callable[[], None]) -> list[RankShare]:
+    def train(self, fence: int, moved: Callable[[], None], may_step: Callable[[], None]) -> list[RankShare]:
         rows = [row for row in self._batches.batch(fence) if not row.is_filler]
+        may_step()
         end = time.monotonic() + STEP_S
         while time.monotonic() < end:
             if self._head.poll() is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.processes import child_main
-from openclaw_rl.processes.command import ChildCommand, ModuleSearch, last_line
+from openclaw_rl.processes.command import ChildCommand, ModuleSearch, last_error
 
 
 def test_a_child_of_this_environment_runs_the_module_behind_child_main() -> None:
@@ -24,8 +24,17 @@ def test_another_interpreter_runs_child_main_by_its_path_and_sets_the_variables(
     assert command.argv() == ["/other/python", flag, path, *variables, "a.module", "x"]
 
 
-def test_the_last_line_skips_empty_lines_and_a_missing_file(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_line(log) == "it said nothing"
+def test_the_last_error_names_its_file_and_is_not_the_line_about_killed_processes(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert last_error(log) == f"it said nothing ({log})"
     log.write_text("one\ntwo\n\n \n")
-    assert last_line(log) == "two"
+    assert last_error(log) == f"two ({log})"
+    cause = "AttributeError: 'Gemma2Config' object has no attribute 'hidden_act'"
+    log.write_text(f"ready\n{cause}\nkill_process_tree called: parent_pid=1836, include_parent=True, pid=1836\n")
+    assert last_error(log) == f"{cause} ({log})"
+
+
+def test_the_last_error_of_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text("ValueError: old\n" + "step 1\n" * 20_000 + "é done\n")
+    assert last_error(log) == f"é done ({log})"

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from openclaw_rl.processes.command import ChildCommand
 from openclaw_rl.processes.supervisor import Child, ChildStatus
-from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, TrainerHeartbeat, end_when_hung
+from openclaw_rl.server import trainer_watchdog
+from openclaw_rl.server.trainer_watchdog import HeartbeatMonitor, SilenceMonitor, TrainerHeartbeat, end_when_hung
 from openclaw_rl.telemetry.health import Health
 
 
@@ -122,3 +123,20 @@ async def test_a_process_that_hangs_before_its_first_batch_is_started_again(
         watching.cancel()
         await child.stop()
         await running
+
+
+def test_the_silence_of_another_programs_trainer_is_a_problem_and_one_alert(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, alerts, health = [1000.0], [], Health()
+    monkeypatch.setattr(trainer_watchdog.time, "monotonic", lambda: clock[0])
+    heartbeat = TrainerHeartbeat()
+    monitor = SilenceMonitor(health, heartbeat, lambda event, **fields: alerts.append((event, fields)))
+    for clock[0] in (1030.0, 1290.0):
+        monitor.look()
+        assert health.problems() == []  # it starts
+    for clock[0] in (1301.0, 1331.0):
+        monitor.look()
+    assert health.problems() == ["trainer's process: failed once: not a word for 301 s: it starts, hangs, or is gone"]
+    assert alerts == [("trainer_silent", {"silent_s": 301})]
+    heartbeat.heard()
+    monitor.look()
+    assert health.problems() == []

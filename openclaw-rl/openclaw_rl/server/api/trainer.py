@@ -59,6 +59,9 @@ TRAINER = "trainer"
 GAP = "log-probs"
 """Name of the part in `Health` that is out of order while engine and trainer compute different log-probs."""
 
+DRIVER = "driver"
+"""Name of the part that is out of order while an external trainer ends again and again before it asks for a batch."""
+
 _MAX_BODY = 64 << 20
 # A smaller batch becomes due by time alone, and no new sample wakes the waiting lease call then.
 _ASK_AGAIN_S = 5.0
@@ -107,18 +110,19 @@ def build_trainer_router(
     describe: Callable[[Tip], Awaitable[Tip]] | None = None,
     health: Health | None = None,
     on_word: Callable[[], None] = lambda: None,
-    gaps: "GapMonitor | None" = None,
+    alert: Alert = lambda event, **fields: None,
 ) -> APIRouter:
     """Return the routes of every trainer. Raises ValueError for an empty token.
 
     on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
     engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept. on_word: called at every request that has the token. gaps: learns how far engine and trainer are apart.
+    kept. on_word: called at every request that has the token. alert: raised when steps or starts fail again and again,
+    and when engine and trainer are far apart.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
     health = health or Health()
-    gaps = gaps or GapMonitor(health)
+    gaps = GapMonitor(health, alert)
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
     newest = 0
@@ -131,6 +135,7 @@ def build_trainer_router(
     @router.post("/lease")
     async def lease(request: Request) -> Response:
         asked = await parse(request, LeaseRequest)
+        health.ok(DRIVER)  # its start is over
         granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
         return await answer_lease(granted)
 
@@ -175,7 +180,13 @@ def build_trainer_router(
 
     @router.post("/failed")
     async def failed(request: Request) -> dict[str, str]:
-        health.failed(TRAINER, (await parse(request, Failed)).reason)
+        said = await parse(request, Failed)
+        part = DRIVER if said.has_ended else TRAINER
+        was_failing = health.is_failing(part)
+        health.failed(part, said.reason)
+        if health.is_failing(part) and not was_failing:
+            # Without the reason, which is text of a log: an alert leaves the host.
+            alert("trainer_fails", part=part, failures=health.failures[part])
         return {}
 
     return router
@@ -191,20 +202,19 @@ def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
 class GapMonitor:
     """Monitor of the distance between the log-probs of engine and trainer, which every trainer reports with a step."""
 
-    def __init__(self, health: Health, alert: Alert = log.error, limit: float = GAP_ALERT) -> None:
-        """limit: nats a token."""
-        self._health, self._alert, self._limit = health, alert, limit
+    def __init__(self, health: Health, alert: Alert) -> None:
+        self._health, self._alert = health, alert
 
     def observe(self, metrics: Mapping[str, float], *, version: int) -> None:
         """Put the part out of order while the step's distance is too large; alert once. version: the step's parent."""
         gap = metrics.get("fresh_abs_log_ratio")
         if gap is None:  # no token of this step was sampled by the version that it started from
             return
-        if gap <= self._limit:
+        if gap <= GAP_ALERT:
             self._health.ok(GAP)
             return
         if not self._health.is_failing(GAP):
-            self._alert("log_probs_differ", version=version, nats_per_token=gap, limit=self._limit)
+            self._alert("log_probs_differ", version=version, nats_per_token=gap, limit=GAP_ALERT)
         apart = f"engine and trainer differ by {gap:.3g} nats a token on the replies of version {version}"
         self._health.failed(GAP, f"{apart}: they compute different models", at_once=True)
 

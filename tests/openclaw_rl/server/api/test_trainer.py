@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
-from openclaw_rl.server.api.trainer import GapMonitor, LeaseWait, build_trainer_router
+from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import Health
@@ -36,8 +36,7 @@ class Api:
         self.app, self.health, self.words = FastAPI(), Health(), 0
         self.alerts: list[tuple[str, dict[str, Any]]] = []
         parts = {"token": TOKEN, "lease_wait": self.wait, "on_commit": self.committed.append, "health": self.health}
-        parts["gaps"] = GapMonitor(self.health, lambda event, **fields: self.alerts.append((event, fields)))
-        self.app.include_router(build_trainer_router(ledger, on_word=self._word, **parts))
+        self.app.include_router(build_trainer_router(ledger, on_word=self._word, alert=self._alert, **parts))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
             base_url="http://trainer",
@@ -46,6 +45,9 @@ class Api:
 
     def _word(self) -> None:
         self.words += 1
+
+    def _alert(self, event: str, **fields: Any) -> None:
+        self.alerts.append((event, fields))
 
     async def call(self, verb: str, body: Any = None, *, status: int = 200, **kwargs: Any) -> Any:
         answer = await self.http.post(f"/v1/trainer/{verb}", json=body or {}, **kwargs)
@@ -121,6 +123,18 @@ async def test_the_duration_of_a_step_is_counted_once_whatever_the_trainer_repea
     for _ in range(2):
         await api.call("commit", {**step, "report": report})
     assert (api.health.step.cumulative()[-1], api.health.step.total_s) == (("+Inf", 1.0), 2.5)
+
+
+async def test_a_trainer_whose_process_ends_at_each_start_is_a_problem_and_one_alert_until_it_asks_for_a_batch(api):
+    reason = "it ended with 1 after 35 s: AssertionError: another shape (/data/logs/driver.log)"
+    for times in range(1, 5):
+        assert bool(api.alerts) == (times > 3)
+        await api.call("failed", {"trainer": "driver", "reason": reason, "has_ended": True})
+        await api.call("tip")  # its next start says something too
+    assert api.health.problems() == [f"driver: failed 4 times in a row, last: {reason}"]
+    assert api.alerts == [("trainer_fails", {"part": "driver", "failures": 3})]
+    await api.lease()
+    assert api.health.problems() == []
 
 
 async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(api):

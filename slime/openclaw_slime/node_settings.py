@@ -1,0 +1,204 @@
+"""The server's settings on a node: one table, of the launch script's variables under the user's `--set`.
+
+slime's command line takes its numbers from the same table (`under_settings`), so that no setting acts on the server
+alone. A key that no part of a node reads is refused by its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import (
+    Branch,
+    ModelSettings,
+    SamplingSettings,
+    TrainerSettings,
+    TrainingSettings,
+    settings_class,
+)
+from openclaw_rl.settings.loading import parse_value
+from openclaw_slime.arguments import NodeOptions
+
+DATA_DIR = "~/.openclaw-rl/node"
+HOLD_S = 300
+"""Longest wait of a chat while a dead engine comes back, then the driver, which sends its weights.
+
+Measured: 80 s for a 0.6B model.
+"""
+JUDGE_TIMEOUT_S = 600
+"""Time of one judge answer: a thought of twice `judge.max_new_tokens`, at some 30 tokens a second."""
+DRIFT_KL = 0.01
+"""KL_COEF, where the teacher is the policy itself and moves with it."""
+
+_IN_ARGV = {"learning_rate", "weight_decay", "beta1", "beta2", "max_grad_norm", "warmup_steps", "kl_coef"}
+_IN_OUR_CODE = {"clip_low", "clip_high", "old_log_probs", "tis_clip", "tis_mask", "max_tokens", "keep_checkpoints"}
+_TRAINED_WITH = frozenset(_IN_ARGV | _IN_OUR_CODE)
+"""Keys of `trainer.*` that a node reads. The others describe the local trainer."""
+_SET_BY = {
+    "data_dir": "SAVE_CKPT",
+    "model.path": "HF_CKPT",
+    "method.name": "--method",
+    "server.port": "PORT",
+    "engine.kind": "the node: its engine is SGLang",
+    "trainer.kind": "the node: its trainer is slime",
+    "training.weights": "the node: it trains full weights",
+    "trainer.micro_batch_tokens": "MAX_TOKENS_PER_GPU",
+}
+"""Keys that other processes of the node depend on, and the variable in their place."""
+
+B = TypeVar("B", bound=Branch)
+Values = Mapping[str, object]
+"""Dotted keys of the settings; a text is parsed as a TOML value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of our server and its engines that do not follow from the node."""
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    data_dir: str = DATA_DIR
+    served_model_name: str | None = None
+    tool_call_parser: str = "qwen25"
+    reasoning_parser: str = "qwen3"
+    max_new_tokens: int = 8192
+    """Of a chat that names no limit, thought included."""
+    judge: str = "llm"
+    judge_votes: int = 3
+    judge_temperature: float = 0.6
+    judge_max_new_tokens: int = 4096
+    judge_url: str | None = None
+    """OpenAI-compatible base URL of a judge elsewhere; the PRM of this node when unset."""
+    prm_port: int = 30001
+    prm_args: tuple[str, ...] = ()
+    """More arguments for the PRM's SGLang, for example other kernels on a host without its fast ones."""
+    prm_holds_base: bool = False
+    """The PRM of this node serves the policy's own checkpoint, so it can be the teacher too."""
+    mem_fraction_static: float = 0.85
+    top_k: int = 0
+    extra: tuple[str, ...] = ()
+    """More settings of the server, as `key=value`."""
+
+
+def moves_with_policy(method: str, server: ServerOptions) -> bool:
+    """Return True if the method distils, and its teacher can only be the policy itself."""
+    return "teacher" in settings_class(method).model_fields and not server.prm_holds_base
+
+
+def server_values(options: NodeOptions, server: ServerOptions, engine_python: str | None) -> dict[str, object]:
+    """Return every setting that the node gives its server, the user's own last. Raises SettingsError."""
+    layout = options.layout
+    values: dict[str, object] = {
+        "data_dir": server.data_dir,
+        "model.path": options.hf_checkpoint,
+        "model.tool_call_parser": server.tool_call_parser,
+        "model.reasoning_parser": server.reasoning_parser,
+        "model.context_length": options.context_length,
+        "sampling.temperature": options.temperature,
+        "sampling.max_new_tokens": server.max_new_tokens,
+        "method.name": options.method,
+        **_method_values(options.method, server),
+        "training.batch_size": options.batch_size,
+        "training.min_batch": min(4, options.batch_size),
+        "training.weights": "full",
+        "trainer.kind": "external",
+        "trainer.learning_rate": options.learning_rate,
+        "trainer.weight_decay": options.weight_decay,
+        "trainer.beta1": options.adam_beta1,
+        "trainer.beta2": options.adam_beta2,
+        "trainer.max_grad_norm": options.max_grad_norm,
+        "trainer.warmup_steps": options.warmup_steps,
+        "trainer.kl_coef": options.kl_coef,
+        "trainer.max_tokens": options.max_tokens_per_gpu * layout.context_parallel,
+        "judge.kind": server.judge,
+        "engine.kind": "sglang",
+        "engine.memory_fraction": server.mem_fraction_static,
+        "engine.hold_s": HOLD_S,
+    }
+    if engine_python is not None:
+        values["engine.python"] = engine_python
+    if layout.engine_tp > 1:
+        values["engine.args"] = f'["--tp", "{layout.engine_tp}"]'
+    if server.judge == "llm":
+        values |= {
+            "judge.votes": server.judge_votes,
+            "judge.quorum": min(2, server.judge_votes),
+            "judge.temperature": server.judge_temperature,
+            "judge.max_new_tokens": server.judge_max_new_tokens,
+            "judge.timeout_s": JUDGE_TIMEOUT_S,
+            "judge.url": server.judge_url or f"http://127.0.0.1:{server.prm_port}/v1",
+        }
+    if server.top_k:
+        values["method.top_k"] = server.top_k
+    if server.served_model_name is not None:
+        values["server.served_model_name"] = server.served_model_name
+    return values | _given(server.extra, values)
+
+
+def _method_values(method: str, server: ServerOptions) -> dict[str, object]:
+    """Return the settings of a method that distils: its hints, and the teacher that the node can offer."""
+    values: dict[str, object] = {
+        "hint_source": "judge" if server.judge == "llm" else "verbatim",
+        "hint_votes": server.judge_votes,
+        "teacher": "base" if server.prm_holds_base else "policy",  # full weights leave no base in the policy's engine
+    }
+    if server.prm_holds_base:
+        values["teacher_url"] = f"http://127.0.0.1:{server.prm_port}"
+    has = settings_class(method).model_fields
+    return {f"method.{key}": value for key, value in values.items() if key in has}
+
+
+def _given(extra: Sequence[str], values: Values) -> dict[str, object]:
+    """Return the user's settings. Raises SettingsError for one that would act on no part of the node, or on one."""
+    given: dict[str, object] = {}
+    for setting in extra:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {setting!r}: write KEY=VALUE")
+        if key in _SET_BY and parse_value(value) != values.get(key):
+            raise SettingsError(f"--set {key}: it is set by {_SET_BY[key]}")
+        branch, _, name = key.partition(".")
+        if branch == "trainer" and name in TrainerSettings.model_fields and name not in {"kind", *_TRAINED_WITH}:
+            raise SettingsError(f"--set {key}: it is for the local trainer; slime trains here")
+        given[key] = value
+    return given
+
+
+def under_settings(options: NodeOptions, values: Values) -> NodeOptions:
+    """Return the options with the numbers of the final settings. Raises SettingsError for a value out of range."""
+    trainer, training = _branch(TrainerSettings, "trainer", values), _branch(TrainingSettings, "training", values)
+    return replace(
+        options,
+        batch_size=training.batch_size,
+        learning_rate=trainer.learning_rate,
+        weight_decay=trainer.weight_decay,
+        adam_beta1=trainer.beta1,
+        adam_beta2=trainer.beta2,
+        max_grad_norm=trainer.max_grad_norm,
+        warmup_steps=trainer.warmup_steps,
+        kl_coef=trainer.kl_coef,
+        temperature=_branch(SamplingSettings, "sampling", values).temperature,
+        context_length=_branch(ModelSettings, "model", values).context_length or options.context_length,
+    )
+
+
+def kept_checkpoints(values: Values) -> int | None:
+    """Return the number of Megatron's checkpoints to keep, where the user set it."""
+    key = "trainer.keep_checkpoints"
+    return _branch(TrainerSettings, "trainer", values).keep_checkpoints if key in values else None
+
+
+def _branch(branch: type[B], name: str, values: Values) -> B:
+    table: dict[str, Any] = {
+        key.removeprefix(f"{name}."): parse_value(value) if isinstance(value, str) else value
+        for key, value in values.items()
+        if key.startswith(f"{name}.")
+    }
+    try:
+        return branch.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingsError(f"--set {name}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
