@@ -170,7 +170,7 @@ GAP_ALERT = 0.15
 """Nats a token between the log-probs of engine and trainer, of the engine's own tokens on the trainer's version.
 
 It equals the default of the self-test's bound (`publisher.self_test_tolerance`): the same figure, on replies instead of
-probes. Two fp32 models differ by 1e-5 and two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or
+probes. Two fp32 models differ by 1e-5, two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or
 weights that did not arrive whole, made 0.4 to 0.7. At 0.15 the importance weights (mean e^0.15) still correct the step.
 """
 
