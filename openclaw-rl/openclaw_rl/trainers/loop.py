@@ -249,6 +249,10 @@ class TrainerLoop:
         except (TrainerError, ValueError) as error:
             # The folder stays: at its start the server removes folders that the ledger does not name.
             log.warning("left_step_unsettled", lease=lease_id, error=str(error))
+            with suppress(
+                CommitRefused
+            ):  # the lease is over; a live one would keep its samples for a quarter of an hour
+                self._client.release(lease_id, fence, "its step cannot be committed")
         self._forget()
 
     def _remember(self, lease: LeaseBody) -> None:
