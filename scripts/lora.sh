@@ -18,7 +18,8 @@ if [ -z "${HF_CKPT:-}" ]; then
   exit 2
 fi
 if [ -n "${SGLANG_API_KEY:-}" ]; then
-  export OPENCLAW_RL__SERVER__API_KEYS="[{key = \"$SGLANG_API_KEY\"}]"
+  key=${SGLANG_API_KEY//\\/\\\\}
+  export OPENCLAW_RL__SERVER__API_KEYS="[{key = \"${key//\"/\\\"}\"}]"
 fi
 
 settings=(

@@ -71,6 +71,20 @@ def test_no_secret_is_printed():
     assert "sk-secret" not in " ".join(printed(SCRIPTS["binary_rl"], SGLANG_API_KEY="sk-secret"))
 
 
+@pytest.mark.parametrize("script", ["scripts/lora.sh", "slime/launch.sh"])
+@pytest.mark.parametrize("key", ["plain", 'a"b', "a\\b", 'end\\"'])
+def test_a_key_may_hold_quotes_and_backslashes(script, key):
+    text = (ROOT / script).read_text()
+    begin = text.index('if [ -n "${SGLANG_API_KEY')
+    part = text[begin : text.index("\nfi\n", begin) + 4]
+    done = subprocess.run(
+        ["bash", "-c", part + 'printf %s "$OPENCLAW_RL__SERVER__API_KEYS"'],
+        env={**os.environ, "SGLANG_API_KEY": key}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    settings = load(None, {}, {"OPENCLAW_RL__SERVER__API_KEYS": done.stdout})
+    assert [found.key.get_secret_value() for found in settings.server.api_keys] == [key]
+
+
 @pytest.mark.parametrize("script", [*SCRIPTS.values(), "scripts/lora.sh"])
 def test_scripts_kill_nothing_and_name_no_place_of_their_own(script):
     text = (ROOT / script).read_text()

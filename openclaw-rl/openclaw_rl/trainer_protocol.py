@@ -166,6 +166,15 @@ class Manifest(_Body):
     weights_file: str = "adapter_model.safetensors"
 
 
+GAP_ALERT = 0.15
+"""Nats a token between the log-probs of engine and trainer, of the engine's own tokens on the trainer's version.
+
+It equals the default of the self-test's bound (`publisher.self_test_tolerance`): the same figure, on replies instead of
+probes. Two fp32 models differ by 1e-5, two bfloat16 ones by 0.003 to 0.05. A dropped attention window or soft cap, or
+weights that did not arrive whole, made 0.4 to 0.7. At 0.15 the importance weights (mean e^0.15) still correct the step.
+"""
+
+
 class Probe(_Body):
     """Forced reply with the trainer's log-probs under the new weights, for the publisher's self-test."""
 

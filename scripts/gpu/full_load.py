@@ -93,7 +93,7 @@ class NoisyLearner:
             for weight in self._model.parameters():
                 weight.copy_(weight.bfloat16())
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step | NoStep:
         between()
         started, sample = time.perf_counter(), samples[0]
         reply = list(sample.response_ids[:PROBE_TOKENS])

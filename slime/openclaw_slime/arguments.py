@@ -1,8 +1,8 @@
 """The node's settings as slime's command line: one table, pure functions, no import of slime.
 
 `model_arguments` reads Megatron's model arguments from the checkpoint's `config.json`. slime compares them with the
-checkpoint and refuses a difference, so no table of models is kept. Dense decoders with grouped-query attention: Qwen2,
-Qwen3, Llama (SmolLM is one).
+checkpoint and refuses a difference, so no table of models is kept. Decoders with grouped-query attention: Qwen2, Qwen3,
+Llama (SmolLM is one), Qwen3's mixture of experts, and dense Qwen3.5, whose linear attention is slime's own layer.
 
 A comment at each group gives the reason for what differs from slime's defaults. `HOOKS` is the whole surface of the
 plugin; the contract tests check each hook against the pinned slime.
@@ -42,8 +42,12 @@ _PLAIN: Mapping[str, Any] = {
 """Values that the map assumes; a checkpoint with others would be trained as another model."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only factors of Llama 3's scaling that Megatron supports."""
-_QK_NORM = {"qwen2": False, "qwen3": True, "llama": False}
-_QKV_BIAS = {"qwen2": True, "qwen3": False, "llama": False}
+_MIXED, _LINEAR = "qwen3_moe", "qwen3_5"
+_KINDS = ("qwen2", "qwen3", "llama", _MIXED, _LINEAR)
+_HAVE_QK_NORM = frozenset({"qwen3", _MIXED, _LINEAR})
+_HAVE_QKV_BIAS = frozenset({"qwen2"})
+_NEED_TRANSFORMER_ENGINE = frozenset({_MIXED, _LINEAR})
+"""Architectures whose layers our own spec does not have."""
 
 
 def read_config(checkpoint: Path) -> Mapping[str, Any]:
@@ -58,8 +62,10 @@ def read_config(checkpoint: Path) -> Mapping[str, Any]:
 def model_arguments(config: Mapping[str, Any]) -> list[str]:
     """Return Megatron's arguments for this architecture. Raises SettingsError for an unmapped one."""
     kind = config.get("model_type")
-    if kind not in _QK_NORM:
-        raise SettingsError(f"HF_CKPT: architecture {kind!r} is not one of {', '.join(_QK_NORM)}")
+    if kind not in _KINDS:
+        raise SettingsError(f"HF_CKPT: architecture {kind!r} is not one of {', '.join(_KINDS)}")
+    # Qwen3.5 has a vision part beside the text model; slime trains and sends the text model.
+    config = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **(config.get("text_config") or config)}
     heads = config["num_attention_heads"]
     for name, plain in _PLAIN.items():
         if config.get(name, plain) not in (plain, None):
@@ -71,25 +77,50 @@ def model_arguments(config: Mapping[str, Any]) -> list[str]:
     arguments += ["--use-rotary-position-embeddings", *_rope(config), "--disable-bias-linear"]
     arguments += ["--normalization", "RMSNorm", "--norm-epsilon", config["rms_norm_eps"]]
     arguments += ["--vocab-size", config["vocab_size"]]
-    if _QK_NORM[kind]:
+    if kind in _HAVE_QK_NORM:
         arguments.append("--qk-layernorm")
-    if _QKV_BIAS[kind]:
+    if kind in _HAVE_QKV_BIAS:
         arguments.append("--add-qkv-bias")
+    if kind == _MIXED:
+        arguments += _experts(config)
+    if kind == _LINEAR:
+        arguments += ["--spec", "slime_plugins.models.qwen3_5", "get_qwen3_5_spec"]
+        arguments += ["--apply-layernorm-1p", "--attention-output-gate"]
     if not config.get("tie_word_embeddings", False):
         arguments.append("--untie-embeddings-and-output-weights")
     return [str(argument) for argument in arguments]
 
 
+def _experts(config: Mapping[str, Any]) -> list[object]:
+    """Return the arguments of a mixture of experts. Raises SettingsError for a router that is not mapped."""
+    # Megatron's softmax comes after the choice of the experts, so their weights always add up to 1.
+    if not config.get("norm_topk_prob", False):
+        raise SettingsError("HF_CKPT: config.json has norm_topk_prob false; only true is mapped")
+    dense, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    is_mixed = [layer not in dense and (layer + 1) % every == 0 for layer in range(config["num_hidden_layers"])]
+    group: list[object] = ["--num-experts", config.get("num_experts") or config["num_local_experts"]]
+    group += ["--moe-layer-freq", f"[{','.join(str(int(mixed)) for mixed in is_mixed)}]"]
+    group += ["--moe-ffn-hidden-size", config["moe_intermediate_size"]]
+    group += ["--moe-router-topk", config["num_experts_per_tok"], "--moe-router-score-function", "softmax"]
+    # No auxiliary loss: it would move weights that no verdict asks to move.
+    group += ["--moe-router-dtype", "fp32", "--moe-aux-loss-coeff", 0, "--moe-token-drop-policy", "probs"]
+    return [*group, "--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm", "--moe-permute-fusion"]
+
+
 def _rope(config: Mapping[str, Any]) -> list[object]:
-    """Return the rotary base, with Llama 3's scaling. Raises SettingsError for other kinds."""
+    """Return the rotary base, and the share of a head that rotates or Llama 3's scaling.
+
+    Raises SettingsError for other kinds.
+    """
     # Older configs keep the scaling in `rope_scaling`.
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     base = config.get("rope_theta") or rope.get("rope_theta")
     if base is None:
         raise SettingsError("HF_CKPT: config.json names no rope_theta")
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind == "default":
-        return ["--rotary-base", int(base)]
+        return ["--rotary-base", int(base), *([] if share == 1.0 else ["--rotary-percent", share])]
     if kind != "llama3" or any(rope.get(name) != value for name, value in _LLAMA3.items()):
         raise SettingsError(f"HF_CKPT: rotary embedding {rope} is not mapped; the plain one and Llama 3's are")
     return ["--rotary-base", int(base), "--use-rope-scaling", "--rope-scaling-factor", float(rope["factor"])]
@@ -158,7 +189,12 @@ def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str
     """Return slime's part of the driver's argv. `config`: the checkpoint's config.json.
 
     The driver asks the server for the rest: the version to load, the checkpoints' folder and the engine's address.
+    Raises SettingsError for an architecture that the options do not fit.
     """
+    if config.get("model_type") in _NEED_TRANSFORMER_ENGINE and not options.has_transformer_engine:
+        raise SettingsError(
+            f"HF_CKPT: {config['model_type']} needs Transformer Engine: our own layers have no such part"
+        )
     groups: list[list[object]] = [
         ["--hf-checkpoint", options.hf_checkpoint, "--ref-load", options.ref_load or options.hf_checkpoint],
         list(model_arguments(config)),

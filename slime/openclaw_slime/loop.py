@@ -26,7 +26,7 @@ from typing import Protocol
 
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import load_method
-from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Tip
+from openclaw_rl.trainer_protocol import GAP_ALERT, Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import LeaseSession, ServerGone
 from openclaw_rl.types import DropReason, WeightKind
 from openclaw_slime.checkpoints import Checkpoints, Due
@@ -37,12 +37,6 @@ from openclaw_slime.rollout import unusable
 from openclaw_slime.weight_push import PushFailed, send_weights
 
 log = logging.getLogger(__name__)
-
-GAP_ALERT = 0.15
-"""Nats a token between the engine's and Megatron's log-probs of the engine's own tokens, on the same version.
-
-Two bfloat16 models differ by 0.003 to 0.05; weights that did not arrive whole differ by far more.
-"""
 
 SAVE_TIMEOUT_S = 1800.0
 """Longest time of a checkpoint; a process whose checkpoint takes longer hangs."""

@@ -41,10 +41,7 @@ class Row:
     @property
     def is_fresh(self) -> list[bool]:
         """[T]: True for trained tokens that the parent version sampled."""
-        if self.sample.is_demonstration:  # the user wrote it: no version sampled it
-            return [False] * len(self.sample.response_ids)
-        fresh = [run.weight_version == self.parent for run in self.sample.versions for _ in range(run.length)]
-        return [is_fresh and mask for is_fresh, mask in zip(fresh, self.sample.loss_mask, strict=True)]
+        return self.sample.sampled_by(self.parent)
 
 
 def ride(tensor: Tensor, row: Row) -> Tensor:

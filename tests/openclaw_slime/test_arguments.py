@@ -1,14 +1,16 @@
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime.arguments import QWEN3_4B, model_arguments, read_config
+from openclaw_slime.arguments import QWEN3_4B, NodeOptions, model_arguments, read_config, slime_arguments
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
@@ -38,6 +40,37 @@ MODELS = {
         rope_scaling={**LLAMA3, "factor": 8.0}, mlp_bias=False,
     ),
 }  # fmt: skip
+MODELS |= {
+    name: shape(
+        "qwen3_moe", hidden, ffn, layers, heads, 4, 151936, head_dim=128, tie_word_embeddings=False, num_experts=128,
+        moe_intermediate_size=expert, num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1,
+        mlp_only_layers=[], use_sliding_window=False, attention_bias=False,
+    )
+    for name, hidden, ffn, layers, heads, expert in (
+        ("qwen3-30B-A3B", 2048, 6144, 48, 32, 768),
+        ("qwen3-235B-A22B", 4096, 12288, 94, 64, 1536),
+    )
+}  # fmt: skip
+QWEN3_5 = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+MODELS |= {
+    name: {
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": is_tied,
+        "vision_config": {"hidden_size": 1152},
+        "text_config": {
+            **shape("qwen3_5_text", hidden, ffn, layers, heads, groups, 248320, head_dim=256, attention_bias=False),
+            "tie_word_embeddings": is_tied,
+            "rope_theta": None,
+            "rope_parameters": QWEN3_5,
+        },
+    }
+    for name, hidden, ffn, layers, heads, groups, is_tied in (
+        ("qwen3.5-0.8B", 1024, 3584, 24, 8, 2, True),
+        ("qwen3.5-4B", 2560, 9216, 32, 16, 4, True),
+        ("qwen3.5-9B", 4096, 12288, 32, 16, 4, False),
+        ("qwen3.5-27B", 5120, 17408, 64, 24, 4, False),
+    )
+}
 """Those that slime has a script for too."""
 
 
@@ -52,14 +85,27 @@ def table(words: Iterable[str]) -> dict[str, list[object]]:
     return found
 
 
+def their_words(script: Path) -> list[str]:
+    """The words of `MODEL_ARGS`, as bash has them."""
+    shown = subprocess.run(
+        ["bash", "-c", 'source "$0" && printf "%s\\n" "${MODEL_ARGS[@]}"', str(script)],
+        capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    return shown.stdout.splitlines()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_arguments_are_those_of_slimes_own_script(name: str) -> None:
     root = Path(os.environ.get("SLIME_ROOT", Path(__file__).parents[3] / "slime"))
     script = root / "scripts" / "models" / f"{name}.sh"
     if not script.is_file():
         pytest.skip("no slime checkout: set SLIME_ROOT")
-    text = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", script.read_text()).replace('"', "")
-    theirs, ours = table(re.findall(r"\(([^)]*)\)", text)[0].split()), table(model_arguments(MODELS[name]))
+    theirs, ours = table(their_words(script)), table(model_arguments(MODELS[name]))
+    if theirs.pop("--position-embedding-type", None) == ["rope"]:  # the newer name
+        theirs["--use-rotary-position-embeddings"] = []
+    if theirs.get("--rotary-percent") == [1.0]:  # the default
+        del theirs["--rotary-percent"]
+    theirs.pop("--use-gated-attention", None)  # neither slime nor Megatron has it; --attention-output-gate is the gate
     theirs.pop("--max-position-embeddings", None)
     theirs.setdefault("--kv-channels", ours["--kv-channels"])
     if "--rotary-scaling-factor" in theirs:  # Megatron has no such argument; what it has is named otherwise
@@ -98,6 +144,8 @@ def test_the_bundled_model_has_a_map(bundled_cache: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_newer_configs_keep_the_rope_in_rope_parameters(name: str) -> None:
     old = MODELS[name]
+    if "text_config" in old:
+        pytest.skip("its config is a newer one")
     new = {key: value for key, value in old.items() if key not in ("rope_theta", "rope_scaling")}
     rope = {"rope_type": "default", "rope_theta": old["rope_theta"], **old.get("rope_scaling", {})}
     assert model_arguments({**new, "rope_parameters": rope}) == model_arguments(old)
@@ -108,7 +156,7 @@ def test_newer_configs_keep_the_rope_in_rope_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not one of qwen2, qwen3, llama"),
+        ({"model_type": "mamba"}, "'mamba' is not one of qwen2, qwen3, llama, qwen3_moe, qwen3_5"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
         ({"rope_scaling": {**LLAMA3, "factor": 8.0, "high_freq_factor": 2.0}}, "'high_freq_factor': 2.0"),
@@ -128,3 +176,18 @@ def test_a_folder_without_a_config_is_refused_by_name(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(dict(QWEN3_4B)))
     assert read_config(tmp_path) == QWEN3_4B
+
+
+def test_layers_without_experts_are_named_and_a_router_that_megatron_has_not_is_refused() -> None:
+    config = {**MODELS["qwen3-30B-A3B"], "num_hidden_layers": 6, "mlp_only_layers": [3], "decoder_sparse_step": 2}
+    assert table(model_arguments(config))["--moe-layer-freq"] == ["[0,1,0,0,0,1]"]
+    with pytest.raises(SettingsError, match="norm_topk_prob false"):
+        model_arguments({**config, "norm_topk_prob": False})
+
+
+@pytest.mark.parametrize("name", ["qwen3-30B-A3B", "qwen3.5-4B"])
+def test_layers_that_our_own_spec_lacks_need_transformer_engine(name: str) -> None:
+    options = NodeOptions("CK", optimizer_on_cpu=False)
+    assert slime_arguments(options, MODELS[name]).count("--spec") == (name == "qwen3.5-4B")
+    with pytest.raises(SettingsError, match="needs Transformer Engine"):
+        slime_arguments(replace(options, has_transformer_engine=False), MODELS[name])

@@ -67,6 +67,10 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
         optimizer_on_cpu=transformer_engine,
     )
     ours = {word for word in slime_arguments(options, QWEN3_4B) if word.startswith("--")}
+    if transformer_engine:
+        router = {"num_experts": 8, "moe_intermediate_size": 768, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        for change in ({"model_type": "qwen3_moe", **router}, {"model_type": "qwen3_5", "partial_rotary_factor": 0.25}):
+            ours |= {word for word in slime_arguments(options, {**QWEN3_4B, **change}) if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
     ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", DataDir(Path("D"))) if word[:2] == "--")}
     ours |= {word for word in checkpoints.save_arguments() + checkpoints.load_arguments(tip, "CK") if word[:2] == "--"}

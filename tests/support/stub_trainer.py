@@ -49,7 +49,7 @@ class StubLearner:
     def load(self, folder: Path | None, *, fresh_moments: bool) -> None:
         self._weights = b"" if folder is None else (folder / WEIGHTS_FILE).read_bytes()
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step | NoStep:
         if self.how == "no step":
             return NoStep("the gradient is not finite")
         if self.how == "hold":

@@ -118,7 +118,7 @@ class CountingLearner:
         self.loads.append((None if folder is None else folder.name, fresh_moments))
         self.state = {"steps": 0, "samples": 0} if folder is None else json.loads((folder / "weights").read_text())
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step | NoStep:
         between()
         self.state = {"steps": self.state["steps"] + 1, "samples": self.state["samples"] + len(samples)}
         return self.during(between) or Step({"loss": 1.0})

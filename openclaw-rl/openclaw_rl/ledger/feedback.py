@@ -23,12 +23,12 @@ import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
 from openclaw_rl.ledger import blobs, deletion, schema
-from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_runs
+from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.messages import Message
-from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun
+from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun, WrittenReply
 
 _NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
 """Turns whose owner forbids training on them, or whose prompt is not kept: no demonstration either."""
@@ -55,11 +55,12 @@ class UserFeedback(LedgerPart):
 
     @write
     def record_feedback(
-        self, db: sqlite3.Connection, said: Feedback, *, user: str, demonstration: Ids | None = None
+        self, db: sqlite3.Connection, said: Feedback, *, user: str, demonstration: Ids | None = None, given: int = 0
     ) -> FeedbackOutcome:
         """Record feedback of a user and let it take effect.
 
         demonstration: the tokens of `said.demonstration` as a reply, its end included; without them no trainer gets it.
+        given: how many of the leading ones are context, which no loss trains.
         The same feedback_id with the same content changes nothing and returns the first effect. Raises FeedbackReused
         for the same feedback_id with other content.
         """
@@ -82,7 +83,7 @@ class UserFeedback(LedgerPart):
                 raise FeedbackReused(f"feedback_id {kept.feedback_id!r} was used for other feedback")
             return _outcome(db, row, kept, Effect(known["effect"]))
         if ids is not None and kept.demonstration is not None and reason not in _NEVER_TRAINED:
-            _add_demonstration(db, row, kept.demonstration, ids, at=at)
+            _add_demonstration(db, row, kept.demonstration, WrittenReply(ids, given), at=at)
         effect = _take_effect(db, row, kept.value, kept.comment is not None, at=at)
         db.execute(
             "INSERT INTO feedback (turn, user, feedback_id, at, value, comment, demonstration, effect)"
@@ -130,7 +131,7 @@ def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
     )
 
 
-def _add_demonstration(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, at: float) -> None:
+def _add_demonstration(db: sqlite3.Connection, of: int, text: str, written: WrittenReply, *, at: float) -> None:
     """Insert a demonstration as a turn, and drop an earlier one of the same turn that still waits."""
     (turn_id,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (of,)).fetchone()
     earlier = db.execute("SELECT id, state FROM turn WHERE demonstration_of = ?", (of,)).fetchall()
@@ -139,7 +140,7 @@ def _add_demonstration(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, 
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.SUPERSEDED, detail="a newer demonstration")
     blobs.touch(db, deletion.pieces_of(db, [of]))  # the request row below refers to them
     name = f"{turn_id}-demo{len(earlier) + 1 if earlier else ''}"
-    tip = schema.get_int(db, "tip")
+    tip, ids = schema.get_int(db, "tip"), written.ids
     row = db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
         " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
@@ -155,8 +156,8 @@ def _add_demonstration(db: sqlite3.Connection, of: int, text: str, ids: Ids, *, 
     (message,) = blobs.put_messages(db, [Message(role="assistant", content=text)])
     log_probs, versions = pack_floats((0.0,) * len(ids)), pack_runs((VersionRun(tip, len(ids)),))
     db.execute(
-        "INSERT INTO reply VALUES (?, ?, 'stop', 0, ?, ?, ?, NULL, ?)",
-        (row, at, message, pack_ids(ids), log_probs, versions),
+        "INSERT INTO reply VALUES (?, ?, 'stop', 0, ?, ?, ?, ?, ?)",
+        (row, at, message, pack_ids(ids), log_probs, pack_mask(written.loss_mask), versions),
     )
     db.execute("INSERT INTO sample (id, temperature, is_demonstration) VALUES (?, 1, 1)", (row,))
     append_event(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")

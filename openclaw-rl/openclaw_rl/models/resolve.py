@@ -19,7 +19,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models.convert import convert
@@ -82,12 +82,23 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load the model with transformers, in fp32 by default, in eval mode."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        resolved.folder, dtype=dtype or torch.float32, local_files_only=True, use_safetensors=True
+    return load_pretrained(resolved.folder, dtype=dtype or torch.float32).to(device).eval()
+
+
+def load_pretrained(folder: Path, **options: Any) -> "PreTrainedModel":
+    """Load a causal language model with the attention that its config needs. options: those of transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    # transformers would choose `sdpa`, which ignores a soft cap of the attention scores (Gemma 2) without an error.
+    # Engine and trainer would then compute another model than SGLang does.
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        options["attn_implementation"] = "eager"
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, local_files_only=True, use_safetensors=True, **options
     )
-    return model.to(device).eval()
+    return model
 
 
 def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:

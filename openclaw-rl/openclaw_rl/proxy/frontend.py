@@ -27,7 +27,7 @@ from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
 from openclaw_rl.proxy.template import load_chat_format
 from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
-from openclaw_rl.types import Ids
+from openclaw_rl.types import Ids, WrittenReply
 
 log = structlog.get_logger()
 
@@ -120,6 +120,19 @@ class FrontEnd:
         thought = f"{self._format.think_end}\n\n" if prompt.reasoning_open else ""
         body = self._pieces.encode(thought + str(self._pieces.protect(text, is_reply=True)))
         return (*body, self._tokenizer.eos_token_id)
+
+    def written_reply(self, text: str) -> WrittenReply:
+        """Return the tokens of a reply that a user wrote. The end of an empty thought, if it has one, is given."""
+        # The user wrote no thought. If `</think>` were trained, the policy would learn not to think.
+        ids, end = self.reply_ids(text), self._format.think_end
+        if end is None or not self.render([Message(role="user", content="a")]).reasoning_open:
+            return WrittenReply(ids)
+        written = ""
+        for given, token in enumerate(ids):
+            if end in written and not self.token_text(token).isspace():
+                return WrittenReply(ids, given)
+            written += self.token_text(token)
+        return WrittenReply(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the plain text of ids, without control tokens."""

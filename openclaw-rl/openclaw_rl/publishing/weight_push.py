@@ -31,6 +31,10 @@ from openclaw_rl.types import VersionState
 log = structlog.get_logger()
 
 
+BEGIN_S = 150.0
+"""Longest wait of a trainer for the gate and an empty engine; less than its call waits (`trainers.client`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Push:
     asked: PushBegin
@@ -48,6 +52,7 @@ class TrainerPushes:
     def __init__(self, ledger: Ledger, policy: PolicyEngine, gate: Gate, swap: asyncio.Lock, *, alert: Alert) -> None:
         """swap: the publisher's lock, so that one swap runs at a time."""
         self._ledger, self._policy, self._gate, self._swap, self._alert = ledger, policy, gate, swap, alert
+        self._begin_s = BEGIN_S
         self._waiting: asyncio.Queue[_Push] = asyncio.Queue(maxsize=1)  # full: the push of a second trainer is refused
         self._now: _Push | None = None
 
@@ -70,7 +75,13 @@ class TrainerPushes:
         except asyncio.QueueFull:
             raise CommitRefused("another push is waiting") from None
         # Shielded: a caller that disconnects while it waits must not leave a push half begun.
-        await asyncio.shield(push.begun)
+        try:
+            async with asyncio.timeout(self._begin_s):
+                await asyncio.shield(push.begun)
+        except TimeoutError as error:
+            # A gate that takes longer than the trainer waits would hold the chats for a transfer that never comes.
+            push.begun.cancel()
+            raise EngineGone(f"the push was not begun within {self._begin_s:g} s") from error
 
     async def end(self, said: PushEnd) -> None:
         """End a push; return when the version serves.
@@ -117,6 +128,8 @@ class TrainerPushes:
         """
         weight_version = push.asked.weight_version
         async with self._swap:
+            if push.begun.cancelled():
+                raise EngineGone("its trainer waits no longer")
             version = await self._ledger.version(weight_version)
             if (tip := (await self._ledger.tip()).weight_version) != weight_version:
                 raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
@@ -131,6 +144,8 @@ class TrainerPushes:
                     raise CommitRefused(refusal)
             await publication.to_loading(self._ledger, version)
             await self._gate.needs_numbers(report.probes)
+            if push.begun.cancelled():
+                raise EngineGone("its trainer waits no longer")
             await self._policy.receive(weight_version, lambda: self._transfer(push))
             refusal = await self._gate.self_test(weight_version, report.probes)
             if refusal is not None:
@@ -146,6 +161,8 @@ class TrainerPushes:
     @staticmethod
     async def _transfer(push: _Push) -> None:
         """Let the trainer send. Raises EngineGone after its deadline."""
+        if push.begun.cancelled():
+            raise EngineGone("its trainer waits no longer")
         push.begun.set_result(None)
         try:
             async with asyncio.timeout(push.asked.deadline_s):

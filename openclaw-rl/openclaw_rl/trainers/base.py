@@ -42,8 +42,8 @@ class Learner(Protocol):
         """Load the version of this folder (None: the base). Raises TrainerError when it is torn or of another shape."""
         ...
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
-        """Make one optimizer step.
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step | NoStep:
+        """Make one optimizer step. parent: the number of the version that the learner holds.
 
         Calls `between` often; an exception that it raises passes through. After a `NoStep` or any error the learner
         must be loaded again.

@@ -46,7 +46,7 @@ def dtype_of(settings: TrainerSettings) -> torch.dtype:
 
 
 def _quantised(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     if torch.device(settings.device).type == "cpu":
         # On some CPUs bitsandbytes repacks weights for inference, and gradients are lost without an error.
@@ -63,12 +63,8 @@ def _quantised(resolved: ResolvedModel, settings: TrainerSettings) -> "PreTraine
         if settings.quantise == "8bit"
         else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        resolved.folder,
-        dtype=dtype,
-        quantization_config=BitsAndBytesConfig(**how),
-        device_map={"": settings.device},
-        local_files_only=True,
-        use_safetensors=True,
-    )
-    return model.eval()
+    quantisation = BitsAndBytesConfig(**how)
+    where = {"": settings.device}
+    return resolve.load_pretrained(
+        resolved.folder, dtype=dtype, quantization_config=quantisation, device_map=where
+    ).eval()

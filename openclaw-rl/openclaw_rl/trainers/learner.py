@@ -166,7 +166,7 @@ class LocalLearner:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step | NoStep:
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step | NoStep:
         started = time.perf_counter()
         drop = {s.sample_id: reason for s in samples if (reason := self._unusable(s)) is not None}
         usable = [sample for sample in samples if sample.sample_id not in drop]
@@ -174,7 +174,7 @@ class LocalLearner:
             return NoStep("no sample of the batch can be trained on", drop)
         self._policy.between = between
         try:
-            stepped = self._step(usable)
+            stepped = self._step(usable, parent)
         except NotFinite as error:
             return NoStep(str(error), drop | self._blame(usable))
         except torch.OutOfMemoryError:
@@ -191,13 +191,22 @@ class LocalLearner:
         metrics["learner_s"] = time.perf_counter() - started
         return Step(metrics, drop | dict(stepped.drop), stepped.probes)
 
-    def _step(self, samples: list[Sample]) -> Step:
+    def _step(self, samples: list[Sample], parent: int | None) -> Step:
+        # A quantised base differs from the engine's on purpose: its distance would hide every other cause.
+        parent = parent if self._settings.quantise == "none" else None
         method_state = dict(self._method_state)
         advantages = self._method.advantages(samples, self._method_settings, method_state)
         probes = probe_rows(samples)
         before = score(self._policy, probes)
         metrics, left_out = train_step(
-            self._policy, self._optimizer, self._method, samples, advantages, self._settings, self._method_settings
+            self._policy,
+            self._optimizer,
+            self._method,
+            samples,
+            advantages,
+            self._settings,
+            self._method_settings,
+            parent=parent,
         )
         after = score(self._policy, probes)
         if not all(math.isfinite(value) for values in (*before, *after) for value in values):

@@ -108,7 +108,7 @@ class TrainerLoop:
 
         log.info("step_started", lease=lease.lease_id, parent=lease.parent, samples=len(lease.samples))
         with self._timed("step_s"):
-            result = self._learner.step([body.to_sample() for body in lease.samples], between)
+            result = self._learner.step([body.to_sample() for body in lease.samples], between, lease.parent)
         if isinstance(result, NoStep):
             raise _NoStepMade(result)
         self._session.progress()
@@ -249,6 +249,10 @@ class TrainerLoop:
         except (TrainerError, ValueError) as error:
             # The folder stays: at its start the server removes folders that the ledger does not name.
             log.warning("left_step_unsettled", lease=lease_id, error=str(error))
+            with suppress(
+                CommitRefused
+            ):  # the lease is over; a live one would keep its samples for a quarter of an hour
+                self._client.release(lease_id, fence, "its step cannot be committed")
         self._forget()
 
     def _remember(self, lease: LeaseBody) -> None:

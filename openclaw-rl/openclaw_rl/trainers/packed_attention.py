@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION_NAME = "openclaw_rl_packed"
-"""Name of `packed_attention` in transformers' registry. Without a layout it is transformers' `sdpa`."""
+"""Name of `packed_attention` in transformers' registry. Without a layout it is transformers' `sdpa`, and soft caps."""
 _LARGEST_HEAD = 256
 _TOLERANCE = 0.03
 """Between two 16-bit kernels on values of size one. A neighbour that is seen changes them by ten times as much."""
@@ -94,6 +94,8 @@ def packed_attention(
     read. Raises NotImplementedError for an option that it does not support.
     """
     if packed_layout is None:
+        if options.get("softcap") is not None:  # sdpa would ignore it
+            return _capped(query, key, value, attention_mask, options), None
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return plain
     rule = ScoreRule.of(query.shape[-1], options)
@@ -101,6 +103,13 @@ def packed_attention(
     use_varlen = packed_layout.kernel != "split" and rule.softcap is None and _fits_varlen(q, k, v)
     mixed = (_varlen if use_varlen else _split)(q, k, v, packed_layout, rule)
     return mixed.unsqueeze(0), None
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Mapping[str, Any]) -> Tensor:
+    """Return [R, N, Hq, D]: soft-capped attention of padded rows. mask: bool [R, 1, N, N], or None for a causal one."""
+    rule = ScoreRule.of(q.shape[-1], options)
+    cap = options["softcap"]
+    return _soft_capped(q, k, v, rule, cap, mask).transpose(1, 2)
 
 
 def register() -> None:
@@ -191,13 +200,17 @@ def _split(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule
     return torch.cat(parts)
 
 
-def _soft_capped(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, cap: float) -> Tensor:
-    """Compute Gemma 2's scores, cap · tanh(score / cap), by the plain formula: torch has no kernel for them."""
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, cap: float, visible: Tensor | None = None) -> Tensor:
+    """Compute Gemma 2's scores, cap · tanh(score / cap), by the plain formula: torch has no kernel for them.
+
+    visible: bool [R, 1, N, N]; the rule's own window when None.
+    """
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     scores = torch.tanh(q @ k.transpose(-1, -2) * rule.scale / cap) * cap
     length = q.shape[-2]
-    scores = scores.masked_fill(~_visible(length, rule.window or length, q.device), -torch.inf)
+    visible = _visible(length, rule.window or length, q.device) if visible is None else visible
+    scores = scores.masked_fill(~visible, -torch.inf)
     weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
     return weights.to(v.dtype) @ v
 

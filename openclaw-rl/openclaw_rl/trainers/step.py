@@ -48,15 +48,18 @@ def train_step(
     advantages: Sequence[Sequence[float]],
     settings: TrainerSettings,
     method_settings: MethodSettings,
+    *,
+    parent: int | None = None,
 ) -> tuple[dict[str, float], list[int]]:
     """Step once. Return the metrics (flat, finite) and the indices of samples left out because they are not finite.
 
+    parent: the version that the policy holds; the metric `fresh_abs_log_ratio` is of the tokens that it sampled.
     Raises NotFinite when no sample is left, or when gradients or new weights are not finite. The policy must then be
     loaded again.
     """
     started = time.perf_counter()
     optimizer.zero_grad()
-    done = accumulate(policy, method, samples, advantages, settings, method_settings)
+    done = accumulate(policy, method, samples, advantages, settings, method_settings, parent=parent)
     kept = len(samples) - len(done.not_finite)
     if kept == 0:
         raise NotFinite("no sample of the batch has finite log-probs")
@@ -101,6 +104,7 @@ def accumulate(
     method_settings: MethodSettings,
     *,
     share_prefixes: bool = True,
+    parent: int | None = None,
 ) -> Accumulated:
     """Add the gradient of (1/B) Σ_samples loss_i / T_i to the parameters. `Accumulated.loss` is the sum before 1/B."""
     done = Accumulated()
@@ -123,12 +127,21 @@ def accumulate(
             total = total + mean / len(samples)
             done.loss += float(mean.detach())
             done.trained_tokens += loss.token_count
-            for name, (value, over) in loss.tallies.items():
+            for name, (value, over) in {**loss.tallies, **_fresh(sample, terms, parent)}.items():
                 before = done.tallies.get(name, Tally(0.0, 0.0))
                 done.tallies[name] = Tally(before.total + value, before.over + over)
         total.backward()
         done.computed_tokens += batch.tokens
     return done
+
+
+def _fresh(sample: Sample, terms: TokenTerms, parent: int | None) -> dict[str, Tally]:
+    """Return the distance of trainer and engine on tokens of the same version: no learning is part of it."""
+    fresh = [] if parent is None else sample.sampled_by(parent)
+    if not any(fresh):
+        return {}
+    gap = (terms.log_probs.detach() - terms.rollout_log_probs)[torch.tensor(fresh, device=terms.log_probs.device)]
+    return {"fresh_abs_log_ratio": Tally(float(gap.abs().sum()), len(gap))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from openclaw_rl.types.turns import (
     TurnType,
     Verdict,
     VersionRun,
+    WrittenReply,
 )
 from openclaw_rl.types.versions import StepProbe, StepReport, Version, VersionState, WeightKind
 
@@ -53,4 +54,5 @@ __all__ = [
     "VersionRun",
     "VersionState",
     "WeightKind",
+    "WrittenReply",
 ]

@@ -137,6 +137,13 @@ class Sample:
     def oldest_version(self) -> int:
         return min(run.weight_version for run in self.versions)
 
+    def sampled_by(self, weight_version: int | None) -> list[bool]:
+        """Return [T]: True for trained tokens that this version sampled."""
+        if self.is_demonstration:  # the user wrote it: no version sampled it
+            return [False] * len(self.response_ids)
+        runs = [run.weight_version == weight_version for run in self.versions for _ in range(run.length)]
+        return [is_its and is_trained for is_its, is_trained in zip(runs, self.loss_mask, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:

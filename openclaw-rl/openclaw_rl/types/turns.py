@@ -225,6 +225,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenReply:
+    """Tokens of a reply that a user wrote."""
+
+    ids: Ids
+    given: int = 0
+    """Leading tokens that belong to the template and not to the user, such as the end of an empty thought. They are
+    context: no loss trains them."""
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        return (False,) * self.given + (True,) * (len(self.ids) - self.given)
+
+
+@dataclass(frozen=True, slots=True)
 class Feedback:
     """Feedback of a user on one reply, from `POST /v1/feedback`. It wins over the judge."""
 

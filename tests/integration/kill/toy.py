@@ -148,7 +148,7 @@ class ToyLearner:
         """The weights file."""
         return bytes(save({"weights": self._weights.detach()}))
 
-    def step(self, samples: Sequence[Sample], between: Callable[[], None]) -> Step:
+    def step(self, samples: Sequence[Sample], between: Callable[[], None], parent: int | None = None) -> Step:
         between()
         # By hand: what was forked after a backward pass may make none.
         self._weights.grad = torch.stack([gradient(sample) for sample in samples]).sum(dim=0)

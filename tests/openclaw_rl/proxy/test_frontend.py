@@ -142,3 +142,15 @@ def test_an_open_think_block_is_closed_before_a_written_reply(open_thinker: Fron
     *body, end = open_thinker.reply_ids("Sleep early.")
     assert end in open_thinker.end_ids
     assert "".join(map(open_thinker.token_text, body)) == "</think>\n\nSleep early."
+
+
+@pytest.mark.parametrize("text", ["Sleep early.", "\n\nSleep early.", "</think> Sleep early.", ""])
+def test_the_end_of_an_empty_thought_is_not_a_target(open_thinker: FrontEnd, qwen: FrontEnd, text: str) -> None:
+    """A user who writes a reply does not ask the model to think nothing."""
+    written = open_thinker.written_reply(text)
+    given, target = written.ids[: written.given], written.ids[written.given :]
+    assert "".join(map(open_thinker.token_text, given)).rstrip() == "</think>"
+    assert "".join(map(open_thinker.token_text, target[:-1])).strip() == text.strip()
+    assert target[-1] in open_thinker.end_ids  # its end is the user's
+    assert written.loss_mask == (False,) * written.given + (True,) * len(target)
+    assert qwen.written_reply(text).given == 0  # no thought is open

@@ -172,6 +172,21 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await ledger.aclose()
 
 
+async def test_a_push_that_begins_after_its_trainer_waits_no_longer_holds_no_chat(world: World) -> None:
+    """A gate that takes longer than the trainer's call."""
+    number = await world.commit()
+    world.pushes._begin_s = 0.05
+    async with world.publisher._swap:
+        await world.call("push/begin", {"weight_version": number}, status=503)
+    async with asyncio.timeout(10):
+        while world.pushes._now is not None:
+            await asyncio.sleep(0.01)
+    assert world.serving.is_open
+    world.pushes._begin_s = 10.0
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+
+
 async def test_a_version_that_only_its_trainer_has_waits_for_its_push(world: World) -> None:
     assert not (await world.call("tip"))["wants_push"]
     number = await world.commit(probe_error=0.0)

@@ -1,5 +1,6 @@
 """Samples for the random Llama of `make_model`, and a learner on both."""
 
+import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {"rope_theta": 1e4},
     "smollm": {"model_type": "llama", "tie_word_embeddings": True},
     "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 1.5},
     "gemma3_text": {"head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "mistral": {"head_dim": 8, "sliding_window": 4},
 }
@@ -128,7 +130,9 @@ def architecture(request: pytest.FixtureRequest) -> Callable[[], PreTrainedModel
 
     def make() -> PreTrainedModel:
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+        # transformers' own choice, `sdpa`, drops a soft cap
+        attention = {} if "attn_logit_softcapping" not in special else {"attn_implementation": "eager"}
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), **attention).eval()
         return model
 
     return make

@@ -8,10 +8,12 @@ import torch
 from close import approx
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedModel
 
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.models.resolve import load_pretrained
 from openclaw_rl.settings import TrainerSettings
+from openclaw_rl.trainers import packed_attention
 from openclaw_rl.trainers.base import Step
 from openclaw_rl.trainers.full import FullPolicy
 from openclaw_rl.trainers.learner import LocalLearner
@@ -70,4 +72,30 @@ def test_a_step_writes_full_weights_that_transformers_serves(
     architecture().save_pretrained(original)
     written = load_file(tmp_path / "model.safetensors")
     assert set(written) == set(load_file(original / "model.safetensors"))  # the names that the checkpoint came with
-    assert_serves(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), result)
+    assert_serves(load_pretrained(tmp_path).eval(), result)
+
+
+def test_a_soft_cap_reaches_the_loaded_model_and_its_padded_rows(tmp_path: Path) -> None:
+    """Gemma 2's cap of the attention scores, which transformers' `sdpa` drops."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=6, query_pre_attn_scalar=8, attn_logit_softcapping=1.5,
+        initializer_range=0.4,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ids = torch.arange(2, 34).reshape(2, 16)
+
+    def logits(model: PreTrainedModel) -> torch.Tensor:
+        with torch.no_grad():
+            return model.eval()(input_ids=ids, use_cache=False).logits
+
+    def other(attention: str) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+
+    capped, loaded = logits(other("eager")), load_pretrained(tmp_path)
+    assert (logits(other("sdpa")) - capped).abs().mean() > 0.1  # the fault would be seen
+    assert torch.equal(logits(loaded), capped)
+    packed_attention.register()
+    loaded.set_attn_implementation(packed_attention.ATTENTION_NAME)
+    assert (logits(loaded) - capped).abs().max() < 1e-4

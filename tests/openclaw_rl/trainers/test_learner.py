@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 from openclaw_rl.trainers.learner import LocalLearner
-from openclaw_rl.types import DropReason, Sample
+from openclaw_rl.types import DropReason, Sample, VersionRun
 
 MakeLearner = Callable[..., LocalLearner]
 
@@ -140,6 +141,30 @@ def test_metrics_are_flat_finite_and_say_what_happened(make_learner: MakeLearner
     assert (metrics["samples"], metrics["trained_tokens"], metrics["dropped"]) == (4, 11, 0)
     assert (metrics["advantage_min"], metrics["advantage_max"], metrics["reward_mean"]) == (-1, 1, 0)
     assert {"loss", "grad_norm", "abs_log_ratio", "masked_share", "clip_share", "neg_log_prob"} <= metrics.keys()
+
+
+def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_parent_version(
+    make_learner: MakeLearner, batch: list[Sample]
+) -> None:
+    """Tokens of older versions differ by what was learned since, demonstrations have no log-probs at all."""
+    metrics = step(make_learner(), batch).metrics
+    assert "fresh_abs_log_ratio" not in metrics  # the parent is not known
+
+    def gap(samples: list[Sample], parent: int) -> float | None:
+        result = make_learner().step(samples, nothing, parent)
+        assert isinstance(result, Step)
+        return result.metrics.get("fresh_abs_log_ratio")
+
+    assert gap(batch, 0) == pytest.approx(metrics["abs_log_ratio"])  # version 0 sampled every token
+    assert gap(batch, 1) is None
+    first, second, *others = batch
+    mixed = replace(first, versions=(VersionRun(0, 1), VersionRun(1, len(first.response_ids) - 1)))
+    written = replace(second, is_demonstration=True, reward=None)
+    only = step(make_learner(), [first]).metrics["abs_log_ratio"]
+    found = gap([mixed, written, *others], 1)
+    assert found is not None
+    assert found != only  # its first token is of version 0
+    assert found == pytest.approx(only, rel=1.0)
 
 
 def test_samples_that_are_too_long_are_named_and_the_rest_is_trained(

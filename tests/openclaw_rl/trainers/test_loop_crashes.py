@@ -63,6 +63,20 @@ def test_a_kill_loses_no_sample_and_repeats_none(bench: Bench, point: str) -> No
     assert not bench.remembers_a_lease
 
 
+def test_a_left_step_that_the_server_cannot_read_gives_its_samples_back(bench: Bench, batch: list[Sample]) -> None:
+    """Its commit is answered 422: no refusal, and no step either."""
+    killed_at_release(bench)
+    bench.api.hooks["commit"] = lambda: killed()  # type: ignore[assignment,return-value]
+    with pytest.raises(Killed):
+        bench.loop.turn()
+    bench.api.hooks.clear()
+    bench.api.hooks["commit"] = lambda: httpx.Response(422, json={"error": {"message": "report: not a report"}})
+    bench.restart()
+    bench.api.after["release"] = bench.api.hooks.clear
+    assert bench.loop.turn() == 1
+    assert bench.api.released == [("its step cannot be committed", {})]
+
+
 def test_an_unanswered_commit_is_settled_by_the_same_process(bench: Bench, batch: list[Sample]) -> None:
     """The server commits and goes away before it answers: the folder must stay, the version is ours."""
     answers = 0

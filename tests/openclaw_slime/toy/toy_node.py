@@ -65,7 +65,8 @@ class ToyEngine(FakeEngine):
 class ToyServer:
     """In a thread of its own, on a port of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, max_staleness: int = 4) -> None:
+        self._max_staleness = max_staleness
         self.folder, self.engine, self.health = folder, ToyEngine(), Health()
         (folder / "base").mkdir()
         (folder / "base" / "weights.json").write_text("[]")
@@ -87,12 +88,12 @@ class ToyServer:
 
     async def _serve(self) -> None:
         identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
-        training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01)
+        training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01, max_staleness=self._max_staleness)
         self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
         self.serving = VersionAdmission(120)
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
         policy = PolicyEngine(self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base")
-        publisher = Publisher(self.ledger, policy, settings)
+        self.publisher = publisher = Publisher(self.ledger, policy, settings)
         await publisher.restore()
         pushes = publisher.pushes
         readiness = EngineReadiness(

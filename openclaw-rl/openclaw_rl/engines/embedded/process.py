@@ -25,7 +25,7 @@ from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.server import Service, build_app
 from openclaw_rl.engines.embedded.wire import Limits
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.models.resolve import base_hash, resolve
+from openclaw_rl.models.resolve import base_hash, load_pretrained, resolve
 from openclaw_rl.processes.malloc import keep_large_buffers_apart
 from openclaw_rl.settings import EngineSettings, ModelSettings
 from openclaw_rl.web import host_guard
@@ -95,11 +95,9 @@ def load_runner(folder: Path, model: ModelSettings, engine: EngineSettings) -> R
             seats=engine.max_running if on_cpu else 0,
         )
     # Imported here: transformers' model code costs seconds and memory that the fast runner does without.
-    from transformers import AutoModelForCausalLM
-
     from openclaw_rl.engines.embedded.transformers_runner import TransformersRunner
 
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    loaded = load_pretrained(folder, dtype=torch.float32)
     return TransformersRunner(loaded.to(device).eval(), context_length=length)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.kind import EngineKind, Finding, GpuNeed, OnExit
@@ -33,10 +34,13 @@ class SGLangKind(EngineKind):
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child:
         engine = settings.engine
         has_adapters = settings.training.weights == "lora"
+        folder = tokenizer_folder(settings.model, data.cache)
+        if settings.training.enabled:
+            launch.refuse_window(folder, settings.model.context_length)
         arguments = launch.argv(
             launch.look(engine.python),
             engine,
-            folder=tokenizer_folder(settings.model, data.cache),
+            folder=folder,
             name=settings.server.served_model_name or model_display_name(settings.model),
             port=port,
             context_length=settings.model.context_length,
@@ -58,6 +62,14 @@ class SGLangKind(EngineKind):
             if flag in _GPU_FLAGS and value.isdigit():
                 sizes[_GPU_FLAGS[flag]] = int(value)
         return (GpuNeed(f"engine.args {' '.join(settings.engine.args)!r}", sizes["tensor"] * sizes["data"]),)
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        folder = Path(settings.model.path).expanduser()
+        if settings.training.enabled and (folder / "config.json").is_file():  # of other models `child` tells it
+            try:
+                launch.refuse_window(folder, settings.model.context_length)
+            except SettingsError as error:
+                yield str(error)
 
     def findings(self, settings: Settings) -> Iterator[Finding]:
         try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
@@ -115,6 +116,30 @@ def argv(
     named = {word.partition("=")[0] for word in engine.args if word.startswith("--")}
     ours = [word for flag, values in flags.items() if flag not in named for word in (flag, *values)]
     return [*ours, *engine.args]
+
+
+_WITH_WINDOWS = frozenset({"gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gpt_oss", "olmo3", "exaone4"})
+"""Architectures whose sliding window SGLang's own model code applies."""
+
+
+def refuse_window(folder: Path, context_length: int | None) -> None:
+    """Raise SettingsError if SGLang would serve the folder's model without the sliding window that its trainer has."""
+    # Its class for Mistral, Phi-3 and Qwen is Llama's, which sees the whole context. Beyond the window the replies
+    # would then be of another model than the one that is trained (0.5 to 0.7 nats a token).
+    whole: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    config: dict[str, Any] = whole.get("text_config") or whole
+    kind, window = str(config.get("model_type")), config.get("sliding_window")
+    slides = config.get("use_sliding_window", not kind.startswith("qwen"))
+    if "layer_types" in config:
+        slides = slides and "sliding_attention" in config["layer_types"]
+    context = context_length or config.get("max_position_embeddings")
+    if not window or not slides or kind in _WITH_WINDOWS or (context is not None and context <= window):
+        return
+    raise SettingsError(
+        f"model.path {folder}: {kind} attends to a window of {window} tokens, and SGLang serves it without one: engine "
+        f"and trainer would be different models. Set model.context_length to {window} or less, or engine.kind to "
+        '"embedded"'
+    )
 
 
 def dtype_of(engine: EngineSettings, model: ModelSettings) -> str:

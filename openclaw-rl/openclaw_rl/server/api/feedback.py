@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from openclaw_rl.errors import FeedbackReused, RequestError
 from openclaw_rl.ledger import Effect, FeedbackOutcome, FeedbackTarget
-from openclaw_rl.types import Feedback, Ids
+from openclaw_rl.types import Feedback, Ids, WrittenReply
 from openclaw_rl.web.auth import Caller, Keys
 from openclaw_rl.web.bodies import read_body
 from openclaw_rl.web.client_gone import ClientGone
@@ -55,7 +55,7 @@ class FeedbackLedger(Protocol):
     ) -> FeedbackTarget | None: ...
 
     async def record_feedback(
-        self, said: Feedback, *, user: str, demonstration: Ids | None = None
+        self, said: Feedback, *, user: str, demonstration: Ids | None = None, given: int = 0
     ) -> FeedbackOutcome: ...
 
 
@@ -64,7 +64,7 @@ class ReplyTokens(Protocol):
 
     context_length: int
 
-    def reply_ids(self, text: str) -> Ids: ...
+    def written_reply(self, text: str) -> WrittenReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,12 @@ async def _record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> Fee
         comment=body.comment,
         demonstration=body.demonstration,
     )
-    demonstration = None
+    ids, given = None, 0
     if said.demonstration is not None and caller.train:
-        demonstration = await _reply(deps.frontend, said.demonstration, target)
+        written = await _reply(deps.frontend, said.demonstration, target)
+        ids, given = written.ids, written.given
     try:
-        outcome = await deps.ledger.record_feedback(said, user=caller.user, demonstration=demonstration)
+        outcome = await deps.ledger.record_feedback(said, user=caller.user, demonstration=ids, given=given)
     except FeedbackReused as error:
         raise RequestError(str(error), status=409, code="feedback_id_reused", param="feedback_id") from error
     if outcome.effect in (Effect.JUDGED, Effect.RESCORED):
@@ -137,16 +138,17 @@ async def _record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> Fee
     return outcome
 
 
-async def _reply(frontend: ReplyTokens, text: str, target: FeedbackTarget) -> Ids:
-    ids = await asyncio.to_thread(frontend.reply_ids, text)
-    if target.prompt_tokens + len(ids) > frontend.context_length:
+async def _reply(frontend: ReplyTokens, text: str, target: FeedbackTarget) -> WrittenReply:
+    written = await asyncio.to_thread(frontend.written_reply, text)
+    length = len(written.ids)
+    if target.prompt_tokens + length > frontend.context_length:
         raise RequestError(
-            f"demonstration: its {len(ids)} tokens and the prompt's {target.prompt_tokens} are more than the model's"
+            f"demonstration: its {length} tokens and the prompt's {target.prompt_tokens} are more than the model's"
             f" context of {frontend.context_length}",
             code="context_length_exceeded",
             param="demonstration",
         )
-    return ids
+    return written
 
 
 def _parse(data: bytes) -> FeedbackBody:

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -28,6 +29,7 @@ from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainer_protocol import (
+    GAP_ALERT,
     Commit,
     Committed,
     Durable,
@@ -48,10 +50,14 @@ from openclaw_rl.trainer_protocol import (
 from openclaw_rl.types import DropReason, Lease
 from openclaw_rl.web.auth import Secret
 
+log = structlog.get_logger()
+
 Body = TypeVar("Body", bound=BaseModel)
 
 TRAINER = "trainer"
 """Name of the part in `Health` that is out of order while steps fail."""
+GAP = "log-probs"
+"""Name of the part in `Health` that is out of order while engine and trainer compute different log-probs."""
 
 DRIVER = "driver"
 """Name of the part that is out of order while an external trainer ends again and again before it asks for a batch."""
@@ -110,11 +116,13 @@ def build_trainer_router(
 
     on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
     engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept. on_word: called at every request that has the token. alert: raised when steps or starts fail again and again.
+    kept. on_word: called at every request that has the token. alert: raised when steps or starts fail again and again,
+    and when engine and trainer are far apart.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
     health = health or Health()
+    gaps = GapMonitor(health, alert)
     router = APIRouter(prefix="/v1/trainer", route_class=guarded_by(token, on_word), include_in_schema=False)
 
     newest = 0
@@ -156,6 +164,7 @@ def build_trainer_router(
         if weight_version > newest:  # not a commit that the trainer repeats, because it missed the answer
             newest = weight_version
             observe_step(health, body.report.metrics)
+            gaps.observe(body.report.metrics, version=body.parent)
         on_commit(weight_version)
         return Committed(weight_version=weight_version)
 
@@ -188,6 +197,26 @@ def observe_step(health: Health, metrics: Mapping[str, float]) -> None:
     parts = [metrics[name] for name in ("gradient_s", "optimizer_s") if name in metrics]
     if "step_s" in metrics or parts:
         health.step.observe(metrics.get("step_s", sum(parts)))
+
+
+class GapMonitor:
+    """Monitor of the distance between the log-probs of engine and trainer, which every trainer reports with a step."""
+
+    def __init__(self, health: Health, alert: Alert) -> None:
+        self._health, self._alert = health, alert
+
+    def observe(self, metrics: Mapping[str, float], *, version: int) -> None:
+        """Put the part out of order while the step's distance is too large; alert once. version: the step's parent."""
+        gap = metrics.get("fresh_abs_log_ratio")
+        if gap is None:  # no token of this step was sampled by the version that it started from
+            return
+        if gap <= GAP_ALERT:
+            self._health.ok(GAP)
+            return
+        if not self._health.is_failing(GAP):
+            self._alert("log_probs_differ", version=version, nats_per_token=gap, limit=GAP_ALERT)
+        apart = f"engine and trainer differ by {gap:.3g} nats a token on the replies of version {version}"
+        self._health.failed(GAP, f"{apart}: they compute different models", at_once=True)
 
 
 async def _wait_for_lease(

@@ -63,7 +63,12 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     # Two that the hand-written forward does not know.
     "gpt_neox": lambda: GPTNeoXConfig(**COMMON),
     "gemma2": lambda: Gemma2Config(
-        **COMMON, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=64
+        **COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=64,
+        attn_logit_softcapping=1.5,  # low, so that a forward without it is far off
     ),
 }
 TARGETS = {"gpt_neox": ["query_key_value", "dense_4h_to_h"]}
@@ -79,7 +84,8 @@ class Tiny:
     adapters: dict[str, Path]
 
     def reference(self, adapter: str | None) -> PreTrainedModel:
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        # `eager`: transformers' other attentions drop a soft cap
+        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, attn_implementation="eager")
         return (PeftModel.from_pretrained(model, self.adapters[adapter]) if adapter else model).eval()
 
     def log_probs(

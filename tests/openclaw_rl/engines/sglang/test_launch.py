@@ -1,5 +1,6 @@
 """How SGLang is started. That it starts is checked on a GPU host (scripts/gpu); here: what it would be told."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.engines.sglang.kind import KIND
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings, load
 
@@ -106,3 +108,39 @@ def test_an_interpreter_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def environment(root: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     return root / "bin" / "python"
+
+
+MISTRAL = {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
+QWEN = {"model_type": "qwen2", "sliding_window": 4096, "max_position_embeddings": 32768}
+GEMMA3 = {"model_type": "gemma3", "text_config": {**MISTRAL, "model_type": "gemma3_text"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "refused"),
+    [
+        (MISTRAL, None, True),
+        (MISTRAL, 8192, True),
+        (MISTRAL, 4096, False),  # no token sees beyond it
+        ({**MISTRAL, "sliding_window": None}, None, False),
+        ({**MISTRAL, "model_type": "phi3", "sliding_window": 2047, "max_position_embeddings": 4096}, None, True),
+        ({**QWEN, "use_sliding_window": False}, None, False),
+        (QWEN, None, False),  # transformers' default for Qwen is no window
+        ({**QWEN, "use_sliding_window": True}, None, True),
+        ({**QWEN, "use_sliding_window": True, "layer_types": ["full_attention"]}, None, False),
+        (GEMMA3, None, False),
+    ],
+)
+def test_a_window_that_sglang_does_not_apply_is_refused(
+    config: dict[str, object], context: int | None, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    changes = {"engine.kind": "sglang", "model.path": str(tmp_path)} | (
+        {"model.context_length": context} if context else {}
+    )
+    problems = list(KIND.problems(load(None, changes, {})))
+    assert len(problems) == refused
+    if refused:
+        assert f"a window of {config['sliding_window']} tokens, and SGLang serves it without one" in problems[0]
+    assert (
+        list(KIND.problems(load(None, changes | {"training.enabled": False}, {}))) == []
+    )  # it serves, as SGLang would

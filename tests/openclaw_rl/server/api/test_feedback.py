@@ -1,7 +1,7 @@
 """`POST /v1/feedback` over a real ledger: the owner of a turn, the fields of a body, and repeated feedback, which
 counts once.
 
-(`reply_ids` of the real front end is tested in `proxy/test_frontend.py`.)
+(`written_reply` of the real front end is tested in `proxy/test_frontend.py`.)
 """
 
 import json
@@ -19,7 +19,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.server.api.app import http_app
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.settings import ApiKey, TrainingSettings
-from openclaw_rl.types import DropReason, Ids, NextState
+from openclaw_rl.types import DropReason, NextState, WrittenReply
 from openclaw_rl.web.auth import Keys
 
 
@@ -28,8 +28,8 @@ class Words:
 
     context_length = 20
 
-    def reply_ids(self, text: str) -> Ids:
-        return (*(len(word) for word in text.split()), 99)
+    def written_reply(self, text: str) -> WrittenReply:
+        return WrittenReply((*(len(word) for word in text.split()), 99), given=text.split().count("</think>"))
 
 
 @dataclass
@@ -166,6 +166,13 @@ async def test_a_demonstration_waits_for_a_trainer_at_once(api):
     assert api.rings == ["sampled"]
     (sample,) = (await api.ledger.lease(trainer="a", now=True)).samples
     assert (sample.response_ids, sample.prompt_ids, sample.is_demonstration) == ((5, 6, 8, 99), (1, 2, 3), True)
+
+
+async def test_what_the_template_wrote_of_a_demonstration_is_not_trained(api):
+    await api.turn("t")
+    await api.say(id="t", demonstration="</think> Sleep early")
+    (sample,) = (await api.ledger.lease(trainer="a", now=True)).samples
+    assert (sample.response_ids, sample.loss_mask) == ((8, 5, 5, 99), (False, True, True, True))
 
 
 async def test_a_key_that_is_not_to_be_learned_from_demonstrates_nothing(api):

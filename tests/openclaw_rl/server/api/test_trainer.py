@@ -150,6 +150,21 @@ async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(ap
     assert api.health.problems() == []
 
 
+async def test_engine_and_trainer_far_apart_are_a_problem_and_one_alert_until_they_agree(api):
+    for n, gap in enumerate([0.05, 0.5, 0.4, None, 0.01]):  # None: a step without a token of its parent version
+        for name in "ab":
+            await api.sample(f"{n}{name}")
+        lease = await api.lease()
+        step = {"lease_id": lease["lease_id"], "fence": lease["fence"], "parent": n, "manifest": MANIFEST}
+        report = {"metrics": {} if gap is None else {"fresh_abs_log_ratio": gap}}
+        await api.call("commit", {**step, "manifest": {**MANIFEST, "folder": f"versions/{n}"}, "report": report})
+        assert bool(api.health.problems()) == (n in (1, 2, 3))
+        if n == 1:
+            said = "log-probs: failed once: engine and trainer differ by 0.5 nats a token on the replies of version 1"
+            assert api.health.problems() == [f"{said}: they compute different models"]
+    assert api.alerts == [("log_probs_differ", {"version": 1, "nats_per_token": 0.5, "limit": 0.15})]
+
+
 async def test_a_checkpoint_that_cannot_be_kept_is_a_problem_until_one_is(api):
     await api.sample("one")
     await api.sample("two")
