@@ -155,7 +155,7 @@ def per(places: tuple[str, ...], total: int, scale: int) -> float:
 
 
 def shape_figures() -> list[Figure]:
-    """Return the figures of REDESIGN's kind: entries, modules, file sizes, long parameter lists, folder circles."""
+    """Return the figures of the code's shape: entries, modules, file sizes, long parameter lists, folder circles."""
     top = [p for p in CORE.iterdir() if p.name != "__pycache__" and (p.suffix == ".py" or p.is_dir())]
     core = [
         p for p in python_files([CORE]) if p.name != "__init__.py" or p.read_text(encoding="utf-8").count("\n") > 10

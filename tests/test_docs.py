@@ -21,6 +21,9 @@ DOCS = sorted(
 ENDINGS = ("py", "jsonl", "log", "json", "key", "token", "sqlite3")
 PACKAGE = "".join(file.read_text() for file in sorted((ROOT / "openclaw-rl" / "openclaw_rl").rglob("*.py")))
 COMMAND = typer.main.get_command(app)
+METHOD_OF_FOLDER = {"openclaw-rl": "binary_rl", "openclaw-opd": "opd", "openclaw-combine": "combine"}
+SETTINGS = {method: Settings(method={"name": method}) for method in METHOD_OF_FOLDER.values()}
+"""A method owns the settings of the branch `method`."""
 
 
 def names(file: Path) -> str:
@@ -72,19 +75,20 @@ def test_the_settings_it_names_exist(doc: Path) -> None:
     for line in code(doc.read_text()):
         for key in re.findall(rf"(?<![\w./-])((?:{branches})\.\w+)(?![\w/(]|\.\w)", line):
             branch, name = key.split(".")
-            fields = Settings.model_fields[branch].annotation.model_fields
+            fields = {field for settings in SETTINGS.values() for field in type(getattr(settings, branch)).model_fields}
             # or a file or module of that name, or an event of the log
             assert name in fields or name in ENDINGS or f'.{name}"' in PACKAGE, key
 
 
 def test_the_defaults_in_its_tables_are_those_of_the_settings(doc: Path) -> None:
+    settings = SETTINGS[METHOD_OF_FOLDER.get(doc.parent.name, "binary_rl")]
     for table in re.findall(r"^\| setting \| default \|.*\n\|[ |-]+\n((?:\|.*\n)+)", doc.read_text(), re.MULTILINE):
         for row in table.splitlines():
             named, told = (cell.strip() for cell in row.split("|")[1:3])
             keys = re.findall(r"`([\w.]+)`", named)
             if not told or told.startswith("as "):
                 continue
-            branch = getattr(Settings(), keys[0].split(".")[0])
+            branch = getattr(settings, keys[0].split(".")[0])
             found = [getattr(branch, key.split(".")[-1]) for key in keys]
             assert [value(word.strip(" `")) for word in told.split(",")] == found, row
 

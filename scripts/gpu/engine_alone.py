@@ -60,7 +60,7 @@ def logprobs(host: SglangHost) -> Figures:
 
 
 async def _log_probs(host: SglangHost, url: str, adapters: Mapping[str, Path]) -> Figures:
-    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url), loses_adapter_count=True)
     figures: Figures = {}
     try:
         for name, folder in adapters.items():

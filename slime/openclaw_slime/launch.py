@@ -8,8 +8,8 @@ Three processes, joined by HTTP alone, each with its own GPUs:
 - our *server*: proxy, ledger, judge, publisher, with the policy's SGLang as its child;
 - the *driver*: Ray and Megatron. If it dies it is started again, and chats go on.
 
-Needs the standard library only. Leaves to others: slime's arguments (`arguments`), the GPUs of each part (`layout`),
-running processes (`processes`).
+Needs pydantic beside the standard library. Leaves to others: slime's arguments (`arguments`), the GPUs of each part
+(`layout`), running processes (`processes`).
 """
 
 import argparse
@@ -129,6 +129,8 @@ def make_plan(
         raise SettingsError(f"ACTOR_NODES {layout.actor_nodes} needs RAY_ADDRESS: the cluster those nodes belong to")
     if server.top_k and layout.context_parallel > 1:
         raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
+    if server.top_k and "top_k" not in settings_class(options.method).model_fields:
+        raise SettingsError(f"TOP_K is for methods that distil: {options.method} has no top-k")
     prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
     return Plan(
         layout,

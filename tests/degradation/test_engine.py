@@ -92,7 +92,7 @@ async def test_an_engine_that_is_gone_holds_chats_then_refuses_and_serves_when_i
         await here.until_well()
         assert here.lines["engine_down"] <= 1
         assert here.lines["part_fails"] <= 1
-        assert here.lines["engine_down"] + here.lines["part_fails"], "the keeper sees it, or the chats do"
+        assert here.lines["engine_down"] + here.lines["part_fails"], "the watchdog sees it, or the chats do"
         assert 'openclaw_rl_out_of_order{part="engine"}' not in await here.admin("/metrics")
 
 

@@ -84,7 +84,7 @@ def test_the_users_own_word_trains_and_the_ledger_can_be_taken_away(server: Runn
     turn_id = events[0]["id"]
     said = ("--bad", "--comment", "too long", "--demonstration", "Go to bed early.", "--feedback-id", "f1")
     words = command(server, "feedback", turn_id, *said, "--key", "sk-test")
-    assert words == f"{turn_id}: judged, the turn is judged; {turn_id}-demo waits for the trainer\n"
+    assert words == f"{turn_id}: effect judged, state judged; {turn_id}-demo waits for the trainer\n"
     server.wait_for("both samples are trained on", lambda now: now["counts"]["trained"] >= trained + 2, 300)
     demonstration = server.admin("GET", f"/v1/turns/{turn_id}-demo")
     assert (demonstration["state"], demonstration["sample"]["is_demonstration"]) == ("trained", True)

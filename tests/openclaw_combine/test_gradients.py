@@ -115,7 +115,7 @@ def test_gradients_equal_the_slow_reference(
 def slow_loss(
     policy: LoraPolicy, batch: Sequence[Sample], trainer: TrainerSettings, binary: float, opd: float
 ) -> Tensor:
-    """DESIGN §4, one sample and one token at a time, every id of a table by its own."""
+    """Compute the loss one sample and one token at a time, and each id of a table alone."""
     total = torch.zeros((), dtype=torch.float64)
     for sample in batch:
         logits = plain_logits(policy, sample)

@@ -70,6 +70,12 @@ def test_without_prm_gpus_a_judge_elsewhere_is_needed():
     assert "judge.kind=rules" in rules.stdout
 
 
+def test_a_top_k_is_for_methods_that_distil():
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", TOP_K="20")
+    assert refused.returncode == 2, refused.stdout
+    assert refused.stderr == "error: TOP_K is for methods that distil: binary_rl has no top-k\n"
+
+
 def test_more_words_reach_the_prms_engine():
     done = launch(
         SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", PRM_ARGS="--attention-backend triton --log-level 'very low'"

@@ -24,7 +24,7 @@ _OFF = "this server trains nothing: training.enabled is off (--no-learn)"
 
 @app.command(short_help="Give feedback on one reply.")
 def feedback(
-    turn_id: Annotated[str | None, typer.Argument(help="Id of the reply, as `openclaw-rl turns` lists it.")] = None,
+    turn_id: Annotated[str | None, typer.Argument(help="Id of the reply, from `openclaw-rl turns`.")] = None,
     session: Annotated[str | None, typer.Option(help="Instead of an id: the newest turn of this session.")] = None,
     good: Annotated[bool, typer.Option("--good", help="A good reply: a reward of +1.")] = False,
     bad: Annotated[bool, typer.Option("--bad", help="A bad reply: a reward of -1.")] = False,
@@ -48,12 +48,18 @@ def feedback(
 ) -> None:
     """Give feedback on one reply. It wins over the judge's verdict, and may come at any time.
 
-    The effect depends on the turn's state. A turn that waits for its next message, the judge or its score is judged by
-    the feedback. A turn whose sample waits for the trainer is scored again. A turn that was dropped for lack of a
-    verdict (no_next_state, superseded, branch, neutral, unjudged, method) comes back.
+    The command prints the effect, which depends on the turn's state.
 
-    Feedback on a turn that is being trained on, or was, is late: it is kept, shown in `turns`, and takes effect if that
-    version is ever lost. A turn that can never be trained on (greedy sampling, opted out, …) stays as it is.
+    judged: the feedback is the verdict of a turn that waited for its next message, the judge or its score. A turn that
+    was dropped for lack of a verdict (no_next_state, superseded, branch, neutral, unjudged, method) comes back.
+
+    rescored: the turn's sample waited for the trainer; the method scores the turn again.
+
+    late: the turn is being trained on, or was. The server keeps the feedback, shows
+    it in `turns`, and applies it if that version is ever lost.
+
+    recorded: the server keeps the feedback, without effect. A turn that can never be trained on (greedy sampling, opted
+    out, …) stays as it is.
 
     A demonstration becomes a sample of its own, independent of the turn.
     """
@@ -71,7 +77,7 @@ def feedback(
     chat_key = key or (keys[0].key.get_secret_value() if keys else "")
     said = {name: what for name, what in body.items() if what is not None}
     answer = call("POST", "/v1/feedback", config, data_dir, key=chat_key, json=said)
-    print(f"{answer['turn_id']}: {answer['effect']}, the turn is {answer['state']}", end="")
+    print(f"{answer['turn_id']}: effect {answer['effect']}, state {answer['state']}", end="")
     print(f"; {answer['demonstration_id']} waits for the trainer" if answer["demonstration_id"] else "")
 
 
@@ -120,7 +126,7 @@ def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None)
 
 @app.command(short_help="Train now, on the samples that wait.")
 def train(
-    now: Annotated[bool, typer.Option("--now", help="Required: confirms a step on a batch that may be small.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Required: confirms that the batch may be small.")] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -140,7 +146,7 @@ def train(
 
 @app.command(short_help="Delete a session, a conversation or a user from the ledger.")
 def forget(
-    session: Annotated[str | None, typer.Argument(help="Id of the session, as `openclaw-rl turns` lists it.")] = None,
+    session: Annotated[str | None, typer.Argument(help="Id of the session, from `openclaw-rl turns`.")] = None,
     turn: Annotated[
         str | None,
         typer.Option(
@@ -148,13 +154,13 @@ def forget(
         ),
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Owner of the session, when several users have one of that name.")
+        str | None, typer.Option(help="Owner of the session, if several users have a session of that id.")
     ] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Every turn of --user.")] = False,
     rebuild: Annotated[
         bool,
         typer.Option(
-            "--rebuild", help="Roll back to before the first version trained on it, and learn again without it."
+            "--rebuild", help="Roll back to before the first version trained on the session; train again without it."
         ),
     ] = False,
     config: ConfigOption = None,

@@ -83,7 +83,8 @@ def serve(
     ] = None,
     method: Annotated[str | None, typer.Option(help="Training method: binary_rl (default), opd or combine.")] = None,
     judge: Annotated[
-        str | None, typer.Option(help="Judge of each reply by the next message: `rules` (default), or `llm`, a model.")
+        str | None,
+        typer.Option(help="Judge that rates each reply by the next message: `rules` (default), or `llm`, a model."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help=f"Judged turns per training step. Default: {_DEFAULTS.training.batch_size}")
@@ -144,8 +145,8 @@ def status(
     """Show the version that serves, the turns by state, the training, and the parts that are out of order.
 
     A turn waits for the next message (served), for the judge (paired), for the method's score (judged), for a full
-    batch (sampled), and for the end of a training step (leased). It ends as trained, or as dropped, for the reason
-    that the list names; `openclaw-rl turns ID` shows more.
+    batch (sampled), and for the end of a training step (leased). It ends as trained or as dropped. The list counts the
+    dropped turns by reason; `openclaw-rl turns ID` shows the reason of one turn.
 
     A line that begins with ! names a part that is out of order.
     """
@@ -153,20 +154,20 @@ def status(
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
-@app.command(short_help="Open the same as a live page with curves, in the browser.")
+@app.command(short_help="Open the server's live page, with curves, in the browser.")
 def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Open the server's page in the browser: turns, verdicts and the metrics of each step, live.
 
-    The page needs the admin key. A browser on this machine gets it from a file that only you can read. On another
-    machine, open the printed address (through an SSH tunnel, because the server listens on loopback) and type the
-    content of keys/admin.key.
+    The page needs the admin key. On this machine the command passes it to the browser in a file that only you can
+    read. On another machine, open the printed address (through an SSH tunnel, because the server listens on loopback)
+    and type the content of keys/admin.key.
     """
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)
-    door = data.run / "page.html"
-    write_private(door, page_module.door(where, data.secret("admin.key", settings.server.admin_key)).encode())
+    file = data.run / "page.html"
+    write_private(file, page_module.redirect(where, data.secret("admin.key", settings.server.admin_key)).encode())
     print(f"{where}/    (admin key: {data.keys / 'admin.key'})")
-    webbrowser.open(door.as_uri())
+    webbrowser.open(file.as_uri())
 
 
 @app.command()
@@ -206,7 +207,10 @@ def turns(
 
 @app.command("settings", short_help="Print every setting, its value and its meaning.")
 def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
-    """Print every setting with its key, its value and its meaning."""
+    """Print every setting with its key, its value and its meaning.
+
+    The table [method] holds the settings of the chosen method (--set method.name=opd).
+    """
     settings = settings_of(config, parse_sets(sets))
     _print_branch(settings, "", tuned.in_force(settings))
 

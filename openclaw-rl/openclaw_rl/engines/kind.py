@@ -13,7 +13,7 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
-from openclaw_rl.settings.base import ENGINE_KINDS, registered
+from openclaw_rl.settings.base import engine_kinds
 
 Level = Literal["ok", "differs", "missing"]
 OnExit = Callable[[], Awaitable[None]]
@@ -77,9 +77,9 @@ class EngineKind:
 
 def load_kind(name: str) -> EngineKind:
     """Return the kind that is registered under `name`. Raises SettingsError that lists the registered names."""
-    points = registered(ENGINE_KINDS)
+    points = engine_kinds()
     if name not in points:
-        raise SettingsError(f"engine.kind: no kind {name!r}; installed: {', '.join(sorted(points)) or 'none'}")
+        raise SettingsError(f"engine.kind: no kind {name!r}; installed: {', '.join(sorted(points))}")
     try:
         kind = points[name].load()
     except (ImportError, AttributeError) as error:

@@ -22,6 +22,8 @@ from openclaw_rl.types import Ids, LogProbs, VersionRun
 
 _RAW, _ZLIB = 0, 1
 _U16, _U32 = 2, 4
+PROMPT_PIECE = 512
+"""Tokens of one piece of a prompt."""
 
 
 def pack_bytes(data: bytes) -> bytes:
@@ -82,9 +84,6 @@ def pack_runs(runs: tuple[VersionRun, ...]) -> bytes:
 
 def unpack_runs(blob: bytes) -> tuple[VersionRun, ...]:
     return tuple(VersionRun(version, length) for version, length in struct.iter_unpack("<2I", blob))
-
-
-PROMPT_PIECE = 512
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ class UserFeedback(LedgerPart):
         The same feedback_id with the same content changes nothing and returns the first effect. Raises FeedbackReused
         for the same feedback_id with other content.
         """
-        at, kept = self._clock(), self._masks.feedback(said)
+        at, kept = self._clock(), self._redactor.feedback(said)
         ids = demonstration if kept.demonstration == said.demonstration else None  # ids would reveal a masked secret
         found = db.execute(
             "SELECT turn.id, turn.reason FROM turn JOIN request USING (id)"

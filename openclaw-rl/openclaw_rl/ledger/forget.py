@@ -65,9 +65,9 @@ class Forgetting(LedgerPart):
     """Deletions, one at a time."""
 
     def __init__(
-        self, writer: Writer, reader: Reader, training: TrainingSettings, masks: NounRedactor, clock: Clock
+        self, writer: Writer, reader: Reader, training: TrainingSettings, redactor: NounRedactor, clock: Clock
     ) -> None:
-        super().__init__(writer, reader, training, masks, clock)
+        super().__init__(writer, reader, training, redactor, clock)
         self._deletes = asyncio.Lock()
 
     async def forget(self, session_id: str, user: str | None = None) -> Forgotten:

@@ -29,7 +29,7 @@ class Judging(LedgerPart):
 
         The call changes nothing if the user has rated the turn meanwhile: the user wins over the judge.
         """
-        verdict = self._masks.verdict(verdict)
+        verdict = self._redactor.verdict(verdict)
         row = find_turn(db, turn_id)
         if feedback.is_rated(db, row):
             return
@@ -54,7 +54,7 @@ class Judging(LedgerPart):
         The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the method
         knew. The turn stays JUDGED, and the method scores it again.
         """
-        at, sample = self._clock(), self._masks.sample(sample)
+        at, sample = self._clock(), self._redactor.sample(sample)
         row = find_turn(db, sample.sample_id)
         if feedback.has_news(db, row, seen_feedback):
             return

@@ -46,10 +46,10 @@ class Ledger(Turns, Judging, UserFeedback, Leases, Lineage, Versions, Forgetting
         reader: Reader,
         lock: InstanceLock,
         training: TrainingSettings,
-        masks: NounRedactor,
+        redactor: NounRedactor,
         clock: Clock,
     ) -> None:
-        super().__init__(writer, reader, training, masks, clock)
+        super().__init__(writer, reader, training, redactor, clock)
         self._lock = lock
 
     @classmethod
@@ -80,8 +80,8 @@ class Ledger(Turns, Judging, UserFeedback, Leases, Lineage, Versions, Forgetting
         connect = partial(open.connect, path, cache_mb=memory.ledger_mb / _CONNECTIONS)
         writer = Writer(connect)
         writer.start()
-        masks = NounRedactor(redaction, remembered=memory.clean_texts)
-        return cls(writer, Reader(partial(connect, read_only=True)), lock, training, masks, clock)
+        redactor = NounRedactor(redaction, remembered=memory.clean_texts)
+        return cls(writer, Reader(partial(connect, read_only=True)), lock, training, redactor, clock)
 
     async def aclose(self) -> None:
         """Write the calls that were made, then close the file and release its lock."""

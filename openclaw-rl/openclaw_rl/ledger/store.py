@@ -84,9 +84,10 @@ class LedgerPart:
     """Base class of the ledger's parts: the writer, the readers, the settings, the redactor and the clock."""
 
     def __init__(
-        self, writer: Writer, reader: Reader, training: TrainingSettings, masks: NounRedactor, clock: Clock
+        self, writer: Writer, reader: Reader, training: TrainingSettings, redactor: NounRedactor, clock: Clock
     ) -> None:
-        self._writer, self._reader, self._training, self._masks, self._clock = writer, reader, training, masks, clock
+        self._writer, self._reader, self._clock = writer, reader, clock
+        self._training, self._redactor = training, redactor
 
 
 def write(body: Body[Part, P, T]) -> Method[Part, P, T]:

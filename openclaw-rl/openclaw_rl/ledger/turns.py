@@ -40,7 +40,7 @@ class Turns(LedgerPart):
     def begin(self, db: sqlite3.Connection, request: Request) -> None:
         """Commit the request row, without an fsync. `kill -9` does not lose it."""
         prompt_tokens = len(request.prompt_ids)
-        request = self._masks.request(request)  # without the ids, if the prompt has a secret
+        request = self._redactor.request(request)  # without the ids, if the prompt has a secret
         db.execute(
             "INSERT INTO request (request_id, policy, user, session_id, received_at, episode, task, step, sampling,"
             " tools, template_kwargs, prompt_tokens, prompt, messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
@@ -67,7 +67,7 @@ class Turns(LedgerPart):
     def finish(self, db: sqlite3.Connection, turn: Turn, key: TurnKey) -> DropReason | None:
         """Write the turn to disk: SERVED, or DROPPED for `turn.drop` or as `redacted`. Return the reason of the drop;
         None: the turn waits for its next state."""
-        turn = self._masks.turn(turn)
+        turn = self._redactor.turn(turn)
         row = _end_request(db, turn.request_id, "served", None, "")
         if db.execute("SELECT 1 FROM request WHERE id = ? AND prompt_tokens > 0 AND prompt = x''", (row,)).fetchone():
             turn = replace(turn, drop=DropReason.REDACTED)
@@ -105,7 +105,7 @@ class Turns(LedgerPart):
     @chat_write(is_synced=True)
     def abandon(self, db: sqlite3.Connection, request_id: str, reason: DropReason, detail: str = "") -> None:
         """End a request that produced no turn."""
-        _end_request(db, request_id, "abandoned", reason, self._masks.text(detail))
+        _end_request(db, request_id, "abandoned", reason, self._redactor.text(detail))
 
     @chat_write(is_synced=True)
     def count_side(self, db: sqlite3.Connection, side: SideCount) -> None:
@@ -147,7 +147,7 @@ class Turns(LedgerPart):
 
         A turn that was dropped, or judged by its user, keeps its state; the next state is recorded all the same.
         """
-        at, next_state = self._clock(), self._masks.next_state(next_state)
+        at, next_state = self._clock(), self._redactor.next_state(next_state)
         row = find_turn(db, turn_id)
         (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
         if db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():

@@ -32,7 +32,7 @@ S = TypeVar("S", bound=MethodSettings)
 S_co = TypeVar("S_co", bound=MethodSettings, covariant=True)
 
 
-def _no_meters() -> "Health":
+def _new_health() -> "Health":
     # Imported late: what a trainer needs of a method imports in slime's environment too, which has no structlog.
     from openclaw_rl.telemetry.health import Health
 
@@ -67,7 +67,7 @@ class ScoringTools(Generic[S_co]):
     """Of the engine: prompt and response together."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """Places of scoring calls on the engine; each call takes one. Chats and the hint judge have places of their own."""
-    health: "Health" = field(default_factory=_no_meters)
+    health: "Health" = field(default_factory=_new_health)
     """Counters of the method's failures, for `/metrics` and `/healthz`."""
     base_teacher: Engine | None = None
     """Another engine, which serves the base alone (`teacher = "base"`); None: `teacher` with its adapter off."""

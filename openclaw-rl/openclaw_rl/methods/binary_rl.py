@@ -43,6 +43,7 @@ class BinarySettings(MethodSettings):
     """Mean that is subtracted from a reward. `ema`: a slow mean of earlier rewards of the same kind of turn. `others`:
     of the batch's other turns too, so that the policy does not move while all verdicts are the same."""
     baseline_decay: float = Field(default=0.95, gt=0, lt=1)
+    """Share of its weight in the mean that an earlier reward keeps after each further turn."""
     baseline_limit: float = Field(default=1.0, gt=0, le=1)
     """Clamp of the mean to ± this; 1 never clamps."""
 

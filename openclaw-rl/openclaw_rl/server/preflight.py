@@ -1,4 +1,4 @@
-"""Checks of the settings before a start: paths, interpreters, models, GPUs, names of methods and engine kinds.
+"""Checks of the settings before a start: paths, interpreters, models, GPUs, names of engine kinds.
 
 Each problem is one line that names the setting and its value. The checks read files and device nodes, and run the
 driver's own tool if no node tells the count. They load no model, download no file and start no server. (`lifecycle`
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from openclaw_rl.engines.kind import EngineKind, GpuNeed, load_kind
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.methods.base import load_method
 from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings, Settings
 
@@ -30,10 +29,6 @@ def problems(settings: Settings) -> list[str]:
     except SettingsError as error:
         found.append(str(error))
     found += _gpus(settings, kind)
-    try:
-        load_method(settings.method.name)
-    except SettingsError as error:
-        found.append(str(error))
     folder = settings.data_dir.expanduser().absolute()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

@@ -1,6 +1,7 @@
 """Base class of the settings' branches, and the types that several branches use."""
 
 import ipaddress
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
@@ -9,11 +10,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 
 ENGINE_KINDS = "openclaw_rl.engines"
 """Entry-point group of the engine kinds."""
+_SHIPPED_KINDS = {
+    "embedded": "openclaw_rl.engines.embedded.kind:KIND",
+    "sglang": "openclaw_rl.engines.sglang.kind:KIND",
+    "url": "openclaw_rl.engines.url:KIND",
+}
 
 
-def registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of the installed packages in this group, by name. Imports no plug-in."""
-    return {point.name: point for point in entry_points(group=group)}
+def registered(group: str, shipped: Mapping[str, str]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name: our own (`shipped`), and those of installed packages.
+
+    Imports no plug-in.
+    """
+    # `shipped` repeats `pyproject.toml`: an environment may have our packages on PYTHONPATH, without their metadata.
+    ours = {name: EntryPoint(name, value, group) for name, value in shipped.items()}
+    return ours | {point.name: point for point in entry_points(group=group)}
+
+
+def engine_kinds() -> dict[str, EntryPoint]:
+    """Return the entry point of each engine kind by name."""
+    return registered(ENGINE_KINDS, _SHIPPED_KINDS)
 
 
 class Branch(BaseModel):

@@ -9,18 +9,24 @@ from openclaw_rl.settings.base import Branch, Url
 
 class JudgeSettings(Branch):
     kind: Literal["rules", "llm"] = "rules"
+    """`rules`: a table of phrases decides. `llm`: a model votes."""
     url: Url | None = None
     """OpenAI-compatible base URL (`http://127.0.0.1:30001/v1`) of the judge; the policy's engine without adapter when
     unset."""
     model: str | None = None
+    """Model name in calls of `url`."""
     api_key: SecretStr | None = None
+    """Key for `url`."""
     votes: int = Field(default=3, ge=1)
     """Independent judge samples per turn; the verdict is their majority."""
     quorum: int = Field(default=2, ge=1)
     """Valid votes (or `votes`, where that is less) without which a turn stays unjudged."""
     temperature: float = Field(default=0.6, ge=0)
+    """Sampling temperature of a vote."""
     max_new_tokens: int = Field(default=4096, ge=16)
+    """Tokens of one vote, reasoning included."""
     timeout_s: float = Field(default=120.0, gt=0)
+    """Time for one vote."""
     workers: int = Field(default=4, ge=1)
     """Turns judged at once; judge calls yield to chats."""
     retries: int = Field(default=5, ge=0)
@@ -46,7 +52,9 @@ class TrainingSettings(Branch):
     weights: Literal["lora", "full"] = "lora"
     """Content of a version: an adapter beside a frozen base, or the model's own weights. A ledger keeps to one kind."""
     batch_size: int = Field(default=16, ge=1)
+    """Samples of a training step."""
     min_batch: int = Field(default=4, ge=1)
+    """Samples of the smallest step that `max_wait_s` starts."""
     max_wait_s: float = Field(default=1800.0, gt=0)
     """After this time a smaller batch of at least `min_batch` (or of `batch_size`, where that is less) is trained."""
     max_staleness: int = Field(default=4, ge=0)
@@ -66,7 +74,9 @@ class TrainerSettings(Branch):
     kind: Literal["local", "external"] = "local"
     """`external`: the server starts no trainer; another one leases samples over the trainer API."""
     python: str | None = None
+    """Interpreter of the trainer's environment; this one when unset."""
     device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the base and its matrix products: `auto` is bfloat16 on a GPU. Trained weights and log-probs are fp32."""
     quantise: Literal["none", "8bit", "4bit"] = "none"
@@ -74,21 +84,34 @@ class TrainerSettings(Branch):
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory that the trainer may take; the free memory when unset."""
     threads: int = Field(default=1, ge=1)
+    """CPU threads of the trainer."""
     nice: int = Field(default=10, ge=0, le=19)
+    """Priority of the trainer's process, as of the command nice: 19 is the lowest."""
     rank: int = Field(default=16, ge=1)
+    """Rank of the LoRA adapter."""
     alpha: float = Field(default=32.0, gt=0)
+    """Scale of the LoRA adapter: its product is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Modules that the LoRA adapter changes."""
     learning_rate: float = Field(default=3e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
+    """First steps, in which the learning rate rises to its value."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of AdamW."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment of AdamW."""
     beta2: float = Field(default=0.98, ge=0, lt=1)
+    """Decay of the second moment of AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Norm to which larger gradients are clipped."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The objective clips ratios below 1 − this."""
     clip_high: float = Field(default=0.28, gt=0)
+    """The objective clips ratios above 1 + this."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL to the frozen base."""
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
+    """`recompute`: the trainer's own log-probs before the step. `rollout`: those of the engine, with a dual clip."""
     tis_clip: float = Field(default=2.0, ge=1)
     """Truncated importance weight between trainer and engine."""
     tis_mask: float = Field(default=8.0, gt=1)
@@ -104,6 +127,7 @@ class TrainerSettings(Branch):
     max_tokens: int = Field(default=8192, ge=64)
     """Prompt and response of one sample; longer ones are dropped as `too_long`."""
     seed: int = 0
+    """Seed of the first adapter."""
     keep_checkpoints: int = Field(default=4, ge=2)
     """Optimizer states kept for rollback, beside the versions that serve."""
 

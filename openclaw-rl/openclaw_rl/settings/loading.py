@@ -41,27 +41,32 @@ def load(
             raise SettingsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from error
-    given = [(key.split("."), value, key) for key, value in (overrides or {}).items()]
-    stronger = [*_of_environment(environ), *given]
+    stronger = [*_of_environment(environ), *_of_command_line(overrides or {})]
     name = next((value for keys, value, _ in reversed(stronger) if keys == ["method", "name"]), None)
     if isinstance(name, str) and isinstance(table := tree.get("method"), dict):
         tree["method"] = _for_method(table, name)
     for keys, value, source in stronger:
-        _put(tree, keys, _parse(value) if isinstance(value, str) else value, source=source)
+        _put(tree, keys, value, source=source)
     try:
         return tuned.applied(Settings.model_validate(tree))
     except ValidationError as error:
         raise SettingsError(_explained(error, path, _method_name(tree))) from error
 
 
-def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[list[str], str, str]]:
+def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any, str]]:
+    """Yield the path, the value and the source of each setting in the environment."""
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX):
-            yield name.removeprefix(ENV_PREFIX).lower().split("__"), value, name
+            yield name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(value), name
+
+
+def _of_command_line(overrides: Mapping[str, Any]) -> Iterator[tuple[list[str], Any, str]]:
+    for key, value in overrides.items():
+        yield key.split("."), _parse(value) if isinstance(value, str) else value, key
 
 
 def _for_method(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """The file's `method` table, when a flag or the environment chooses another method than the file.
+    """Return the file's `method` table, when a flag or the environment chooses another method than the file.
 
     The file's own method may have keys that the chosen one lacks. They are left out, so that one file serves
     `openclaw-rl replay --method …` too. A key that neither method has stays, and is refused.

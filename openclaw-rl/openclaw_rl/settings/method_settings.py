@@ -6,14 +6,14 @@ imports no method by name.
 """
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings.base import Branch
+from openclaw_rl.settings.base import Branch, registered
 
 ENTRY_POINT_GROUP = "openclaw_rl.methods"
 DEFAULT_METHOD = "binary_rl"
@@ -22,7 +22,6 @@ _SHIPPED = {
     "opd": "openclaw_opd.method:METHOD",
     "combine": "openclaw_combine.method:METHOD",
 }
-"""The entry points of `pyproject.toml`. slime's environment has our packages on PYTHONPATH without their metadata."""
 
 
 class MethodSettings(Branch):
@@ -71,20 +70,25 @@ class MethodSettings(Branch):
 
 def installed_methods() -> dict[str, EntryPoint]:
     """Return the entry point of each method by name: the shipped ones, and those of other packages."""
-    shipped = {name: EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _SHIPPED.items()}
-    return shipped | {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return registered(ENTRY_POINT_GROUP, _SHIPPED)
 
 
 def method_object(name: str) -> Any:
-    """Import the object that is registered under `name`. Raises SettingsError that lists the known names."""
+    """Import the object that is registered under `name`.
+
+    Raises SettingsError that lists the known names, or that says why the object cannot be imported.
+    """
     found = installed_methods()
     if name not in found:
         raise SettingsError(f"no method {name!r}; installed: {', '.join(sorted(found))}")
-    return found[name].load()
+    try:
+        return found[name].load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"method {name!r}: {found[name].value} cannot be loaded: {error!r}") from error
 
 
 def settings_class(name: str) -> type[MethodSettings]:
-    """Return the settings class of the method. Raises SettingsError when no such method is installed."""
+    """Return the settings class of the method. Raises SettingsError, as `method_object`."""
     found: type[MethodSettings] = getattr(method_object(name), "settings", MethodSettings)
     return found
 
@@ -99,7 +103,7 @@ def methods_with(key: str) -> list[str]:
     for name in installed_methods():
         try:
             is_known = key in settings_class(name).model_fields
-        except ImportError:  # a broken package of another method must not hide the user's own mistake
+        except SettingsError:  # a broken package of another method must not hide the user's own mistake
             continue
         if is_known:
             found.append(name)

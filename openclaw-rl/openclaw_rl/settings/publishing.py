@@ -34,6 +34,7 @@ class PublisherSettings(Branch):
     prewarm_sessions: int = Field(default=1, ge=0)
     """Recently active sessions whose prompts are prefilled on a new version before the switch."""
     call_timeout_s: float = Field(default=120.0, gt=0)
+    """Time for one call of the engine: load, score, unload."""
     push_timeout_s: float = Field(default=600.0, gt=0)
     """Full weights: time for the engine to read those of a version."""
     unbroken_drain_s: float = Field(default=5.0, ge=0)
@@ -58,6 +59,7 @@ class WatchSettings(Branch):
     pause_after: int = Field(default=2, ge=1)
     """Automatic rollbacks since the start after which learning pauses, because their cause goes on."""
     check_every_s: float = Field(default=5.0, gt=0)
+    """Time between two looks for new verdicts."""
 
 
 class AlertSettings(Branch):
@@ -66,4 +68,6 @@ class AlertSettings(Branch):
     webhook_url: SecretUrl | None = None
     """URL that gets a POST of JSON for each alert. It may hold a token, so it is never shown."""
     timeout_s: float = Field(default=5.0, gt=0)
+    """Time for one POST."""
     retry_s: float = Field(default=2.0, ge=0)
+    """First pause between two tries of a POST; later pauses grow."""

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from openclaw_rl.settings.base import ENGINE_KINDS, Branch, Url, is_loopback, registered
+from openclaw_rl.settings.base import Branch, Url, engine_kinds, is_loopback
 
 
 class ApiKey(Branch):
@@ -107,18 +107,20 @@ class EngineSettings(Branch):
     prefill_chunk: int = Field(default=512, ge=16)
     """Prompt tokens computed between two decode steps, so that a long prompt does not stall running replies."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Time for a connection to the engine."""
     token_timeout_s: float = Field(default=600.0, gt=0)
     """Longest silence of the engine within one reply, prefill included."""
     start_timeout_s: float = Field(default=600.0, gt=0)
+    """Time for the engine to start and answer."""
     hold_s: float = Field(default=120.0, gt=0)
     """Time that a chat waits for an engine that restarts or swaps; then 503 with Retry-After."""
 
     @field_validator("kind")
     @classmethod
     def _is_registered(cls, kind: str) -> str:
-        names = registered(ENGINE_KINDS)
+        names = engine_kinds()
         if kind not in names:
-            raise ValueError(f"no kind {kind!r}; installed: {', '.join(sorted(names)) or 'none'}")
+            raise ValueError(f"no kind {kind!r}; installed: {', '.join(sorted(names))}")
         return kind
 
     @model_validator(mode="after")
@@ -134,9 +136,13 @@ class SamplingSettings(Branch):
     """Sampling of requests that do not set it. OpenClaw sets no such parameter."""
 
     temperature: float = Field(default=0.7, ge=0, le=2)
+    """For requests that set none."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """For requests that set none; 1 is off."""
     top_k: int = -1
+    """For requests that set none; -1 is off."""
     max_new_tokens: int = Field(default=2048, ge=1)
+    """Longest reply to a request that sets no `max_tokens`."""
     truncated_sampling: Literal["untruncated", "drop"] = "untruncated"
     """Turns sampled with top-p or top-k: train on the untruncated log-probs, or drop them."""
 

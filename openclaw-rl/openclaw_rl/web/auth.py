@@ -57,7 +57,7 @@ class Secret:
 
 
 def bearer(authorization: str | None) -> str:
-    """Return the token of `Bearer TOKEN`; without a token the empty string, which opens no door."""
+    """Return the token of `Bearer TOKEN`; without a token the empty string, which opens no route."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 

@@ -53,8 +53,9 @@ def in_bulk(path: Path, clock: Clock) -> Iterator[tuple[Ledger, sqlite3.Connecti
             db.execute("PRAGMA synchronous = OFF")
             db.execute("PRAGMA cache_size = -1000000")
             inline: Any = _Inline(db)
-            masks = NounRedactor(RedactionSettings(secrets=False))  # the texts hold no secrets, and a scan costs time
-            yield Ledger(inline, inline, lock, TRAINING, masks, clock), db
+            # The texts hold no secrets, and a scan costs time.
+            redactor = NounRedactor(RedactionSettings(secrets=False))
+            yield Ledger(inline, inline, lock, TRAINING, redactor, clock), db
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             db.close()

@@ -19,8 +19,8 @@ HEAP, OBJECTS = "MB of the C heap in use", "thousand Python objects"
 MOST_PER_MINUTE = {HEAP: 0.3, OBJECTS: 4.0}
 """What a server may climb by: 0.3 kB and 4 objects a reply, at 900 replies a minute. Lives that were level had at most
 0.1 and 2.7, the steepest that we saw 0.54 MB: the tokenizer library kept its words once for each thread that ever got a
-long text (now `few_threads`, `memory.words`). What a thread of glibc's keeps of freed blocks counts as in use: 1.8 MB
-of twelve threads, reached within minutes."""
+long text (now `TokenizerThreads`, `memory.words`). Freed blocks that a thread of glibc keeps count as in use: 1.8 MB of
+twelve threads, reached within minutes."""
 FILLS_S, LEAST_MINUTES = 180.0, 8
 """When caches have filled, and how long a life must go on from there to be judged."""
 

@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_one_line(args: list[str], says: str, tmp_path: P
 
 def test_feedback_on_a_server_without_keys_shows_none(admin: list[str | None], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["feedback", "t", "--good", "--data-dir", str(tmp_path)])
-    assert (result.exit_code, result.output) == (0, "t: judged, the turn is judged\n")
+    assert (result.exit_code, result.output) == (0, "t: effect judged, state judged\n")
     assert admin == [None]
 
 
@@ -160,10 +160,10 @@ def test_the_page_is_opened_through_a_file_that_only_its_owner_reads(
     monkeypatch.setattr("openclaw_rl.cli.main.webbrowser.open", opened.append)
     result = CliRunner().invoke(app, ["page", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    door, key = tmp_path / "run" / "page.html", (tmp_path / "keys" / "admin.key").read_text().strip()
-    assert opened == [door.as_uri()]
-    assert door.stat().st_mode & 0o777 == 0o600
-    assert f"/#{key}" in door.read_text()
+    file, key = tmp_path / "run" / "page.html", (tmp_path / "keys" / "admin.key").read_text().strip()
+    assert opened == [file.as_uri()]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert f"/#{key}" in file.read_text()
     assert key not in result.output
     assert str(tmp_path / "keys" / "admin.key") in result.output
 

@@ -137,11 +137,11 @@ def test_switched_off_everything_is_kept_and_on_a_clean_turn_is_the_same_object(
     said, answered = request("r", user(KEY)), turn("r", reply("a clean one"))
     assert NounRedactor(RedactionSettings(secrets=False)).request(said) is said
     clean = request("r", user("hello"), Message(role="assistant", content=None, tool_calls=[]))
-    masks = NounRedactor(RedactionSettings(pii=True))
+    redactor = NounRedactor(RedactionSettings(pii=True))
     for _ in range(2):  # the second time it is remembered
-        assert masks.request(clean) is clean
-        assert masks.turn(answered) is answered
-    assert masks.request(request("r", user("write to ann@mail.org"))).prompt_ids == ()
+        assert redactor.request(clean) is clean
+        assert redactor.turn(answered) is answered
+    assert redactor.request(request("r", user("write to ann@mail.org"))).prompt_ids == ()
 
 
 def test_gates_and_prewarming_know_of_it():
@@ -150,7 +150,7 @@ def test_gates_and_prewarming_know_of_it():
 
 
 def test_it_remembers_so_many_clean_texts_and_no_more():
-    masks = NounRedactor(RedactionSettings(), remembered=10)
+    redactor = NounRedactor(RedactionSettings(), remembered=10)
     for number in range(25):
-        assert masks.text(f"plain words {number}") == f"plain words {number}"
-        assert len(masks._clean) <= 10
+        assert redactor.text(f"plain words {number}") == f"plain words {number}"
+        assert len(redactor._clean) <= 10

@@ -38,7 +38,7 @@ class Part(LedgerPart):
 
 @pytest.fixture
 def part(ledger: Ledger) -> Part:
-    return Part(ledger._writer, ledger._reader, ledger._training, ledger._masks, ledger._clock)
+    return Part(ledger._writer, ledger._reader, ledger._training, ledger._redactor, ledger._clock)
 
 
 async def test_a_write_runs_on_the_writers_thread_and_a_read_on_a_readers(part: Part) -> None:

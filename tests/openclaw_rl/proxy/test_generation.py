@@ -199,7 +199,7 @@ async def test_an_engine_that_came_back_empty_faster_than_anyone_looked_costs_no
     task = asyncio.create_task(collect(engine, serving))
     await until(lambda: serving.is_closed_for(Closed.ENGINE))
     assert not task.done()
-    await engine.load_adapter("policy-v3", tmp_path)  # what the keeper does about a gate that is shut
+    await engine.load_adapter("policy-v3", tmp_path)  # as `EngineReadiness` does while chats are held
     serving.release_hold()
     sampled = await task
     assert sampled.finish in ("stop", "length")

@@ -199,7 +199,7 @@ async def test_a_trainer_that_dies_in_a_push_leaves_the_gate_shut_until_what_ser
     await world.call("push/begin", {"weight_version": number, "deadline_s": 2})
     world.engine.weight_version = number  # half of it, and nobody will ever say that it is all
     assert not world.serving.is_open
-    await until(lambda: world.serving.is_open)  # by the keeper, from the base's folder
+    await until(lambda: world.serving.is_open)  # by `EngineReadiness`, from the base's folder
     assert (world.engine.weight_version, world.serving.current) == (0, 0)
     await world.call("push/end", {"weight_version": number}, status=409)
     assert (await world.call("tip"))["wants_push"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.data_dir import DataDir
+from openclaw_rl.errors import SettingsError
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.server import preflight
 from openclaw_rl.settings import load
@@ -33,7 +34,6 @@ def test_each_problem_is_one_line_with_setting_and_value(tmp_path: Path, monkeyp
         engine__python="/nowhere/bin/python",
         engine__args=["--tp", "3", "--dp=3"],
         trainer__device="cuda:1",
-        method__name="no-such-method",
     )
     wanted = [
         ("model.path", "/data_storage/somebody/model"),
@@ -41,7 +41,6 @@ def test_each_problem_is_one_line_with_setting_and_value(tmp_path: Path, monkeyp
         ("engine.python", "/nowhere/bin/python"),
         ("trainer.device", "cuda:1"),
         ("engine.args", "wants 9 GPUs, 1 are here"),
-        ("method.name", "no-such-method"),
         ("data_dir", "file"),
     ]
     assert len(found) == len(wanted)
@@ -49,6 +48,11 @@ def test_each_problem_is_one_line_with_setting_and_value(tmp_path: Path, monkeyp
         assert line.startswith(setting)
         assert value in line
         assert "\n" not in line
+
+
+def test_a_method_that_is_not_installed_is_refused_before_its_table_is_read() -> None:
+    with pytest.raises(SettingsError, match=r"^method\.name: no method 'no-such-method'; installed: [^\n]*$"):
+        said(method__name="no-such-method")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Settings: sources and their order, and one-line errors that name the key."""
 
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from openclaw_opd.settings import OpdSettings
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.methods.binary_rl import BinarySettings
-from openclaw_rl.settings import Settings, installed_methods, load, method_settings
+from openclaw_rl.settings import Settings, base, installed_methods, load, method_settings
 
 
 def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
@@ -151,7 +153,8 @@ def test_a_file_for_one_method_runs_with_another_one(tmp_path: Path) -> None:
         "none",
         False,
     )
-    assert load(file, {}, {"OPENCLAW_RL__METHOD__NAME": "opd"}).method.model_dump()["opd_clip"] == 3.0
+    for opd in ("opd", '"opd"'):  # a bare word, or a TOML string
+        assert load(file, {}, {"OPENCLAW_RL__METHOD__NAME": opd}).method.model_dump()["opd_clip"] == 3.0
     with pytest.raises(SettingsError, match=r"method.opd_clip: it belongs to opd and combine"):
         load(file, {"method.name": "binary_rl", "method.opd_clip": 1}, {})  # the user wrote it for this run
     file.write_text('[method]\nname = "combine"\nopd_clap = 3.0\n')
@@ -169,6 +172,23 @@ def test_the_shipped_methods_are_those_of_the_packages_metadata() -> None:
     declared = project["entry-points"][method_settings.ENTRY_POINT_GROUP]
     assert declared == {name: point.value for name, point in installed_methods().items()}
     assert declared == method_settings._SHIPPED
+    assert project["entry-points"][base.ENGINE_KINDS] == base._SHIPPED_KINDS
+
+
+def test_without_the_packages_metadata_the_shipped_methods_and_kinds_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's environment may have our packages on PYTHONPATH alone."""
+    monkeypatch.setattr(base, "entry_points", lambda group: ())
+    assert load(None, {"engine.kind": "sglang", "method.name": "opd"}, {}).engine.kind == "sglang"
+    assert load_kind("embedded").loses_adapter_count is False
+
+
+def test_a_method_that_cannot_be_imported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no_such_module:METHOD", method_settings.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: (broken,))
+    with pytest.raises(SettingsError, match=r"^method\.name: method 'broken': no_such_module:METHOD cannot be loaded"):
+        load(None, {"method.name": "broken"}, {})
+    with pytest.raises(SettingsError, match=r"^method.opd_clip: it belongs to opd and combine"):
+        load(None, {"method.opd_clip": 1}, {})  # the broken one does not hide the user's own mistake
 
 
 def test_a_program_passes_the_settings_of_its_method() -> None:

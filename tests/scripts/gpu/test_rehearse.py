@@ -31,13 +31,13 @@ def work(tmp_path: Path) -> Path:
     [
         ("sglang -I -m sglang.launch_server --port 5", "ours -I -m sglang.launch_server --port 5"),
         (
-            "sglang -I supervised.py --env A=b c sglang.launch_server",
-            "ours -I supervised.py --env A=b c sglang.launch_server",
+            "sglang -I child_main.py --env A=b c sglang.launch_server",
+            "ours -I child_main.py --env A=b c sglang.launch_server",
         ),
         ("sglang -I probe.py", "sglang -I probe.py"),
         (
-            "slime -P supervised.py openclaw_slime.driver --data-dir d -- --spec a b",
-            "ours -P supervised.py toy_driver --data-dir d -- --spec a b",
+            "slime -P child_main.py openclaw_slime.driver --data-dir d -- --spec a b",
+            "ours -P child_main.py toy_driver --data-dir d -- --spec a b",
         ),
         ("slime -m torch.distributed.run -m gpu.node_tp", "slime -m torch.distributed.run -m gpu.node_tp"),
         ("ours -m gpu.node_check", "ours -m gpu.node_check"),

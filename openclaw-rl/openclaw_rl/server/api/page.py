@@ -33,7 +33,7 @@ def build_page_router() -> APIRouter:
     return router
 
 
-def door(server: str, key: str) -> str:
+def redirect(server: str, key: str) -> str:
     """Return an HTML file that leads a browser to the page of `server`, with the key."""
     # Every user of the machine can read a program's arguments, such as an address given to a browser.
     address = html.escape(f"{server}/#{quote(key, safe='')}")

@@ -61,14 +61,14 @@ class LeaseWait:
     """Condition on which lease calls wait: new samples, `train --now` (a batch of any size), or the server's stop."""
 
     def __init__(self) -> None:
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
         self.is_closed = False
         self.takes_any = False
         """The next batch may be of any size."""
 
     def samples_came(self) -> None:
-        bell, self._bell = self._bell, asyncio.Event()
-        bell.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def train_now(self) -> None:
         self.takes_any = True
@@ -86,9 +86,9 @@ class LeaseWait:
         self.is_closed = True
         self.samples_came()
 
-    def bell(self) -> asyncio.Event:
+    def next_change(self) -> asyncio.Event:
         """Return the event that the next change sets. Take it before the ledger is asked, and no change is missed."""
-        return self._bell
+        return self._changed
 
 
 def build_trainer_router(
@@ -186,25 +186,25 @@ async def _wait_for_lease(
     disconnect = asyncio.create_task(_disconnected(gone))
     try:
         while not lease_wait.is_closed and not disconnect.done():
-            bell = lease_wait.bell()
+            changed = lease_wait.next_change()
             lease = await _ask(ledger, asked, lease_wait)
             if lease is not None and disconnect.done():
                 await ledger.release(lease.lease_id, lease.fence, reason="the trainer was gone before it came")
                 return None
             if lease is not None or (left_s := deadline - loop.time()) <= 0:
                 return lease
-            await _first_of(bell, disconnect, timeout_s=min(left_s, _ASK_AGAIN_S))
+            await _first_of(changed, disconnect, timeout_s=min(left_s, _ASK_AGAIN_S))
         return None
     finally:
         disconnect.cancel()
 
 
-async def _first_of(bell: asyncio.Event, disconnect: "asyncio.Task[None]", *, timeout_s: float) -> None:
-    ring = asyncio.create_task(bell.wait())
+async def _first_of(changed: asyncio.Event, disconnect: "asyncio.Task[None]", *, timeout_s: float) -> None:
+    change = asyncio.create_task(changed.wait())
     try:
-        await asyncio.wait((ring, disconnect), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((change, disconnect), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        ring.cancel()
+        change.cancel()
 
 
 async def _ask(ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait) -> Lease | None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.server.api.page import build_page_router, door, policy
+from openclaw_rl.server.api.page import build_page_router, policy, redirect
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_another_script_is_not_let_in_silently(text):
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
-def test_the_door_leads_to_the_page_with_the_key(key):
-    (address,) = re.findall(r'content="0; url=(.*)">', door("http://127.0.0.1:30000", key))
+def test_the_redirect_leads_to_the_page_with_the_key(key):
+    (address,) = re.findall(r'content="0; url=(.*)">', redirect("http://127.0.0.1:30000", key))
     parts = urlsplit(html.unescape(address))
     assert (parts.netloc, parts.path, unquote(parts.fragment)) == ("127.0.0.1:30000", "/", key)
 
