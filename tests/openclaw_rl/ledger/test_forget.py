@@ -94,8 +94,11 @@ async def test_versions_that_trained_on_it_are_named_and_a_lease_that_holds_it_i
     lease = await ledger.lease(trainer="a", now=True)
     forgotten = await ledger.forget("mine")
     assert (forgotten.turns, forgotten.trained_in) == (2, (version,))
-    with pytest.raises(CommitRefused, match="is revoked: a session was forgotten"):
-        await driver.commit(lease)
+    for asked in (ledger.renew(lease.lease_id, lease.fence), ledger.leased(lease.fence), driver.commit(lease)):
+        with pytest.raises(CommitRefused, match="is revoked: a session was forgotten"):
+            await asked
+    # The trainer leaves the step out and goes on: the tip is what it was, and the other samples come again.
+    assert (await ledger.tip()).weight_version == version
     assert [await driver.state(turn) for turn in (other, waiting)] == ["trained", "sampled"]
     probes = (await ledger.version(version)).report.probes
     assert not any(probe.prompt_ids or probe.response_ids for probe in probes)
