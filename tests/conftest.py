@@ -46,7 +46,7 @@ LONG_FIRST = (
     "tests/cases/",
     "tests/integration/",
     "tests/openclaw_rl/trainers/",
-    "tests/benchmarks/",
+    "tests/scripts/",
 )
 """Files that take long, in the order of their start; the rest follows, and evens the workers out."""
 

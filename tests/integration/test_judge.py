@@ -89,7 +89,8 @@ async def test_every_answer_is_a_vote_of_the_judges_own_or_none(
         verdict = await LlmJudge(asking, settings).verdict(turn)
     except JudgeError as error:
         failure = str(error)
-    assert failure == "0 valid votes, 1 needed" if failure else parse_vote(verdict.rationale) == verdict.value
+    no_vote = failure.partition(":")[0] == "0 valid votes, 1 needed"  # behind the colon: that all answers were cut
+    assert no_vote if failure else parse_vote(verdict.rationale) == verdict.value
     answer = await asking(hint_prompt(turn), max_new_tokens=16)
     vote = parse_hint(answer.text, is_cut=answer.is_cut)
     assert vote.hint is None or vote.hint in " ".join(answer.text.split())
