@@ -65,8 +65,8 @@ class ToyEngine(FakeEngine):
 class ToyServer:
     """In a thread of its own, on a port of its own."""
 
-    def __init__(self, folder: Path, *, max_staleness: int = 4) -> None:
-        self._max_staleness = max_staleness
+    def __init__(self, folder: Path, *, max_staleness: int = 4, keep_versions: int = 20) -> None:
+        self._max_staleness, self._keep_versions = max_staleness, keep_versions
         self.folder, self.engine, self.health = folder, ToyEngine(), Health()
         (folder / "base").mkdir()
         (folder / "base" / "weights.json").write_text("[]")
@@ -91,7 +91,7 @@ class ToyServer:
         training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01, max_staleness=self._max_staleness)
         self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
         self.serving = VersionAdmission(120)
-        settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0)
+        settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0, keep_versions=self._keep_versions)
         policy = PolicyEngine(self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base")
         self.publisher = publisher = Publisher(self.ledger, policy, settings)
         await publisher.restore()
