@@ -66,7 +66,7 @@ def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_
 def tools(engine: FakeEngine, context_length: int = 8192, **method: object) -> ScoringTools:
     serving = VersionAdmission(hold_s=0.05)
     serving.switch(0, None)
-    return ScoringTools(CombineSettings.model_validate(method), engine, serving, render, None, context_length)
+    return ScoringTools(CombineSettings.model_validate(method), engine, serving, render, context_length=context_length)
 
 
 def judged(verdict: int | None, *, hint: bool) -> JudgedTurn:

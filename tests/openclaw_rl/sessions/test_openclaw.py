@@ -6,6 +6,7 @@ import pytest
 
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions import openclaw
+from openclaw_rl.sessions.reactions import reactions
 
 RUNTIME = "Runtime: agent=main | session=agent:main:chata | sessionId=s-1 | host=h | os=Linux | shell=bash"
 STAMP = "[Fri 2026-11-27 22:18 UTC] "
@@ -148,12 +149,12 @@ def telegram(what: str) -> str:
     ],
 )
 def test_reactions(data: list[str], seen: tuple[str, ...]) -> None:
-    assert openclaw.reactions([user("hi"), context(*map(json.dumps, data))]) == seen
+    assert reactions([user("hi"), context(*map(json.dumps, data))]) == seen
 
 
 def test_broken_data_is_passed_over() -> None:
-    assert openclaw.reactions([context('"System: [broken', json.dumps(telegram("added: 👍")))]) == ("👍",)
+    assert reactions([context('"System: [broken', json.dumps(telegram("added: 👍")))]) == ("👍",)
 
 
 def test_a_reaction_typed_by_a_user_is_none() -> None:
-    assert openclaw.reactions([user(f'"{event("Telegram reaction added: 👍 by Uma on msg 1")}"')]) == ()
+    assert reactions([user(f'"{event("Telegram reaction added: 👍 by Uma on msg 1")}"')]) == ()
