@@ -69,7 +69,8 @@ if kind == "gone" and (folder / "events").read_text().count("gone") > 1:
 if kind == "gone":
     (folder / "run").mkdir(exist_ok=True)
     (folder / "run" / "server.json").write_text("{}")
-    time.sleep(0.5)
+    while "driver" not in (folder / "events").read_text():  # the launcher has seen it up
+        time.sleep(0.02)
     (folder / "run" / "server.json").unlink()
     sys.exit(2)
 if kind == "loops":
