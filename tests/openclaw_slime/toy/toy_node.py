@@ -101,8 +101,8 @@ class ToyServer:
     def __init__(self, folder: Path, *, max_staleness: int = 4, keep_versions: int = 20, has_port: bool = True) -> None:
         self._max_staleness, self._keep_versions, self._has_port = max_staleness, keep_versions, has_port
         self.folder, self.engine, self.url = folder, ToyEngine(), "http://toy"
-        (folder / "base").mkdir()
-        (folder / "versions").mkdir()
+        for name in ("base", "versions"):
+            (folder / name).mkdir(exist_ok=True)
         (folder / "base" / "weights.json").write_text("[]")
         # One for all clients: a new one reads the system's certificates.
         self._transport = httpx.HTTPTransport() if has_port else _InProcess(self)
