@@ -146,6 +146,7 @@ class Node:
         if self.driver is not None:
             return self.driver
         self.tally["driver starts"] += 1
+        best = self.records.best_on_disk()
         started = self.client.start(TRAINER, self.checkpoints.whole_fences())
         self.megatron = megatron = ToyMegatron(
             self.server, self.checkpoints, self.config, started.tip, client=self.client
@@ -155,7 +156,7 @@ class Node:
         due = Due(self.checkpoints.every, self._every_s, clock=lambda: self.now)
         self.driver = driver = NodeLoop(session, megatron.node(), self.config, self.checkpoints, started.tip, due=due)
         if self._is_calm:
-            assert set(self.records.best_on_disk()) <= set(megatron.weights)
+            assert set(best) <= set(megatron.weights)
         session.when_server_answers(driver._meet_engine)
         serves = self.server.engine.holds == megatron.weights
         if self._is_calm and self.do(self.server.ledger.pinned()) is None:
