@@ -21,7 +21,7 @@ from toy_records import Records
 
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import EngineError, LedgerError
-from openclaw_rl.ledger.states import DEAD, PASSED
+from openclaw_rl.ledger.states import PASSED
 from openclaw_rl.trainers.client import LeaseSession, ServerGone, TrainerClient
 from openclaw_rl.types import DropReason, TurnState, VersionState
 from openclaw_slime.checkpoints import Checkpoints, Due
@@ -287,6 +287,9 @@ class Node:
         async def settle() -> None:
             with suppress(EngineError):
                 await publisher.follow()
+                while await publisher._publish_next():
+                    pass
+                await publisher._serve_tip()
             await publisher._prune()
 
         if self.driver is None:
@@ -305,17 +308,14 @@ class Node:
             if turn.state is TurnState.DROPPED:
                 assert turn.reason is DropReason.ROLLED_BACK, (turn.turn_id, turn.reason)
                 assert turn.turn_id in self.abandoned, turn.turn_id
-        versions, exists = self.records.versions(), self.records.existing()
-        alive = [version for version in versions.values() if version.state not in DEAD and version.durable]
-        for version in alive:  # the ledger names no weights that do not exist
-            assert version.folder is None or self.records.file_of(version).is_file(), version.weight_version
-        since = {
-            number: version.lease_id
+        versions, weights = self.records.snapshot()  # the ledger names no weights that do not exist
+        since = [
+            number
             for number, version in versions.items()
-            if number > self.newest_when_rolled and version in alive and version.state in PASSED and version.lease_id
-        }
-        for number in sorted(since)[-KEPT:]:  # copies of one checkpoint fill no place
-            assert number in exists, number
+            if number > self.newest_when_rolled and version.durable and version.state in PASSED and version.lease_id
+        ]
+        for number in since[-KEPT:]:  # copies of one checkpoint fill no place
+            assert number in weights, number
         if self.server.serving.is_open:
             assert max(Counter(self.server.engine.holds).values(), default=1) == 1
             pinned = self.do(self.server.ledger.pinned())

@@ -1,12 +1,12 @@
 """What the ledger and the files of a toy node say, and how people's turns come into its ledger."""
 
 import json
-from pathlib import Path
+from contextlib import suppress
 
 from toy_node import ToyServer
 
 from openclaw_rl.ledger import TurnSummary
-from openclaw_rl.ledger.states import ABANDONED, PASSED
+from openclaw_rl.ledger.states import ABANDONED, DEAD, PASSED
 from openclaw_rl.messages import Message
 from openclaw_rl.types import (
     NextState,
@@ -83,32 +83,48 @@ class Records:
     def versions(self) -> dict[int, Version]:
         return {version.weight_version: version for version in self._server.do(self._server.ledger.versions())}
 
+    def snapshot(self) -> tuple[dict[int, Version], dict[int, list[str]]]:
+        """Return the versions, and the weights of those that are alive, durable and not pruned, of one moment.
+
+        Raises FileNotFoundError if the ledger names weights that are not on disk.
+        """
+        while True:
+            versions = self.versions()
+            alive = [v for v in versions.values() if v.durable and v.state not in DEAD]
+            named = [v for v in alive if v.folder is not None or v.weights_file is None]
+            try:
+                weights = {v.weight_version: [] if v.folder is None else self._weights(v) for v in named}
+            except FileNotFoundError:
+                if self.versions() == versions:  # else the publisher has pruned it meanwhile
+                    raise
+            else:
+                if self.versions() == versions:
+                    return versions, weights
+
     def existing(self) -> dict[int, list[str]]:
         """Return the weights of the versions that a rollback can go to: they passed the gate, and are whole on disk.
 
         A checkpoint that was not reported exists from the driver's next start on.
         """
-        found = {}
-        for number, version in self.versions().items():
-            if version.state in PASSED and version.durable and (version.folder or version.weights_file is None):
-                found[number] = [] if version.folder is None else self._weights(version)
-        return found
+        versions, weights = self.snapshot()
+        return {number: names for number, names in weights.items() if versions[number].state in PASSED}
 
     def best_on_disk(self) -> list[str]:
         """Return the longest weights of which the driver has a whole checkpoint, and which nobody abandoned."""
         folders = {self._checkpoints.folder(fence) for fence in self._checkpoints.whole_fences()}
         versions = [v for v in self.versions().values() if v.folder in folders and v.state not in ABANDONED]
-        return max(map(self._weights, versions), key=len, default=[])
+        best: list[str] = []
+        for version in versions:
+            with suppress(FileNotFoundError):  # pruned, by the ledger's word
+                best = max(best, self._weights(version), key=len)
+        return best
 
     def has_learned(self, number: int) -> bool:
         """Return False for the base, also under a new number that it got after a crash."""
         version = self._server.do(self._server.ledger.version(number))
         return number > 0 if version.same_weights_as is None else self.has_learned(version.same_weights_as)
 
-    def file_of(self, version: Version) -> Path:
-        assert version.folder is not None
-        return self._server.folder / version.folder / "weights.json"
-
     def _weights(self, version: Version) -> list[str]:
-        names: list[str] = json.loads(self.file_of(version).read_text())
+        assert version.folder is not None
+        names: list[str] = json.loads((self._server.folder / version.folder / "weights.json").read_text())
         return names
