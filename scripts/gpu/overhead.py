@@ -93,7 +93,7 @@ async def _throughput(proxy: str, engine: str, streams: int, burst_s: float) -> 
     return {"streams": streams, "bursts of each": BURSTS, "tokens/s": tokens} | ratios
 
 
-async def _burst(url: str, fields: Mapping[str, Any], streams: int, burst_s: float, *, seed: int) -> float:
+async def _burst(url: str, fields: dict[str, Any], streams: int, burst_s: float, *, seed: int) -> float:
     """Ask on so many streams for at least `burst_s`. Return the tokens a second until the last reply's end."""
     began, replies = time.perf_counter(), 0
 
