@@ -120,6 +120,9 @@ class _ChatRoute:
             await _refuse(receive, send, error, is_read=is_read)
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            # The stop cut the reply after `drain_s`. It is recorded, and uvicorn would log the cancellation as a fault.
+            log.info("reply_cut_by_stop")
         finally:
             self._running -= 1
 
@@ -158,6 +161,7 @@ class _ChatRoute:
             is_held=lambda: reply.weight_version is None or not reply.has_arrived,
             open_after_s=_OPEN_AFTER_S,
             keepalive_s=self._deps.server.keepalive_s,
+            stall_s=self._deps.server.stall_s,
         )
 
         async def work() -> None:

@@ -52,6 +52,11 @@ def listen(settings: Settings) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Linux closes the connection of a client that takes nothing, which `close` would leave open. Accepted sockets
+        # inherit the option. The reply itself ends at `stall_s`, on every system.
+        stall_ms = round(1000 * (settings.server.stall_s + 30))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     bound = listener.getsockname()[0]
     if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
         listener.close()
