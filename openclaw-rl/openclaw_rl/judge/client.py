@@ -10,7 +10,7 @@ import httpx
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.errors import EngineError, JudgeError
+from openclaw_rl.errors import EngineError, JudgeError, RequestError
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
@@ -100,7 +100,7 @@ class EngineJudgeClient:
         self._decode = decode
 
     async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
-        prompt_ids = await asyncio.to_thread(self._render, prompt)
+        prompt_ids = await asyncio.to_thread(self._rendered, prompt)
         sampling = EngineSampling(max_new_tokens=max_new_tokens, temperature=self._settings.temperature)
         request = GenerateRequest(
             input_ids=list(prompt_ids), sampling_params=sampling, extra_key="judge", priority=PRIORITY_BACKGROUND
@@ -119,6 +119,28 @@ class EngineJudgeClient:
         if finish is None or finish.type == "abort":
             raise JudgeError("judge's engine broke off")
         return Answer(text, is_cut=finish.type == "length")
+
+    def _rendered(self, prompt: Sequence[Message]) -> Ids:
+        """Render the prompt; blocks. Raises JudgeError when the model's template refuses it."""
+        try:
+            return self._render(prompt)
+        except RequestError as refused:
+            try:
+                return self._render(without_system(prompt))
+            except RequestError:
+                raise JudgeError(f"this model cannot be its own judge: {refused.message}") from refused
+
+
+def without_system(prompt: Sequence[Message]) -> list[Message]:
+    """Return the prompt with its system messages in front of the first user message's text.
+
+    Some templates have no system role (Gemma 1 and 2, Mistral 0.1 and 0.2).
+    """
+    told = "\n\n".join(message.text() for message in prompt if message.role == "system")
+    rest = [message for message in prompt if message.role != "system"]
+    if not told or not rest or rest[0].role != "user":
+        return list(prompt)
+    return [rest[0].model_copy(update={"content": f"{told}\n\n{rest[0].text()}"}), *rest[1:]]
 
 
 def _parsed(reply: httpx.Response) -> Any:

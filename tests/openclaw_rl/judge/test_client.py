@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 
 import httpx
@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
-from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError
+from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError, RequestError
 from openclaw_rl.judge import client as ask_module
 from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.llm import Answer
@@ -172,6 +172,32 @@ async def test_the_policys_engine_is_asked_without_adapter_and_behind_chats() ->
     request = engine.requests[0]
     assert (request.input_ids, request.lora_path, request.priority) == ([7, 8, 9], None, PRIORITY_BACKGROUND)
     assert request.sampling_params.max_new_tokens == 32
+
+
+@pytest.mark.parametrize("has_user_role", [True, False])
+async def test_a_template_without_a_system_role_gets_the_instructions_from_the_user(has_user_role: bool) -> None:
+    rendered: list[list[Message]] = []
+
+    def render(messages: Sequence[Message]) -> tuple[int, ...]:
+        if messages[0].role == "system" or not has_user_role:
+            raise RequestError("the messages cannot be rendered: System role not supported")
+        rendered.append(list(messages))
+        return (7, 8, 9)
+
+    ask = EngineJudgeClient(
+        StubEngine(generated(2)),
+        JudgeSettings(kind="llm"),
+        render=render,
+        decode=lambda ids: r"\boxed{1}",
+        slots=asyncio.Semaphore(2),
+    )
+    prompt = [Message(role="system", content="Grade it."), Message(role="user", content="| Hi")]
+    if has_user_role:
+        assert (await ask(prompt, max_new_tokens=32)).text == r"\boxed{1}"
+        assert rendered == [[Message(role="user", content="Grade it.\n\n| Hi")]]
+    else:
+        with pytest.raises(JudgeError, match="cannot be its own judge: the messages"):
+            await ask(prompt, max_new_tokens=32)
 
 
 async def test_a_thought_that_the_template_opens_must_be_closed() -> None:
