@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from openclaw_rl import __version__
-from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.data_dir import Announcement, DataDir
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server import preflight
@@ -73,9 +73,9 @@ class HttpServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
-    """Keep `run/server.json`, in which the command line finds this server's URL."""
-    write_json(data.server_file, {"url": url, "version": __version__})
+async def announced(data: DataDir, url: str, *, proof_key: str) -> AsyncIterator[None]:
+    """Keep `run/server.json`, in which the command line finds this server."""
+    Announcement.new(data, url, version=__version__, proof_key=proof_key).write(data)
     try:
         yield
     finally:

@@ -105,7 +105,7 @@ def _admin(
     return build_admin_router(
         core.admin_key,
         condition,
-        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training, core.proof_key),
         Controls(
             ledger=core.ledger,
             publisher=publisher,

@@ -9,7 +9,7 @@ from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.scoring.stage import StageLimits
-from openclaw_rl.scoring.workers import judge_turns, score_turns
+from openclaw_rl.scoring.workers import score_turns
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
 
