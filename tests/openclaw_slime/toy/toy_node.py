@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from ledger import FULL_IDENTITY, give_sample
+from turns import make_request, make_turn
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineError
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
@@ -29,18 +30,6 @@ from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.trainer_protocol import Start, Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.types import (
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    WeightKind,
-)
 from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
@@ -87,9 +76,8 @@ class ToyServer:
         self._thread.join(20)
 
     async def _serve(self) -> None:
-        identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
         training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01, max_staleness=self._max_staleness)
-        self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
+        self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=FULL_IDENTITY, training=training)
         self.serving = VersionAdmission(120)
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0, keep_versions=self._keep_versions)
         policy = PolicyEngine(self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base")
@@ -132,17 +120,9 @@ class ToyServer:
 
     async def sample(self, version: int) -> str:
         self._count += 1
-        name, mask, lps = f"turn-{self._count:03d}", (True,) * 3, (-1.0,) * 3
-        runs = (VersionRun(version, 3),)
-        message, reply = Message(role="user", content="q"), Message(role="assistant", content="a")
-        params = SamplingParams(max_new_tokens=8)
-        await self.ledger.begin(Request(name, Scope("u", "s"), 0.0, (message,), None, None, (1, 5), params))
-        turn = Turn(name, name, 0.0, (7, 8, 9), lps, mask, runs, "stop", reply)
-        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
-        await self.ledger.pair(name, NextState((message,)), by_request_id=name)
-        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
-        await self.ledger.record_sample(Sample(name, (1, 5), (7, 8, 9), mask, lps, runs, 0.7, reward=1.0))
-        return name
+        name = f"turn-{self._count:03d}"
+        turn = make_turn(name, ids=(7, 8, 9), version=version)
+        return await give_sample(self.ledger, make_request(name, prompt=(1, 5)), turn)
 
 
 class Killed(BaseException):
