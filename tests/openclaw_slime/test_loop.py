@@ -36,6 +36,31 @@ def test_feedback_on_replies_of_versions_that_are_lost_is_learned_from(run: Run,
     run.check(names)
 
 
+@pytest.mark.parametrize("with_rollback", [False, True])
+def test_a_lease_that_ends_while_its_step_is_computed_is_a_step_left_out(run: Run, with_rollback: bool) -> None:
+    """The gradients are there, and no weight has moved: the driver goes on, and the batch comes again."""
+    samples = run.samples(6)
+    driver, megatron = run.start()
+    driver.turn()
+    at = megatron.at
+
+    def revoke(point: str) -> None:
+        if point == "computed":
+            megatron.at = at  # type: ignore[method-assign]
+            run.server.do(run.server.ledger.revoke(trainer=None, reason="a sample was deleted"))
+
+    megatron.at = revoke  # type: ignore[method-assign]
+    held = list(megatron.weights)
+    assert driver.turn() is None
+    assert megatron.weights == held
+    assert run.server.health.failures == {}
+    if with_rollback:
+        run.server.do(run.server.ledger.rollback(0, requeue=True))
+    run.finish(driver)
+    run.check(samples)
+    assert run.starts == 1 + with_rollback
+
+
 def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) -> None:
     """As by `forget` of one of its samples, at each point before the weights can change."""
     samples = run.samples(4)

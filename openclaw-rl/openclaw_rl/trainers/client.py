@@ -84,7 +84,7 @@ class TrainerClient:
         """Return a lease, or None if no batch becomes ready within `wait_s` on the server."""
         return self._call("lease", LeaseRequest(trainer=trainer, wait_s=wait_s, n=n), LeaseReply, extra_s=wait_s).lease
 
-    def renew(self, lease: LeaseBody) -> float:
+    def renew(self, lease: LeaseBody | LeaseRef) -> float:
         """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over."""
         return self._call("renew", LeaseRef(lease_id=lease.lease_id, fence=lease.fence), Renewed).expires_at
 

@@ -28,12 +28,13 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.trainer_protocol import Start, Started, Tip
+from openclaw_rl.trainer_protocol import LeaseRef, Start, Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_slime.checkpoints import Checkpoints
+from openclaw_slime.lease_guard import LeaseGuard, is_over
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
-from openclaw_slime.rollout import LeasedBatches
+from openclaw_slime.rollout import LeasedBatches, lease_of, train_data_of
 from openclaw_slime.slime_node import SlimeNode
 
 TOKEN = "trainer-token"
@@ -155,6 +156,10 @@ class ToyMegatron:
         self.weights: list[str] = json.loads((source / "weights.json").read_text())
         args = SimpleNamespace(openclaw=config, global_batch_size=BATCH, save=str(checkpoints.megatron))
         self._batches = LeasedBatches(args)  # type: ignore[arg-type]
+        self._lease = LeaseRef(lease_id="", fence=0)
+        self._optimizer = SimpleNamespace(prepare_grads=bool)
+        client = server.client()
+        self._guard = LeaseGuard(self._optimizer, lambda lease: is_over(client, lease))
         self._number = 0
         self.dies_at = self.fails_at = ""
         self.not_finite: tuple[str, ...] = ()
@@ -175,7 +180,9 @@ class ToyMegatron:
 
     def _generate(self, rollout_id: int) -> list[str]:
         self.at("generate")
-        return [row.sample.sample_id for row in self._batches.batch(rollout_id) if not row.is_filler]
+        rows = self._batches.batch(rollout_id)
+        self._lease = lease_of(rollout_id, train_data_of(rows))
+        return [row.sample.sample_id for row in rows if not row.is_filler]
 
     def async_train(
         self, rollout_id: int, rollout_data_ref: list[str], external_data: object = None
@@ -183,6 +190,10 @@ class ToyMegatron:
         self.at("train")
         if guilty := tuple(name for name in rollout_data_ref if name in self.not_finite):
             return [RankShare(False, True, not_finite=guilty)]
+        self._guard.watch(self._lease)
+        self.at("computed")
+        if self._optimizer.prepare_grads():  # as slime's `train_one_step`
+            return [RankShare(False, True, is_lease_over=self._guard.has_left_out)]
         self.weights = [*self.weights, *rollout_data_ref]
         self.at("trained")
         return [RankShare(True, True, loss=1.0, trained_tokens=3 * len(rollout_data_ref))]
