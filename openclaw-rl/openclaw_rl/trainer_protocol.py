@@ -219,6 +219,8 @@ class Failed(_Body):
     reason: str = Field(max_length=1000)
     has_ended: bool = False
     """The trainer's process ended; its launcher reports it. False: a step failed in a trainer that goes on."""
+    cannot_start: bool = False
+    """The process says that its next start would end like this one: a problem at once."""
 
 
 class Start(_Body):

@@ -40,7 +40,7 @@ def plan(*words: str, method: str = "opd", sets: tuple[str, ...] = ()) -> Plan:
     given = ["--method", method, "--hf-checkpoint", "POLICY", *words]
     for setting in sets:
         given += ["--set", setting]
-    return launch._plan_of(launch._parser().parse_args(given))
+    return launch._plan_of(launch.launch_parser().parse_args(given))
 
 
 def settings_of(found: Plan) -> Settings:

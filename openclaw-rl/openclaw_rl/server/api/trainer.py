@@ -183,7 +183,7 @@ def build_trainer_router(
         said = await parse(request, Failed)
         part = DRIVER if said.has_ended else TRAINER
         was_failing = health.is_failing(part)
-        health.failed(part, said.reason)
+        health.failed(part, said.reason, at_once=said.cannot_start)
         if health.is_failing(part) and not was_failing:
             # Without the reason, which is text of a log: an alert leaves the host.
             alert("trainer_fails", part=part, failures=health.failures[part])

@@ -127,6 +127,17 @@ async def test_a_trainer_whose_process_ends_at_each_start_is_a_problem_and_one_a
     assert api.health.problems() == []
 
 
+async def test_a_trainer_that_cannot_start_is_a_problem_and_an_alert_at_once(api):
+    reason = "it cannot start: train.py: error: unrecognized arguments: --lr-decay (/data/logs/driver.log)"
+    said = {"trainer": "driver", "reason": reason, "has_ended": True, "cannot_start": True}
+    for _ in range(2):
+        await api.call("failed", said)
+    assert api.health.problems() == [f"driver: failed 2 times in a row, last: {reason}"]
+    assert api.alerts == [("trainer_fails", {"part": "driver", "failures": 1})]
+    await api.lease()
+    assert api.health.problems() == []
+
+
 async def test_a_trainer_whose_steps_fail_is_a_problem_until_one_is_committed(api):
     await api.sample("one")
     await api.sample("two")
