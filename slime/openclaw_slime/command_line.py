@@ -6,7 +6,8 @@ A help text names the variable where its name differs from the argument's.
 import argparse
 
 from openclaw_rl.settings import installed_methods
-from openclaw_slime.arguments import PUSHES
+from openclaw_slime.arguments import PRECISIONS, PUSHES
+from openclaw_slime.memory import CARD_GB
 from openclaw_slime.node_settings import DATA_DIR, DRIFT_KL
 
 PRM_PORT = 30001
@@ -35,6 +36,8 @@ def launch_parser() -> argparse.ArgumentParser:
         add(f"--{name}-gpus", type=int, default=default, help=what)
     add("--actor-nodes", type=int, default=0, help="other nodes that train, while all of this one serves")
     add("--actor-tp", type=int, default=4, help="tensor-parallel size of Megatron (TP)")
+    add("--actor-cp", type=int, default=1, help="context-parallel size: GPUs that share one sequence (CP)")
+    add("--actor-pp", type=int, default=1, help="pipeline-parallel size: stages of layers (PP)")
     add("--engine-tp", type=int, default=2, help="GPUs of one policy engine")
     add("--prm-tp", type=int, default=2, help="GPUs of one PRM engine")
     add("--batch-size", type=int, default=16, help="samples of one update")
@@ -62,7 +65,18 @@ def launch_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
     add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
     add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
-    add("--optimizer-on-gpu", action="store_true", help="keep the optimizer's state on the GPUs")
+    add(
+        "--optimizer",
+        choices=("auto", "gpu", "cpu"),
+        default="auto",
+        help="place of the optimizer's state; auto: the GPUs, if the estimate of their memory allows it (OPTIMIZER)",
+    )
+    add("--optimizer-on-gpu", action="store_const", const="gpu", dest="optimizer", help="the same as --optimizer gpu")
+    add("--gpu-gb", type=float, default=CARD_GB, help="memory of a GPU that trains, for that estimate (GPU_GB)")
+    add("--train-precision", choices=PRECISIONS, default="bf16", help="of Megatron's matrix products (TRAIN_PRECISION)")
+    add(
+        "--engine-precision", choices=("bf16", "fp8", "int4"), default="bf16", help="of the policy's engine; bf16 alone"
+    )
     add(
         "--no-transformer-engine",
         action="store_true",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.sglang.launch import look
+from openclaw_rl.engines.sglang.launch import ENVIRON, look
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
 from openclaw_rl.settings import settings_class
@@ -30,6 +30,7 @@ from openclaw_slime.arguments import QWEN3_4B, NodeOptions, read_config, slime_a
 from openclaw_slime.command_line import PRM_PORT, launch_parser
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
+from openclaw_slime.memory import SHARE, ActorMemory, actor_memory
 from openclaw_slime.node_settings import (
     DRIFT_KL,
     ServerOptions,
@@ -42,6 +43,10 @@ from openclaw_slime.processes import Command, DoesNotStart, is_free, run
 
 PRM_STARTS = 3
 """First starts of the PRM, each on another port: a port can be taken, or refused by SGLang, after it was chosen."""
+WHY_NO_QUANTISED_ENGINE = (
+    "the engine serves bfloat16. slime quantises the weights that it sends only if HF_CKPT itself is quantised. Its "
+    "loader can then read neither HF_CKPT nor a version's export; int4 also needs a call of slime's patched SGLang"
+)
 IMPORT_S = 180.0
 """Longest import of the server, from a cold disk too."""
 PRM_FLAGS = ("--host", "--port", "--model-path")
@@ -89,11 +94,13 @@ class Plan:
     prm: Command | None
     server: Command
     driver: Command
+    memory: str = ""
+    """Estimate of an actor GPU's memory, for people."""
     notes: tuple[str, ...] = ()
     """Facts that the user should know before the start."""
 
     def text(self) -> str:
-        parts = ["layout", self.layout.table()]
+        parts = ["layout", self.layout.table(), *([self.memory] if self.memory else [])]
         for command in (self.prm, self.server, self.driver):
             if command is not None:
                 parts += ["", command.name, _lines(command)]
@@ -110,15 +117,15 @@ def make_plan(
     prm_checkpoint: str | None,
 ) -> Plan:
     """Return the plan of a launch. Raises SettingsError if it cannot work. Reads only the checkpoint's config."""
-    checkpoint, layout = Path(options.hf_checkpoint), options.layout
-    config = read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
+    layout, config = options.layout, _config_of(options)
+    memory = actor_memory(config, layout, options.max_tokens_per_gpu)
     needs_judge = server.judge == "llm"
     if needs_judge and not layout.prm_gpus and server.judge_url is None:
         raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
     if layout.actor_nodes and training.ray_address is None:
         raise SettingsError(f"ACTOR_NODES {layout.actor_nodes} needs RAY_ADDRESS: the cluster those nodes belong to")
     if server.top_k and layout.context_parallel > 1:
-        raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
+        raise SettingsError("TOP_K needs CP=1: a top-k is not cut over ranks")
     if server.top_k and "top_k" not in settings_class(options.method).model_fields:
         raise SettingsError(f"TOP_K is for methods that distil: {options.method} has no top-k")
     prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
@@ -130,11 +137,41 @@ def make_plan(
         prm,
         _server(server, pythons, values, layout),
         _driver(under_settings(options, values), server, pythons, training, config),
-        _notes(options, server),
+        memory.line(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu),
+        (*_drift_notes(options, server), *_memory_notes(options, memory)),
     )
 
 
-def _notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
+def _config_of(options: NodeOptions) -> Mapping[str, Any]:
+    checkpoint = Path(options.hf_checkpoint)
+    return read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
+
+
+def _place_optimizer(options: NodeOptions, place: str) -> NodeOptions:
+    """Return the options with the optimizer's state on the GPUs or on the CPU. Raises SettingsError."""
+    # Parts that share a card are a check of small models; the estimate knows one part.
+    memory = actor_memory(_config_of(options), options.layout, options.max_tokens_per_gpu)
+    fits = options.layout.is_shared or memory.fits(options.card_gb, optimizer_on_cpu=False)
+    on_cpu = place == "cpu" or (place == "auto" and not fits)
+    if on_cpu and not options.has_transformer_engine and place == "auto":
+        estimate = memory.line(options.card_gb, optimizer_on_cpu=False).strip()
+        raise SettingsError(
+            f"the optimizer's state does not fit ({estimate}), and on the CPU it needs Transformer Engine. Set more "
+            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB; OPTIMIZER=gpu tries it all the same"
+        )
+    return replace(options, optimizer_on_cpu=on_cpu)
+
+
+def _memory_notes(options: NodeOptions, memory: ActorMemory) -> tuple[str, ...]:
+    notes = []
+    if not options.layout.is_shared and not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu):
+        notes.append(f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB")
+    if options.optimizer_on_cpu:
+        notes.append("the optimizer's state on the CPU has never run here; OPTIMIZER=gpu is what our runs used")
+    return tuple(notes)
+
+
+def _drift_notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
     if not moves_with_policy(options.method, server):
         return ()
     return (
@@ -166,7 +203,7 @@ def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: st
     arguments = ["--model-path", checkpoint, "--host", "127.0.0.1", "--port", str(server.prm_port)]
     arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
     arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}", *server.prm_args]
-    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), **ENVIRON}
     return Command(
         "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint
     )
@@ -194,12 +231,16 @@ def _lines(command: Command) -> str:
 
 def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
     """Return the plan of a command line. redraw_port: the PRM gets a free port that no plan had."""
+    if given.engine_precision != "bf16":
+        raise SettingsError(f"ENGINE_PRECISION {given.engine_precision}: {WHY_NO_QUANTISED_ENGINE}")
     layout = Layout(
         given.num_gpus,
         given.actor_gpus,
         given.rollout_gpus,
         given.prm_gpus,
         actor_tp=given.actor_tp,
+        context_parallel=given.actor_cp,
+        pipeline_parallel=given.actor_pp,
         engine_tp=given.engine_tp,
         prm_tp=given.prm_tp,
         actor_nodes=given.actor_nodes,
@@ -240,13 +281,14 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
         push=given.push,
-        # Megatron's offload asks for Transformer Engine's version, and fails where there is none.
-        optimizer_on_cpu=not (given.optimizer_on_gpu or given.no_transformer_engine),
+        precision=given.train_precision,
+        card_gb=given.gpu_gb,
         has_transformer_engine=not given.no_transformer_engine,
     )
     python = "python3" if given.dry_run else sys.executable
     pythons = Pythons(python, given.server_python or python, given.engine_python or python)
     training = Training(given.checkpoint_every, given.checkpoint_minutes, ray_address=given.ray_address)
+    node = _place_optimizer(node, given.optimizer)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
 
 
