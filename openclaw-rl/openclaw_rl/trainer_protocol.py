@@ -140,6 +140,8 @@ class LeaseReply(_Body):
 class LeaseRef(_Body):
     lease_id: str
     fence: int
+    begins_step: bool = False
+    """The optimizer steps next and cannot be undone: a deletion of a sample waits for the commit."""
 
 
 class Renewed(_Body):

@@ -1,8 +1,9 @@
 """Last look at a lease, between the backward pass of a step and the optimizer.
 
 A deletion or a rollback can end the lease while the ranks compute. No weight has moved then: the step can be left out,
-and the driver goes on. slime leaves out a step whose `prepare_grads` reports a number that is not finite, on every rank
-and before the optimizer. The guard reports a lease that is over in the same way.
+and the driver goes on. A deletion that comes later waits for the commit. slime leaves out a step whose `prepare_grads`
+reports a number that is not finite, on every rank and before the optimizer. The guard reports a lease that is over in
+the same way.
 
 Promises: one rank asks the server, once a step, and every rank gets its answer. A server that does not answer leaves no
 step out: the commit will tell.
@@ -48,9 +49,9 @@ class LeaseGuard:
 
 
 def is_over(client: TrainerClient, lease: LeaseRef) -> bool:
-    """Ask the server. A live lease is renewed, so that the commit has its full time."""
+    """Ask the server. If the lease is live, deletions wait for its commit from now on."""
     try:
-        client.renew(lease)
+        client.renew(lease, begins_step=True)
     except CommitRefused as error:
         log.warning("the lease ended while its step was computed: %s", error)
         return True

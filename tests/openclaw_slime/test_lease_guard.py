@@ -43,7 +43,7 @@ def test_the_step_is_made_only_on_finite_numbers_and_a_live_lease(is_not_finite:
 @pytest.mark.parametrize(("status", "over"), [(200, False), (409, True), (503, False), (401, False)])
 def test_a_server_that_does_not_say_so_ends_no_step(status: int, over: bool) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        assert json.loads(request.content) == LEASE.model_dump()
+        assert json.loads(request.content) == {**LEASE.model_dump(), "begins_step": True}
         return httpx.Response(status, json={"expires_at": 1.0})
 
     assert is_over(TrainerClient("http://server", "t", transport=httpx.MockTransport(answer)), LEASE) is over

@@ -3,14 +3,17 @@
 Killed or failing at every point, it starts again; in the end every sample is in the serving weights once.
 """
 
+import asyncio
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ledger import give_sample
 from node_run import POINTS, Run, turn_and_save, turns
 from toy_node import Killed
+from turns import make_request, make_turn
 
 from openclaw_rl.trainer_protocol import Commit, LeaseBody
 from openclaw_rl.trainers.client import ServerGone
@@ -59,6 +62,31 @@ def test_a_lease_that_ends_while_its_step_is_computed_is_a_step_left_out(run: Ru
     run.finish(driver)
     run.check(samples)
     assert run.starts == 1 + with_rollback
+
+
+def test_a_deletion_while_the_optimizer_steps_waits_for_the_commit(run: Run) -> None:
+    """The weights hold the sample then, and the deletion names their version. The driver goes on."""
+    ledger = run.server.ledger
+
+    def sample(name: str, session: str) -> str:
+        return run.server.do(give_sample(ledger, make_request(name, session=session), make_turn(name, version=0)))
+
+    both = [sample("mine", "mine"), sample("other", "other")]
+    driver, megatron = run.start()
+    at, deletions = megatron.at, []
+
+    def forget(point: str) -> None:
+        at(point)
+        if point == "trained":
+            deletions.append(asyncio.run_coroutine_threadsafe(ledger.forget("mine"), run.server._loop))
+            with pytest.raises(TimeoutError):
+                deletions[0].result(0.3)
+
+    megatron.at = forget  # type: ignore[method-assign]
+    assert driver.turn() == 1
+    assert deletions[0].result(30).trained_in == (1,)
+    assert sorted(run.server.engine.holds) == both
+    assert (run.server.do(ledger.audit()), run.starts, driver.turn()) == ([], 1, None)
 
 
 def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) -> None:

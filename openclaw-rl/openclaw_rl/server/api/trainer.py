@@ -142,7 +142,8 @@ def build_trainer_router(
     @router.post("/renew")
     async def renew(request: Request) -> Renewed:
         ref = await parse(request, LeaseRef)
-        return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
+        renew = ledger.begin_step if ref.begins_step else ledger.renew
+        return Renewed(expires_at=await renew(ref.lease_id, ref.fence))
 
     @router.post("/release")
     async def release(request: Request) -> dict[str, str]:
