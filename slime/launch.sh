@@ -45,7 +45,6 @@ arguments=(
   --actor-nodes "${ACTOR_NODES:-0}"
   --rollout-gpus "${ROLLOUT_GPUS:-2}"
   --prm-gpus "${PRM_GPUS:-2}"
-  --actor-tp "${TP:-$((${ACTOR_GPUS:-4} / (${CP:-1} * ${PP:-1})))}"
   --actor-cp "${CP:-1}"
   --actor-pp "${PP:-1}"
   --optimizer "${OPTIMIZER:-auto}"
@@ -74,6 +73,7 @@ arguments=(
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
+[ -z "${TP:-}" ] || arguments+=(--actor-tp "$TP")
 [ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")

@@ -35,7 +35,7 @@ def launch_parser() -> argparse.ArgumentParser:
     ):
         add(f"--{name}-gpus", type=int, default=default, help=what)
     add("--actor-nodes", type=int, default=0, help="other nodes that train, while all of this one serves")
-    add("--actor-tp", type=int, default=4, help="tensor-parallel size of Megatron (TP)")
+    add("--actor-tp", type=int, help="tensor-parallel size of Megatron; unset: what CP and PP leave (TP)")
     add("--actor-cp", type=int, default=1, help="context-parallel size: GPUs that share one sequence (CP)")
     add("--actor-pp", type=int, default=1, help="pipeline-parallel size: stages of layers (PP)")
     add("--engine-tp", type=int, default=2, help="GPUs of one policy engine")

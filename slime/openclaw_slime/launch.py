@@ -238,7 +238,7 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         given.actor_gpus,
         given.rollout_gpus,
         given.prm_gpus,
-        actor_tp=given.actor_tp,
+        actor_tp=_actor_tp(given),
         context_parallel=given.actor_cp,
         pipeline_parallel=given.actor_pp,
         engine_tp=given.engine_tp,
@@ -290,6 +290,14 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
     training = Training(given.checkpoint_every, given.checkpoint_minutes, ray_address=given.ray_address)
     node = _place_optimizer(node, given.optimizer)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
+
+
+def _actor_tp(given: argparse.Namespace) -> int:
+    """Return Megatron's tensor-parallel size: the given one, else the GPUs of a node that CP and PP leave."""
+    if given.actor_tp is not None:
+        return int(given.actor_tp)
+    others = given.actor_cp * given.actor_pp
+    return max(1, given.actor_gpus // others) if others > 0 else 1  # the layout refuses the others
 
 
 def _is_one(judge: str | None, policy: str) -> bool:

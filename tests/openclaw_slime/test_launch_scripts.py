@@ -140,6 +140,8 @@ def test_context_and_pipeline_parallelism_by_variables():
         ({"ENGINE_PRECISION": "fp8"}, "ENGINE_PRECISION fp8: the engine serves bfloat16. slime quantises"),
         ({"ENGINE_PRECISION": "int4"}, "int4 also needs a call of slime's patched SGLang"),
         ({"PP": "5", "ACTOR_GPUS": "5", "NUM_GPUS": "9"}, "PP 5 does not divide the 36 layers"),
+        ({"CP": "two"}, "argument --actor-cp: invalid int value: 'two'"),
+        ({"CP": "0"}, "error: CP is 0; at least 1 is needed"),
         ({"CP": "2", "ACTOR_GPUS": "3", "TP": "1"}, "ACTOR_GPUS 3 is no multiple of TP × CP × PP = 1 × 2 × 1"),
     ],
 )
