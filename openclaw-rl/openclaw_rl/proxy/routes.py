@@ -118,6 +118,11 @@ class _ChatRoute:
             await self._serve(Reply(self._deps, prepared, only_version), prepared, body, receive, send)
         except (RequestError, EngineError) as error:
             await _refuse(receive, send, error, is_read=is_read)
+        except (RecursionError, TypeError) as error:
+            # Templates, schemas and JSON writers recurse: the depth of a small body is their limit. orjson's is 254.
+            if isinstance(error, TypeError) and "ecursion" not in str(error):
+                raise
+            await _refuse(receive, send, RequestError("the body is nested too deeply"), is_read=is_read)
         except ClientGone:
             return
         except asyncio.CancelledError:
