@@ -24,7 +24,7 @@ def with_plain_paths(app: ASGIApp) -> ASGIApp:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if "//" in path or (path.endswith("/") and path != "/"):
-            scope = scope | {"path": f"/{'/'.join(filter(None, path.split('/')))}"}
+            scope = {**scope, "path": f"/{'/'.join(filter(None, path.split('/')))}"}
         await app(scope, receive, send)
 
     return serve
