@@ -31,6 +31,7 @@ from node_machine import EVENTS, POINTS, Node
 from pydantic import SecretStr
 from toy_node import TOKEN
 
+from openclaw_rl.ledger import leases
 from openclaw_rl.publishing import publisher
 from openclaw_slime.node import NodeConfig
 
@@ -98,6 +99,7 @@ class Walk(RuleBasedStateMachine):
 @pytest.fixture
 def is_quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(publisher, "RETRY_S", 0.02)
+    monkeypatch.setattr(leases, "STEP_S", 0.1)  # a deletion inside a step waits no longer for the commit
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     logging.disable(logging.ERROR)
     yield

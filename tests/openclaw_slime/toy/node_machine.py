@@ -33,7 +33,7 @@ MOST_CALLS = 500
 STEP_S = 100.0
 """The clock's advance in a turn: a checkpoint that failed may be tried again."""
 FAST = Path("/dev/shm")
-IN_SLIME = ("generate", "train", "trained", "push", "pushing", "pushed", "save", "saved")
+IN_SLIME = ("generate", "train", "computed", "trained", "push", "pushing", "pushed", "save", "saved")
 CALLS = ("start", "tip", "lease", "leased", "renew", "commit", "durable", "push/begin", "push/end")
 POINTS = (*IN_SLIME, *(f"{when} {call}" for call in CALLS for when in ("before", "after")))
 """Where something may happen while the driver works: in slime, or before a call is sent or its answer is read."""
@@ -68,6 +68,7 @@ class Node:
         self._is_calm = True
         """Nothing has happened since the driver's turn began."""
         self._calls = 0
+        self._is_in_turn = False
         self._has_lost_engine = False
         """The engine died, and no driver has met it since."""
         self._later: list[Future[Any]] = []
@@ -188,7 +189,9 @@ class Node:
         if what == "fails":
             raise RuntimeError(f"{point} failed") if point in IN_SLIME else ServerGone(f"away {point}")
         self.tally[f"{what} in a turn"] += 1
+        self._is_in_turn = True
         EVENTS[what](self)
+        self._is_in_turn = False
 
     def _killed(self) -> None:
         self.driver = self.megatron = None
@@ -201,7 +204,10 @@ class Node:
             return ()
         name = self.random.choice(names if names and self.random.random() < 0.7 else list(alive))
         self.unjudged = [other for other in self.unjudged if other != name]
-        return self.records.forget(name)
+        if self._is_in_turn and self.random.random() < 0.5:  # the deletion may wait for the step's commit
+            self._later.append(self.server.later(self.records.forget(name)))
+            return ()
+        return self.do(self.records.forget(name))
 
     def _forget_and_rebuild(self) -> None:
         trained = self._forget()

@@ -61,9 +61,9 @@ class Records:
         await ledger.record_verdict(name, Verdict(1, (1,), "rules"))
         await ledger.record_sample(Sample(name, (1, 5), IDS, MASK, LOG_PROBS, runs, 0.7, reward=1.0))
 
-    def forget(self, name: str) -> tuple[int, ...]:
+    async def forget(self, name: str) -> tuple[int, ...]:
         """Delete the turn's session. Return the versions that were trained on it."""
-        done = self._server.do(self._server.ledger.forget(f"s-{name}"))
+        done = await self._server.ledger.forget(f"s-{name}")
         self.forgotten.add(name)
         return done.trained_in
 
