@@ -111,6 +111,11 @@ def undurable(ledger: Path) -> int:
         return int(db.execute(query).fetchone()[0])
 
 
+def has_checkpoint(ledger: Path) -> bool:
+    with reading(ledger) as db:
+        return db.execute("SELECT 1 FROM version WHERE durable AND lease_id NOT NULL").fetchone() is not None
+
+
 def judged_since(ledger: Path, at: float) -> int:
     with reading(ledger) as db:
         query = (

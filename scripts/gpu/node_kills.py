@@ -36,18 +36,18 @@ LEAST_KEPT = 0.95
 LONG_HINTS = 4
 STEER_S, END_S = 30.0, 22.0
 """Time that is kept for the operator's commands, and to stop."""
-READY_S, IN_STEP_S = 25.0, 6.0
-"""Longest wait for versions that a crash would lose, and for a step to kill in."""
+READY_S, IN_STEP_S = 40.0, 5.0
+"""Longest wait for a checkpoint with versions after it, which a crash would lose, and for a step to kill in."""
 LEAST_AT_STAKE = 2
 VARIABLES = {
     "CHECKPOINT_MINUTES": "2",
-    "CHECKPOINT_EVERY": "8",
+    "CHECKPOINT_EVERY": "4",
     "PRM_ARGS": " ".join([*PRM_ARGS[:-1], str(CONTEXT)]),
 }
 NO_BACKLOG = "training.max_waiting=20000"
 """No sample ends as `backlog`: that would look like a loss."""
-AWAY = (OSError, httpx.HTTPError, sqlite3.Error, KeyError, ValueError)
-"""Errors of a look at a server that is dead or starts."""
+AWAY = (OSError, httpx.HTTPError, sqlite3.Error, psutil.Error, LookupError, ValueError)
+"""Errors of a look at a process that is dead or starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +134,21 @@ def _go(going: Run) -> None:
         if kill.name == "prm":  # the engine that scores is about to die
             figures["scoring"] = scoring.stop(45)
             going.keep("scoring")
-        _kill(going, kill, row)
+        try:
+            _kill(going, kill, row)
+        except (*AWAY, TimeoutError) as error:
+            row["failed"] = repr(error)[:300]
         print(f"-- kills, {kill.name}: {json.dumps(row, default=str)}", flush=True)
     figures["scoring"] = scoring.stop(0)
     for name, given in going.given.items():  # before an operator drops samples by a rollback
         figures["kills"][name]["feedback after all kills"] = node_feedback.kept(going.ledger, given)
     figures["steered at"] = time.time()
-    figures["steering"] = node_steering.steer(node_steering.Operator(going.host, script))
+    figures["steering"] = {}
+    node_steering.steer(node_steering.Operator(going.host, script), figures["steering"])
     going.keep("steering")
     with suppress(TimeoutError):
         since = time.time()
+        figures["trains after steering s"] = f"not within {going.end - time.monotonic():.0f} s"
         figures["trains after steering s"] = _seconds_until(
             going, lambda: node_feedback.trained_since(going.ledger, since) is not None, going.end
         )
@@ -172,17 +177,17 @@ def _kill(going: Run, kill: Kill, row: Figures) -> None:
     with suppress(TimeoutError):
         _seconds_until(
             going,
-            lambda: node_feedback.undurable(ledger) >= LEAST_AT_STAKE,
+            lambda: node_feedback.has_checkpoint(ledger) and node_feedback.undurable(ledger) >= LEAST_AT_STAKE,
             min(time.monotonic() + READY_S, going.end),
         )
     if kill.name in ("driver", "head"):
         row["in a step"] = _is_in_step(script, IN_STEP_S)
+    _seconds_until(going, lambda: _lives(_victim(script, kill.name)), going.end)
     victim, is_back = _victim(script, kill.name), recovery(script, kill.name)
-    with suppress(psutil.Error):
-        processes = [victim, *victim.children(recursive=True)]
+    processes = [victim, *victim.children(recursive=True)]
     given = going.given[kill.name] = node_feedback.given_since_checkpoint(ledger)
     row |= {"versions at stake": node_feedback.undurable(ledger), "newest on disk": given.durable}
-    row["at"] = at = time.time()
+    row["at"] = time.time()
     victim.kill()
     began, back_at = time.monotonic(), 0.0
     end = min(began + max(1.8 * kill.takes_s, 60), going.end)
@@ -193,12 +198,10 @@ def _kill(going: Run, kill: Kill, row: Figures) -> None:
             row["its processes gone s"] = round(time.monotonic() - began, 1)
         if not back_at and is_back():
             back_at = time.time()
-            row["back s"] = round(back_at - at, 1)
+            row["back s"] = round(back_at - row["at"], 1)
         if not back_at or (kill.name == "prm" and not node_feedback.judged_since(ledger, back_at)):
             return False
-        # What a dying driver had left to commit does not count.
-        since = at if kill.name in ("driver", "head") else back_at
-        row["trained since"] = node_feedback.trained_since(ledger, since)
+        row["trained since"] = node_feedback.trained_since(ledger, back_at)
         return row["trained since"] is not None
 
     try:
@@ -208,7 +211,7 @@ def _kill(going: Run, kill: Kill, row: Figures) -> None:
         with suppress(*AWAY):
             row["problems"] = script.status()["problems"]
     row["feedback since the checkpoint"] = node_feedback.kept(ledger, given)
-    row["chats"] = going.people.between(at, time.time())
+    row["chats"] = going.people.between(row["at"], time.time())
 
 
 def _is_in_step(script: Script, timeout_s: float) -> bool:
@@ -226,15 +229,16 @@ def _victim(script: Script, name: str) -> psutil.Process:
         return psutil.Process(_engine_starts(script)[-1])
     if name != "head":
         return psutil.Process(started_pid(script, name))
-    below = psutil.Process(started_pid(script, "driver")).children(recursive=True)
-    return next(process for process in below if any("gcs_server" in word for word in _words(process)))
+    for process in psutil.Process(started_pid(script, "driver")).children(recursive=True):
+        if any("gcs_server" in word for word in _words(process)):
+            return process
+    raise LookupError("Ray's head does not run")
 
 
 def recovery(script: Script, name: str) -> Callable[[], bool]:
     """Return a function that is true once the part works again; to be called before the kill."""
     if name in ("driver", "head"):
-        log_end = script.driver_log.stat().st_size
-        return lambda: " serves" in _text_from(script.driver_log, log_end)
+        return _DriverIsBack(script, started_pid(script, "driver"))
     if name == "engine":
         starts = len(_engine_starts(script))
         return lambda: len(_engine_starts(script)) > starts and _takes_chats(script)
@@ -243,6 +247,21 @@ def recovery(script: Script, name: str) -> Callable[[], bool]:
         url = f"http://127.0.0.1:{PRM_PORT}/model_info"
         return lambda: started_pid(script, name) != pid and httpx.get(url, timeout=5).is_success
     return lambda: started_pid(script, name) != pid and _takes_chats(script)
+
+
+@dataclass(slots=True)
+class _DriverIsBack:
+    """True once another driver serves; what the dying one still sends does not count."""
+
+    script: Script
+    killed: int
+    log_end: int = 0
+
+    def __call__(self) -> bool:
+        if started_pid(self.script, "driver") == self.killed:
+            self.log_end = self.script.driver_log.stat().st_size
+            return False
+        return " serves" in _text_from(self.script.driver_log, self.log_end)
 
 
 def _takes_chats(script: Script) -> bool:
@@ -343,7 +362,7 @@ def findings(figures: Figures) -> list[str]:
         if name not in cuts_chats:
             quiet[name] = row.get("chats until the next", {})
     found += [f"{name}: chats were refused or cut: {c['errors']}" for name, c in quiet.items() if c.get("errors")]
-    found += node_steering.findings(figures.get("steering", {}))
+    found += node_steering.findings(figures["steering"] if figures.get("steering") else {"steering": {}})
     found += [f"never lost: {key}" for key, n in figures.get("never lost", {}).items() if "not in" in key and n]
     whole = [row for row in figures["long hints"] if row.get("finish") == "stop" and _is_long(row)]
     if not whole or not figures.get("long hints in samples"):

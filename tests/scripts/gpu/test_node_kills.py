@@ -134,6 +134,12 @@ def test_a_driver_is_back_when_its_new_process_serves(script: Script) -> None:
     assert (node_kills.started_pid(script, "driver"), is_back()) == (9, False)
     with script.driver_log.open("a") as log:
         log.write("version 3 serves\n")
+    assert not is_back()  # the dying one sent it
+    with script.log.open("a") as log:
+        log.write("[launch] driver started, pid 12, log x\n")
+    assert not is_back()
+    with script.driver_log.open("a") as log:
+        log.write("version 3 serves\n")
     assert is_back()
 
 
@@ -178,6 +184,7 @@ def figures(**more: Any) -> dict[str, Any]:
         "kills": {"driver": row | {"chats until the next": {"errors": {}}}},
         "long hints": [whole],
         "long hints in samples": {"trained": 1},
+        "steering": {"pin": {"is as said": True}},
         **more,
     }
 
@@ -195,6 +202,7 @@ def test_a_run_as_demanded_has_no_findings() -> None:
         ({"kills": {"head": {"skipped": "9 s left"}}}, "head: not killed, 9 s left"),
         ({"kills": {"head": {"trains again s": "not within 75 s"}}}, "head: no version was trained since"),
         ({"steering": {"pin": {"is as said": False}}}, "pin: "),
+        ({"steering": {}}, "steering: "),
     ],
 )
 def test_what_a_run_lacks_is_a_finding(more: dict[str, Any], says: str) -> None:
