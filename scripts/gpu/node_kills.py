@@ -4,8 +4,8 @@
 
 SIGKILL goes to the driver, Ray's head, our server, the policy's SGLang and the judge's SGLang, in turn. After each the
 run must go on alone: a further version is trained and serves. The ledger tells what became of the feedback that no
-checkpoint held. Then an operator pins, rolls back and forgets (`node_steering`). Meanwhile the judge writes hints
-behind long thoughts, and long replies are scored (`node_scoring`).
+checkpoint held. Then an operator pins, rolls back and forgets (`node_steering`). The judge's first hints stand behind
+long thoughts.
 
 A kill for which too little time is left is skipped and named. The figures so far are printed after each step.
 """
@@ -26,7 +26,6 @@ from gpu import models, node_feedback, node_steering
 from gpu.host import NodeHost
 from gpu.node_feedback import Given, People
 from gpu.node_processes import LONG_HINT_SAYS, PRM_ARGS, THOUGHT_TOKENS, Votes, driver_figures, voting
-from gpu.node_scoring import CONTEXT, Scoring
 from gpu.node_script import PRM_PORT, SETTINGS, Cards, Script, come_up, start, stop
 from gpu.server_files import audit, events, held, keep_logs
 from gpu.stages import Figures
@@ -39,10 +38,12 @@ STEER_S, END_S = 30.0, 22.0
 READY_S, IN_STEP_S = 40.0, 5.0
 """Longest wait for a checkpoint with versions after it, which a crash would lose, and for a step to kill in."""
 LEAST_AT_STAKE = 2
+JUDGE_CONTEXT = "16384"
+"""Room for the script's own token budget of a hint, 8192."""
 VARIABLES = {
     "CHECKPOINT_MINUTES": "2",
     "CHECKPOINT_EVERY": "4",
-    "PRM_ARGS": " ".join([*PRM_ARGS[:-1], str(CONTEXT)]),
+    "PRM_ARGS": " ".join([*PRM_ARGS[:-1], JUDGE_CONTEXT]),
 }
 NO_BACKLOG = "training.max_waiting=20000"
 """No sample ends as `backlog`: that would look like a loss."""
@@ -66,6 +67,7 @@ KILLS = (
     Kill("engine", 112, cuts_chats=True),
     Kill("prm", 45),
 )
+NAMES = tuple(kill.name for kill in KILLS)
 
 
 @dataclass(slots=True)
@@ -118,30 +120,21 @@ def run(host: NodeHost) -> Figures:
 
 def _go(going: Run) -> None:
     figures, script = going.figures, going.script
-    scoring = Scoring(going.host, f"http://127.0.0.1:{PRM_PORT}", lambda: started_pid(script, "prm"))
-
-    def on_server() -> None:
-        going.people.start()
-        scoring.start()
-
-    come_up(script, figures["start-up s"], going.end, on_server=on_server)
+    come_up(script, figures["start-up s"], going.end, on_server=going.people.start)
     going.keep("start-up s")
-    for kill in KILLS:
+    for kill in [kill for kill in KILLS if kill.name in (going.host.kills or NAMES)]:
         row = figures["kills"][kill.name] = {}
         if (left_s := going.end - time.monotonic()) < kill.takes_s + STEER_S:
             row["skipped"] = f"{left_s:.0f} s left"
             continue
-        if kill.name == "prm":  # the engine that scores is about to die
-            figures["scoring"] = scoring.stop(45)
-            going.keep("scoring")
         try:
             _kill(going, kill, row)
         except (*AWAY, TimeoutError) as error:
             row["failed"] = repr(error)[:300]
         print(f"-- kills, {kill.name}: {json.dumps(row, default=str)}", flush=True)
-    figures["scoring"] = scoring.stop(0)
     for name, given in going.given.items():  # before an operator drops samples by a rollback
         figures["kills"][name]["feedback after all kills"] = node_feedback.kept(going.ledger, given)
+    figures["never lost"] = going.people.lost(going.ledger)  # before an operator deletes a session
     figures["steered at"] = time.time()
     figures["steering"] = {}
     node_steering.steer(node_steering.Operator(going.host, script), figures["steering"])
@@ -336,7 +329,6 @@ def _look_back(going: Run) -> None:
     """Read from the ledger and from the people what became of their chats and of their feedback."""
     figures, people = going.figures, going.people
     figures["long hints in samples"] = node_feedback.samples_with(going.ledger, LONG_HINT_SAYS)
-    figures["never lost"] = people.lost(going.ledger)
     times = [row["at"] for row in figures["kills"].values() if "at" in row]
     times.append(figures.get("steered at", time.time()))
     figures["chats before the first kill"] = people.between(0, times[0])

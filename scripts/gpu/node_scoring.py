@@ -1,7 +1,7 @@
-"""Scoring of one long reply on the card: the engine's memory meanwhile, the same in slices, and a second engine at fp8.
+"""Stage `scoring` of the node check: one reply of 8,192 tokens, scored as our server's teacher scores it.
 
-The scoring calls are those of our server's teacher: the log-probs of a reply's ids behind a prompt. A thread makes them
-beside the run of the kill check.
+Three engines of one checkpoint stand on one card: as SGLang starts, with its logits in chunks, and at fp8. Each scores
+the reply in one call and in slices. The figures are the engine's memory meanwhile, and the distances of the log-probs.
 """
 
 import asyncio
@@ -9,31 +9,47 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 import psutil
 
+from gpu import models
 from gpu.engine_process import EngineProcess, sglang_command
 from gpu.host import NodeHost
 from gpu.stages import Figures, output_of
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.sglang import launch
-from openclaw_rl.errors import EngineError
 from openclaw_rl.processes.command import free_port
 from openclaw_rl.settings import EngineSettings
 
 PROMPT, REPLY, SLICE = 256, 8192, 1024
 TINY_REPLY = 192
 CONTEXT = 16384
-FP8_CHUNK = 2048
-"""Prefill chunk of the fp8 engine: its memory shows what smaller chunks save."""
-FP8_ARGS = (
-    "--quantization", "fp8", "--chunked-prefill-size", str(FP8_CHUNK), "--max-total-tokens", str(CONTEXT),
-    "--cuda-graph-max-bs-decode", "8", "--sampling-backend", "pytorch",
+CHUNKED = "SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK"
+ARGS = (
+    "--chunked-prefill-size", "8192", "--max-total-tokens", str(CONTEXT), "--cuda-graph-max-bs-decode", "8",
+    "--sampling-backend", "pytorch",
 )  # fmt: skip
+FAR = 0.05
+"""Mean distance in nats of one call's log-probs to those of slices: several times bfloat16's noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    name: str
+    environ: Mapping[str, str]
+    more: tuple[str, ...] = ()
+
+
+VARIANTS = (
+    Variant("plain", {CHUNKED: "0"}),
+    Variant("chunked", {CHUNKED: "1"}),
+    Variant("fp8", {CHUNKED: "0"}, ("--quantization", "fp8")),
+)
 
 
 @dataclass
@@ -71,106 +87,84 @@ class Memory:
                 self.seen.append(sum(used))
 
     def figures(self) -> Figures:
+        """Return the memory; what the engine took once stays with its allocator, so that `after` shows a short peak."""
         if not self.seen:
-            return {"engine MiB": None}
-        most = [self.seen[0], max(self.seen), self.seen[-1]]
-        return {"engine MiB before, most, after": most, "looks": len(self.seen)}
+            return {}
+        return {"before": self.seen[0], "most": max(self.seen), "after": self.seen[-1], "looks": len(self.seen)}
 
 
-@dataclass
-class Scoring:
-    """The thread, and its figures so far."""
-
-    host: NodeHost
-    judge_url: str
-    judge_pid: Callable[[], int]
-    figures: Figures = field(default_factory=dict)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def stop(self, wait_s: float) -> Figures:
-        """Wait for the figures and return them; end the engine that may still be starting."""
-        if self._thread is not None:
-            self._thread.join(wait_s)
-            if self._thread.is_alive():
-                self.figures["cut"] = f"not over after {wait_s:g} s more"
-            if (found := EngineProcess.known(self._fp8_work)) is not None and found.is_alive():
-                found.kill()
-        return dict(self.figures)
-
-    @property
-    def _fp8_work(self) -> Path:
-        return self.host.work / "fp8"
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._score_all())
-        except Exception as error:  # this thread's own failure must not end the run of the check
-            self.figures["failed"] = repr(error)[:500]
-
-    async def _score_all(self) -> None:
-        tokens = TINY_REPLY if self.host.is_tiny else REPLY
-        draw = random.Random(7)
-        ids = [draw.randrange(1000, 40_000) for _ in range(PROMPT + tokens)]
-        prompt, reply = ids[:PROMPT], ids[PROMPT:]
-        plain = await self._scored("bf16", self.judge_url, self.judge_pid(), prompt, reply)
-        engine = await asyncio.to_thread(self._start_fp8)
-        if engine is None:
-            return
-        try:
-            fp8 = await self._scored("fp8", engine.url, engine.pid, prompt, reply)
-            self.figures["fp8 against bf16"] = _gap(fp8, plain)
-        finally:
+def run(host: NodeHost) -> Figures:
+    models.qwen3(host.work / "tokenizer", host.checkpoint, device=host.device)
+    draw = random.Random(7)
+    ids = [draw.randrange(1000, 40_000) for _ in range(PROMPT + (TINY_REPLY if host.is_tiny else REPLY))]
+    figures: Figures = {}
+    scored: dict[str, tuple[float, ...]] = {}
+    # At once: the pools have a fixed size, so that no start takes another's memory for its own.
+    with ThreadPoolExecutor() as pool:
+        starts = {variant.name: pool.submit(_start, host, variant) for variant in VARIANTS}
+    engines = {}
+    for name, start in starts.items():
+        if (error := start.exception()) is None:
+            engines[name] = start.result()
+        else:
+            figures[name] = {"refused": repr(error)[:200], "log": _last_lines(host, name)}
+    try:
+        for name, engine in engines.items():
+            figures[name], scored[name] = asyncio.run(_scored(engine, ids[:PROMPT], ids[PROMPT:]))
+            if name != "plain" and "plain" in scored:
+                figures[name]["against plain"] = _gap(scored[name], scored["plain"])
+            print(f"-- scoring, {name}: {figures[name]}", flush=True)
+    finally:
+        for engine in engines.values():
             engine.kill()
+    return figures | {"findings": findings(figures)}
 
-    def _start_fp8(self) -> EngineProcess | None:
-        work, port = self._fp8_work, free_port()
-        work.mkdir(exist_ok=True)
-        settings = EngineSettings(kind="sglang", args=FP8_ARGS, memory_fraction=0.3)
-        command = sglang_command(
-            self.host.engine_python, settings, folder=self.host.checkpoint, name="fp8", port=port,
-            context_length=CONTEXT, adapters=None,
-        )  # fmt: skip
-        environ = self.host.environ | launch.ENVIRON
-        try:
-            engine = EngineProcess.start(work, command, environ, log=self.host.out / "fp8.log", port=port)
-        except RuntimeError as error:
-            self.figures["fp8"] = {"refused": str(error), "log": _last_lines(self.host)}
-            return None
-        self.figures["fp8 start s"] = engine.start_s
-        return engine
 
-    async def _scored(
-        self, name: str, url: str, pid: int, prompt: Sequence[int], reply: Sequence[int]
-    ) -> tuple[float, ...]:
-        """Score the reply in one call and in slices; return the log-probs of the one call."""
-        engine = HttpEngine(url, settings=EngineSettings())
-        figures: Figures = {"tokens": len(reply)}
-        self.figures[name] = figures
-        try:
-            await engine.score(tuple(prompt), tuple(reply[:16]), lora_path=None, extra_key=f"warm-{name}")
-            with Memory(pid) as memory:
-                began = time.monotonic()
-                whole = await engine.score(tuple(prompt), tuple(reply), lora_path=None, extra_key=f"whole-{name}")
-                figures["one call s"] = round(time.monotonic() - began, 2)
-                await asyncio.sleep(0.3)  # the memory stays with the engine's allocator
-            figures |= memory.figures()
-            sliced: list[float] = []
+def findings(figures: Figures) -> list[str]:
+    found = [f"{name}: {row['refused']}" for name, row in figures.items() if "refused" in row and name != "fp8"]
+    rows = [(name, row.get("one call against slices")) for name, row in figures.items() if name != "fp8"]
+    rows += [("chunked against plain", figures.get("chunked", {}).get("against plain"))]
+    return found + [f"{name}: {gap}" for name, gap in rows if gap is not None and not gap["mean_abs"] < FAR]
+
+
+def _start(host: NodeHost, variant: Variant) -> EngineProcess:
+    work, port = host.work / f"scoring-{variant.name}", free_port()
+    work.mkdir(exist_ok=True)
+    settings = EngineSettings(kind="sglang", args=(*ARGS, *variant.more), memory_fraction=0.3)
+    command = sglang_command(
+        host.engine_python, settings, folder=host.checkpoint, name=variant.name, port=port, context_length=CONTEXT,
+        adapters=None,
+    )  # fmt: skip
+    environ = {**host.environ, **launch.ENVIRON, **variant.environ}
+    return EngineProcess.start(work, command, environ, log=host.out / f"scoring-{variant.name}.log", port=port)
+
+
+async def _scored(
+    running: EngineProcess, prompt: Sequence[int], reply: Sequence[int]
+) -> tuple[Figures, tuple[float, ...]]:
+    """Score the reply in one call and in slices; return the figures, and the log-probs of the one call."""
+    engine = HttpEngine(running.url, settings=EngineSettings())
+    score = partial(engine.score, lora_path=None)
+    figures: Figures = {"start s": running.start_s, "tokens": len(reply)}
+    try:
+        await score(tuple(prompt), tuple(reply[:16]), extra_key="warm")
+        sliced: list[float] = []
+        with Memory(running.pid) as memory:
             began = time.monotonic()
             for at in range(0, len(reply), SLICE):
-                before, part = (*prompt, *reply[:at]), tuple(reply[at : at + SLICE])
-                sliced += (await engine.score(before, part, lora_path=None, extra_key=f"slices-{name}")).log_probs
+                part = await score((*prompt, *reply[:at]), tuple(reply[at : at + SLICE]), extra_key="slices")
+                sliced += part.log_probs
             figures["slices s"] = round(time.monotonic() - began, 2)
-            figures["one call against slices"] = _gap(whole.log_probs, sliced)
-            return tuple(whole.log_probs)
-        except EngineError as error:
-            figures["failed"] = str(error)[:300]
-            raise
-        finally:
-            await engine.aclose()
+        figures["slices, MiB"] = memory.figures()
+        with Memory(running.pid) as memory:
+            began = time.monotonic()
+            whole = await score(tuple(prompt), tuple(reply), extra_key="whole")
+            figures["one call s"] = round(time.monotonic() - began, 2)
+        figures["one call, MiB"] = memory.figures()
+        figures["one call against slices"] = _gap(whole.log_probs, sliced)
+        return figures, tuple(whole.log_probs)
+    finally:
+        await engine.aclose()
 
 
 def _gap(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
@@ -182,7 +176,7 @@ def _gap(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
     }
 
 
-def _last_lines(host: NodeHost) -> list[str]:
-    log = host.out / "fp8.log"
+def _last_lines(host: NodeHost, name: str) -> list[str]:
+    log = host.out / f"scoring-{name}.log"
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     return [line[-240:] for line in lines if "Error" in line][-3:] or lines[-2:]
