@@ -102,21 +102,21 @@ def run(host: NodeHost) -> Figures:
     # At once: the pools have a fixed size, so that no start takes another's memory for its own.
     with ThreadPoolExecutor() as pool:
         starts = {variant.name: pool.submit(_start, host, variant) for variant in VARIANTS}
-    engines = {}
-    for name, start in starts.items():
-        if (error := start.exception()) is None:
-            engines[name] = start.result()
-        else:
-            figures[name] = {"refused": repr(error)[:200], "log": _last_lines(host, name)}
-    try:
-        for name, engine in engines.items():
-            figures[name], scored[name] = asyncio.run(_scored(engine, ids[:PROMPT], ids[PROMPT:]))
-            if name != "plain" and "plain" in scored:
-                figures[name]["against plain"] = _gap(scored[name], scored["plain"])
-            print(f"-- scoring, {name}: {figures[name]}", flush=True)
-    finally:
-        for engine in engines.values():
-            engine.kill()
+        try:
+            for name, start in starts.items():
+                try:
+                    engine = start.result()
+                except RuntimeError as error:
+                    figures[name] = {"refused": str(error), "log": _last_lines(host, name)}
+                    continue
+                figures[name], scored[name] = asyncio.run(_scored(engine, ids[:PROMPT], ids[PROMPT:]))
+                if name != "plain" and "plain" in scored:
+                    figures[name]["against plain"] = _gap(scored[name], scored["plain"])
+                print(f"-- scoring, {name}: {figures[name]}", flush=True)
+        finally:
+            for work in (host.work / f"scoring-{variant.name}" for variant in VARIANTS):
+                if (known := EngineProcess.known(work)) is not None:  # also one that still starts
+                    known.kill()
     return figures | {"findings": findings(figures)}
 
 
