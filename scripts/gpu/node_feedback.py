@@ -36,9 +36,11 @@ _NEWEST_DURABLE = f"""
         SELECT max(weight_version) FROM version WHERE durable AND state NOT IN ({_DEAD})
         UNION ALL SELECT same_weights_as FROM version, found WHERE weight_version = n AND same_weights_as IS NOT NULL)
     SELECT (SELECT max(n) FROM found), committed_at FROM version WHERE weight_version = (SELECT min(n) FROM found)"""
+_AT_STAKE = f"""
+    SELECT weight_version FROM version WHERE state NOT IN ({_DEAD}) AND weight_version > (
+        SELECT max(weight_version) FROM version WHERE durable AND state NOT IN ({_DEAD}))"""
 _SINCE = f"""
-    SELECT id FROM turn WHERE trained_in IN (
-        SELECT weight_version FROM version WHERE NOT durable AND state NOT IN ({_DEAD}))
+    SELECT id FROM turn WHERE trained_in IN ({_AT_STAKE})
     UNION SELECT id FROM turn WHERE state = 'leased'
     UNION SELECT turn FROM event WHERE state = 'paired' AND at > ?1
     UNION SELECT turn FROM feedback WHERE at > ?1 AND effect <> 'recorded'"""
@@ -70,7 +72,7 @@ def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
 
 
 def given_since_checkpoint(ledger: Path) -> Given:
-    """Return the turns whose feedback came after the newest durable version, or whose only version is not durable."""
+    """Return the turns whose feedback came after the newest durable version, or that a later one was trained on."""
     with reading(ledger) as db:
         durable, at = db.execute(_NEWEST_DURABLE).fetchone()
         turns = frozenset(row for (row,) in db.execute(_SINCE, (at,)))
@@ -107,8 +109,7 @@ def trained_since(ledger: Path, at: float) -> int | None:
 def undurable(ledger: Path) -> int:
     """Return the number of versions that a crash of the trainer would lose."""
     with reading(ledger) as db:
-        query = f"SELECT count(*) FROM version WHERE NOT durable AND state NOT IN ({_DEAD})"
-        return int(db.execute(query).fetchone()[0])
+        return len(db.execute(_AT_STAKE).fetchall())
 
 
 def has_checkpoint(ledger: Path) -> bool:

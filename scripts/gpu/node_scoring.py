@@ -1,7 +1,8 @@
 """Stage `scoring` of the node check: one reply of 8,192 tokens, scored as our server's teacher scores it.
 
-Three engines of one checkpoint stand on one card: as SGLang starts, with its logits in chunks, and at fp8. Each scores
-the reply in one call and in slices. The figures are the engine's memory meanwhile, and the distances of the log-probs.
+Three engines of one checkpoint stand on one card: with the logits of a whole prefill chunk, with logits in slices as
+our server starts SGLang, and at fp8. Each scores the reply in one call and in slices of its own. The figures are the
+engine's memory meanwhile, and the distances of the log-probs.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ class Variant:
 
 VARIANTS = (
     Variant("plain", {CHUNKED: "0"}),
-    Variant("chunked", {CHUNKED: "1"}),
-    Variant("fp8", {CHUNKED: "0"}, ("--quantization", "fp8")),
+    Variant("chunked", {}),  # as our server starts SGLang
+    Variant("fp8", {}, ("--quantization", "fp8")),
 )
 
 

@@ -96,6 +96,17 @@ async def test_feedback_after_the_checkpoint_is_at_stake_and_waits_after_the_cra
     assert node_feedback.given_since_checkpoint(file).turns == given.turns
 
 
+async def test_a_version_under_a_checkpoint_is_not_at_stake(ledger: Ledger, file: Path, now: Clock) -> None:
+    await sampled(ledger, "first")
+    assert await step(ledger, durable=False) == 1
+    assert (node_feedback.undurable(file), node_feedback.has_checkpoint(file)) == (1, False)
+    await sampled(ledger, "second")
+    now[0] = 2000.0
+    assert await step(ledger, durable=True) == 2
+    assert (node_feedback.undurable(file), node_feedback.has_checkpoint(file)) == (0, True)
+    assert not node_feedback.given_since_checkpoint(file).turns
+
+
 async def test_feedback_that_is_dropped_counts_as_lost(ledger: Ledger, file: Path, now: Clock) -> None:
     await sampled(ledger, "first")
     await step(ledger, durable=False)
