@@ -6,7 +6,7 @@ from starlette.types import ASGIApp
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.server.api.app import http_app, with_host_guard
+from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
 from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
@@ -44,7 +44,8 @@ def served_app(
     app.include_router(_admin(settings, core, events, publisher, condition))
     app.include_router(_feedback(settings, core, events))
     body_limit = int(settings.server.max_body_mb * 2**20)
-    return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+    served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
+    return with_host_guard(with_plain_paths(served), settings.server)
 
 
 def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
@@ -105,7 +106,7 @@ def _admin(
     return build_admin_router(
         core.admin_key,
         condition,
-        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training, core.proof_key),
         Controls(
             ledger=core.ledger,
             publisher=publisher,
