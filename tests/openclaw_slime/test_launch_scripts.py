@@ -131,7 +131,7 @@ def test_context_and_pipeline_parallelism_by_variables():
         assert words in done.stdout
     assert "trainer.max_tokens=65536" in done.stdout  # a sample may fill the budget of both GPUs
     topk = launch(SCRIPTS["openclaw_opd_topk"], "--dry-run", HF_CKPT="C", CP="2")
-    assert topk.stderr == "error: TOP_K needs CP=1: a top-k is not cut over ranks\n"
+    assert topk.stderr == "error: TOP_K (method.top_k) needs CP=1: a top-k is not cut over ranks\n"
 
 
 @pytest.mark.parametrize(
