@@ -16,7 +16,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def make_plan(
     needs_prm = asks_prm(settings, server.prm_port)
     if needs_prm and not layout.prm_gpus and server.judge_url is None:
         raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
-    notes = [*_drift_notes(settings, server), *_memory_notes(options, memory)]
+    notes = [*_drift_notes(settings, server), *_memory_notes(options, memory), *_untried_notes(options)]
     if layout.prm_gpus and not needs_prm:
         notes.append(f"no part asks the PRM, so it is not started: PRM_GPUS {layout.prm_gpus} have no work")
         layout = replace(layout, prm_gpus=0)
@@ -159,23 +159,29 @@ def _place_optimizer(options: NodeOptions, place: str) -> NodeOptions:
     # Parts that share a card are a check of small models; the estimate knows one part.
     memory = actor_memory(_config_of(options), options.layout, options.max_tokens_per_gpu)
     fits = options.layout.is_shared or memory.fits(options.card_gb, optimizer_on_cpu=False)
-    on_cpu = place == "cpu" or (place == "auto" and not fits)
-    if on_cpu and not options.has_transformer_engine and place == "auto":
+    if place == "auto" and not fits:
         estimate = memory.line(options.card_gb, optimizer_on_cpu=False).strip()
         raise SettingsError(
-            f"the optimizer's state does not fit ({estimate}), and on the CPU it needs Transformer Engine. Set more "
-            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB; OPTIMIZER=gpu tries it all the same"
+            f"the optimizer's state does not fit on the GPUs ({estimate}; at most {SHARE:.0%} of it). Set more "
+            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB. OPTIMIZER=gpu tries it all the same. "
+            "OPTIMIZER=cpu is untried: it needs Transformer Engine, and has never run on a card here"
         )
-    return replace(options, optimizer_on_cpu=on_cpu)
+    return replace(options, optimizer_on_cpu=place == "cpu")
 
 
 def _memory_notes(options: NodeOptions, memory: ActorMemory) -> tuple[str, ...]:
-    notes = []
-    if not options.layout.is_shared and not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu):
-        notes.append(f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB")
+    is_large = not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu)
+    if options.layout.is_shared or not is_large:
+        return ()
+    return (f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB",)
+
+
+def _untried_notes(options: NodeOptions) -> Iterator[str]:
+    """Yield a note for each part of the options that never ran on a card."""
     if options.optimizer_on_cpu:
-        notes.append("the optimizer's state on the CPU has never run here; OPTIMIZER=gpu is what our runs used")
-    return tuple(notes)
+        yield "the optimizer's state on the CPU has never run on a card here; OPTIMIZER=gpu is what our runs used"
+    if options.precision == "fp8":
+        yield "training in fp8 has never run on a card here; watch `fresh_abs_log_ratio` and the alert log_probs_differ"
 
 
 def _drift_notes(settings: Settings, server: ServerOptions) -> tuple[str, ...]:
@@ -240,6 +246,8 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
     """Return the plan of a command line. redraw_port: the PRM gets a free port that no plan had."""
     if given.engine_precision != "bf16":
         raise SettingsError(f"ENGINE_PRECISION {given.engine_precision}: {WHY_NO_QUANTISED_ENGINE}")
+    if given.train_precision == "fp8" and not given.try_fp8:
+        raise SettingsError("TRAIN_PRECISION fp8 has never run on a card here: TRY_FP8=1 starts it all the same")
     layout = Layout(
         given.num_gpus,
         given.actor_gpus,
