@@ -17,7 +17,10 @@ from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.types import (
+    HintTerm,
     NextState,
+    PracticeKind,
+    PracticeReply,
     Request,
     Sample,
     SamplingParams,
@@ -29,6 +32,8 @@ from openclaw_rl.types import (
     VersionState,
     WeightKind,
 )
+
+HINT = HintTerm(text="shorter", source="verbatim")
 
 
 def say(*words: object) -> None:
@@ -50,8 +55,35 @@ async def chat(ledger: Ledger, name: str) -> None:
     await ledger.pair(name, NextState((Message(role="user", content="ok"),)), by_request_id="next")
     await ledger.record_verdict(name, Verdict(1, (1,), "rules"))
     await ledger.record_sample(
-        Sample(name, (1, 2), (3, 4), (True, True), (-0.5, -0.25), runs, temperature=0.7, reward=1.0)
+        Sample(name, (1, 2), (3, 4), (True, True), (-0.5, -0.25), runs, temperature=0.7, reward=1.0, hint=HINT)
     )
+
+
+async def practise(ledger: Ledger, name: str) -> None:
+    """Record an update's practice of the newest wish, and now and then withdraw that wish."""
+    wishes = await ledger.wishes(only_active=True)
+    if not wishes:
+        return
+    wish, version = wishes[-1], (await ledger.practice_room()).tip
+    replies = []
+    for number, kind in enumerate((PracticeKind.WISH, PracticeKind.WISH, PracticeKind.ANCHOR)):
+        turn_id, runs = f"practice-{name}-{number}", (VersionRun(version, 2),)
+        is_anchor = kind is PracticeKind.ANCHOR
+        reply = Message(role="assistant", content="a" * 500)
+        messages = (Message(role="user", content=name),)
+        replies.append(
+            PracticeReply(
+                kind=kind,
+                request=Request(turn_id, Scope("u", "s"), 1.0, messages, None, None, (1, 2), SamplingParams(8)),
+                turn=Turn(turn_id, turn_id, 2.0, (3, 4), (-0.5, -0.25), (True, True), runs, "stop", reply),
+                sample=Sample(turn_id, (1, 2), (3, 4), (True, True), (-0.5, -0.25), runs, temperature=0.7),
+                of=None if is_anchor else wish.sources[-1].turn_id,
+                wish_id=None if is_anchor else wish.wish_id,
+            )
+        )
+    await ledger.record_practice(replies)
+    if name.endswith("7"):
+        await ledger.remove_wish(wish.wish_id)
 
 
 async def train(ledger: Ledger, rng: random.Random) -> None:
@@ -90,7 +122,8 @@ async def live(path: Path, seed: int) -> None:
     say("open")
     for round_ in range(10_000):
         names = [f"{seed}-{round_}-{i}" for i in range(rng.randint(1, 8))]
-        await asyncio.gather(train(ledger, rng), *(chat(ledger, name) for name in names))
+        practice = practise(ledger, f"{seed}-{round_}")
+        await asyncio.gather(train(ledger, rng), practice, *(chat(ledger, name) for name in names))
 
 
 def main() -> None:
