@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_opd.hindsight import Absent, Hindsight
-from openclaw_opd.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_opd.hints import Found
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.backoff import Backoff

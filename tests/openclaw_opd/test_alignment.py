@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from openclaw_opd.hindsight import Hindsight
-from openclaw_opd.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_opd.method import hindsight
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission

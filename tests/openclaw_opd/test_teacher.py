@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from openclaw_opd import teacher
-from openclaw_opd.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_opd.method import Absent, hindsight
 from openclaw_opd.teacher import NOISE_SHARE, gain
 from openclaw_rl.engines.base import Score

@@ -19,7 +19,7 @@ from benchmarks.learning.simulation import Asked, Batch, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_combine import method as combine
 from openclaw_opd import method as opd
-from openclaw_opd.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.messages import Message
 from openclaw_rl.methods import binary_rl
 from openclaw_rl.methods.base import Method
