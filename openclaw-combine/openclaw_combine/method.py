@@ -13,7 +13,15 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from openclaw_opd.method import OPD, distillation_term, distilled_loss, scored_sample, token_credit, why_absent
+from openclaw_opd.method import (
+    OPD,
+    distillation_term,
+    distilled_loss,
+    practice_sample,
+    scored_sample,
+    token_credit,
+    why_absent,
+)
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.errors import TeacherError
 from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, TokenTerms, reward_of, sample_of, unusable
@@ -110,6 +118,15 @@ class Combined:
 
     def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: CombineSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=method.opd_weight)
+
+    practises = True
+
+    async def practise(
+        self, judged: JudgedTurn, hint: str | None, tools: ScoringTools[CombineSettings]
+    ) -> Sample | Dropped:
+        """Return OPD's practice sample, with the verdict of ±1 beside it where there is one. An anchor has none."""
+        reward = reward_of(judged) if hint is not None and tools.settings.binary_weight else None
+        return await practice_sample(judged, hint, tools, reward=reward)
 
 
 def _nothing(judged: JudgedTurn, detail: str) -> Dropped:

@@ -42,7 +42,7 @@ class Hindsight:
     detail: str = ""
     hint: str | None = None
     source: str | None = None
-    """`judge`, `verbatim` or `feedback`."""
+    """`judge`, `verbatim` or `feedback`; of a practice reply `practice` or `anchor`."""
     gain: float | None = None
     """The number by which the hint was chosen (`teacher.gain`)."""
     teacher_log_probs: LogProbs | None = None  # [T], temperature 1, hint in the prompt

@@ -40,6 +40,8 @@ CUT_ANSWERS, MOST_CUT = "hint answers", 0.3
 """Part of `Health` that is out of order while a larger share of the judge's last answers was cut."""
 VERBATIM_CHARS = 1000
 """Longest verbatim hint. A correction is short; a longer message is the next task, or the answer itself."""
+PRACTICE, ANCHOR = "practice", "anchor"
+"""Sources of a practice reply's hint: a wish of before, or the empty hint, with which the base holds the policy."""
 REPLY_RUN, NEXT_STATE_RUN = 8, 20
 """Consecutive words that a hint may not share with the reply, and a judge's hint not with the next state."""
 _RUN_CHARS = 24
@@ -57,9 +59,14 @@ class Found:
 
     hints: tuple[str, ...] = ()
     source: str = ""
-    """`judge`, `verbatim` or `feedback`; empty without a source."""
+    """`judge`, `verbatim` or `feedback`; of a practice reply `practice` or `anchor`; empty without a source."""
     absent: Absent | None = None
     detail: str = ""
+
+    @property
+    def is_practice(self) -> bool:
+        """True for the hint of a practice reply, which no user has read."""
+        return self.source in (PRACTICE, ANCHOR)
 
 
 async def find_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Found:
@@ -73,6 +80,16 @@ async def find_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Fo
     if tools.ask is None:
         raise RuntimeError("hints from a judge need one to ask")
     return await _judge_hints(judged, tools, tools.ask)
+
+
+def practice_hint(judged: JudgedTurn, hint: str | None) -> Found:
+    """Return the given hint if it does not give this reply away. None: the empty hint of an anchor."""
+    if hint is None:
+        return Found(("",), ANCHOR)
+    said = one_line(hint)
+    if not said:
+        return Found(absent=Absent.NO_HINT, detail="an empty hint", source=PRACTICE)
+    return _checked([said], PRACTICE, judged, VERBATIM_CHARS)
 
 
 def _verbatim(judged: JudgedTurn) -> Found:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from openclaw_opd.hindsight import Absent, Hindsight, top_k_of
-from openclaw_opd.hints import find_hints
+from openclaw_opd.hints import Found, find_hints, practice_hint
 from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
@@ -39,12 +39,28 @@ async def hindsight(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hin
         tools.health.failed("hint judge", found.detail)
     elif found.source == "judge":
         tools.health.ok("hint judge")
+    return await _scored(judged, found, tools, kind="hindsight")
+
+
+async def practice_term(judged: JudgedTurn, hint: str | None, tools: ScoringTools[OpdSettings]) -> Hindsight:
+    """Return the distillation term of a practice reply, or the reason of its absence. The caller checks `unusable`.
+
+    hint None: an anchor. Raises TeacherError in an outage.
+    """
+    found = practice_hint(judged, hint)
+    answer = await _checked(judged, await _scored(judged, found, tools, kind=found.source), tools)
+    if answer.absent is not None and answer.absent.may_work_later:
+        raise TeacherError(why_absent(answer))
+    return answer
+
+
+async def _scored(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdSettings], *, kind: str) -> Hindsight:
     if found.absent is not None:
         answer = Hindsight(found.absent, found.detail)
     else:
         answer = await score_hints(judged, found, tools)
     answer = replace(answer, source=found.source or None)
-    tools.health.count(f"hindsight_{answer.absent or 'scored'}")
+    tools.health.count(f"{kind}_{answer.absent or 'scored'}")
     return answer
 
 
@@ -81,10 +97,40 @@ class OPD:
     def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: OpdSettings) -> SampleLoss:
         return distilled_loss(sample, terms, trainer, method, weight=1.0)
 
+    practises = True
+
+    async def practise(
+        self, judged: JudgedTurn, hint: str | None, tools: ScoringTools[OpdSettings]
+    ) -> Sample | Dropped:
+        return await practice_sample(judged, hint, tools, reward=None)
+
+
+async def practice_sample(
+    judged: JudgedTurn, hint: str | None, tools: ScoringTools[OpdSettings], *, reward: float | None
+) -> Sample | Dropped:
+    """Return the sample of a practice reply; drop one without a teacher's term. Raises TeacherError in an outage.
+
+    hint None: an anchor, whose credit is clip(log b(a_t | s_t) − log π(a_t | s_t), ±c) for the base b.
+    """
+    reason = unusable(judged)
+    if reason is not None:
+        return Dropped(reason)
+    if not tools.settings.can_practise:
+        return Dropped(DropReason.METHOD, 'practice needs a teacher that stays: method.teacher = "base"')
+    found = await practice_term(judged, hint, tools)
+    # A reward alone is no sample here: the teacher is what holds practice to the request.
+    if found.absent is not None:
+        return Dropped(DropReason.METHOD, why_absent(found))
+    return scored_sample(judged, found, reward=reward)
+
 
 async def distillation_term(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hindsight:
-    """Return `hindsight` with its top-k checked. A table that does not fit the reply is a failure of the teacher."""
-    found = await hindsight(judged, tools)
+    """Return `hindsight` with its top-k checked."""
+    return await _checked(judged, await hindsight(judged, tools), tools)
+
+
+async def _checked(judged: JudgedTurn, found: Hindsight, tools: ScoringTools[OpdSettings]) -> Hindsight:
+    """Return the term with its top-k checked. A table that does not fit the reply is a failure of the teacher."""
     if found.top_k is None:
         return found
     try:

@@ -54,6 +54,10 @@ class OpdSettings(MethodSettings):
         return self.ema_decay if self.distils and self.teacher == "ema" else None
 
     @property
+    def can_practise(self) -> bool:
+        return self.distils and self.teacher == "base"  # the others move with the policy, and practice would compound
+
+    @property
     def base_teacher_url(self) -> str | None:
         return self.teacher_url if self.distils else None
 

@@ -63,7 +63,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
     if not fitting:
         shortest = min(len(ids) for _, ids in prompts.hinted) + len(response)
         return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
-    is_sampled = zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
+    is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     job = _Job(tools.teacher, tools.serving, tools, prompts.plain, tuple(ids for _, ids in fitting), response)
     try:
         pair = await job.run(with_noise=is_sampled)
@@ -142,7 +142,13 @@ class _Job:
         elif settings.teacher == "ema" and use.ema_path != use.lora_path:
             lora_path, extra_key = use.ema_path, f"ema-{use.extra_key}"
         top_k = settings.top_k
-        teachers = [await self._score(ids, lora_path, extra_key, top_k=top_k, engine=engine) for ids in self.hinted]
+        is_policy = lora_path == use.lora_path and engine is self.engine  # version 0: the base is the policy
+        teachers = []
+        for ids in self.hinted:
+            if is_policy and ids == self.plain and student is not None and not top_k:
+                teachers.append(student)
+            else:
+                teachers.append(await self._score(ids, lora_path, extra_key, top_k=top_k, engine=engine))
         return _Pair(use.weight_version, student, tuple(teachers), again)
 
     async def _score(
@@ -160,8 +166,11 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
         if plain != request.prompt_ids:
             detail = f"{len(plain)} tokens, {len(request.prompt_ids)} were served"
             return Hindsight(Absent.PROMPT_CHANGED, detail)
-        prompts = []
+        prompts: list[tuple[str, Ids]] = []
         for hint in hints:
+            if not hint:  # an anchor's: the teacher reads the served prompt
+                prompts.append((hint, plain))
+                continue
             messages = hinted(request.messages, hint)
             if messages is None:
                 return Hindsight(Absent.NO_USER_MESSAGE)
@@ -187,14 +196,16 @@ def _best(
         ]
         chosen = max(range(len(gains)), key=gains.__getitem__)
         chosen_gain = gains[chosen]
-        health.observe("hint_gain", chosen_gain)
-        health.observe("gap_abs", _mean_abs_gap(pair.teachers[chosen].log_probs, student, mask))
+        kind = f"{found.source}_" if found.is_practice else ""
+        if not found.is_practice:
+            health.observe("hint_gain", chosen_gain)
+        health.observe(f"{kind}gap_abs", _mean_abs_gap(pair.teachers[chosen].log_probs, student, mask))
         if pair.again is not None:
             health.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
     teacher = pair.teachers[chosen]
     has_table = teacher.top_ids is not None and teacher.top_log_probs is not None
     return Hindsight(
-        hint=hints[chosen],
+        hint=hints[chosen] or None,
         gain=chosen_gain,
         teacher_log_probs=teacher.log_probs,
         student_log_probs=student if settings.student_term == "engine" else None,

@@ -149,6 +149,36 @@ async def test_a_weight_of_zero_takes_its_term_away() -> None:
     assert isinstance(await METHOD.score(judged(1, hint=False), tools(engine, binary_weight=0)), Dropped)
 
 
+# -- practise ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", [1, 0, -1, None])
+async def test_a_practice_reply_has_the_teachers_term_and_its_own_verdict(verdict: int | None) -> None:
+    made = await METHOD.practise(judged(verdict, hint=False), HINT, tools(Scorer()))
+    assert isinstance(made, Sample)
+    assert (made.teacher_log_probs, made.student_log_probs) == ((-0.5,) * 2, (-1.0,) * 2)
+    assert made.reward == (verdict or None)
+    assert (await METHOD.practise(judged(verdict, hint=False), HINT, tools(Scorer(), binary_weight=0))).reward is None
+
+
+async def test_an_anchor_has_no_reward() -> None:
+    made = await METHOD.practise(judged(1, hint=True), None, tools(Scorer(), top_k=3))
+    assert isinstance(made, Sample)
+    assert (made.reward, made.teacher_log_probs) == (None, (-1.0,) * 2)
+    assert METHOD.gathered_ids(made) == ((0, 1, 2),) * 2
+
+
+async def test_practice_is_never_by_the_reward_alone() -> None:
+    made = await METHOD.practise(judged(1, hint=False), HINT, tools(Scorer(), context_length=12))
+    assert isinstance(made, Dropped)
+    assert made.detail.startswith("hint_overflows")
+    assert isinstance(await METHOD.practise(judged(1, hint=False), HINT, tools(Scorer(), opd_weight=0)), Dropped)
+    gone = Scorer()
+    gone.is_gone = True
+    with pytest.raises(TeacherError):
+        await METHOD.practise(judged(1, hint=False), HINT, tools(gone))
+
+
 # -- advantages --------------------------------------------------------------------------------------------------------
 
 

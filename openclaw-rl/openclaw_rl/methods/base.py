@@ -137,6 +137,24 @@ class Method(Protocol[S]):
 
     def loss(self, sample: Sample, terms: TokenTerms, trainer: TrainerSettings, method: S) -> SampleLoss: ...
 
+    practises: bool
+    """True when `practise` makes samples. A method of another package may leave out both: `can_practise` is False."""
+
+    async def practise(self, judged: JudgedTurn, hint: str | None, tools: ScoringTools[S]) -> Sample | Dropped:
+        """Make the sample of a practice reply: a new reply of the policy to a prompt that it has answered before.
+
+        hint: the wish in words, which the teacher reads; no judge is asked for another. None: an anchor, which holds
+        the policy to the base on a prompt that nobody corrected. `judged.verdict` is the verdict on the practice reply
+        itself, where a judge gave one. Raises TeacherError in an outage: the practice reply may be scored again later.
+        """
+        ...
+
+
+def can_practise(method: Method, settings: MethodSettings) -> bool:
+    """Return True when the method has the hook `practise` and these settings of it leave a teacher to practise with."""
+    # A method of another package may be older than the hook.
+    return bool(getattr(method, "practises", False)) and settings.can_practise
+
 
 def load_method(name: str) -> Method:
     """Return the method registered under `name`: `binary_rl`, `opd`, `combine`, or one of another installed package.

@@ -131,5 +131,13 @@ class BinaryRL:
         policy = clipped_objective(terms, trainer)
         return SampleLoss(policy.loss_sum, int(terms.loss_mask.sum()), policy.tallies)
 
+    practises = False
+
+    async def practise(
+        self, judged: JudgedTurn, hint: str | None, tools: ScoringTools[BinarySettings]
+    ) -> Sample | Dropped:
+        # A reward alone would reinforce itself, turn after turn, with no teacher to hold the policy.
+        return Dropped(DropReason.METHOD, "binary_rl has no teacher to practise with")
+
 
 METHOD = BinaryRL()

@@ -59,6 +59,11 @@ class MethodSettings(Branch):
         return self.ema_teacher_decay is not None
 
     @property
+    def can_practise(self) -> bool:
+        """True when these settings leave a teacher that stays in its place while the policy practises."""
+        return False
+
+    @property
     def base_teacher_url(self) -> str | None:
         """URL of a second engine, which serves the base alone; None when the method uses no such engine."""
         return None

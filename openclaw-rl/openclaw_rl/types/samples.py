@@ -48,7 +48,7 @@ class HintTerm:
 
     text: str | None = None
     source: str | None = None
-    """`judge`, `verbatim` or `feedback`."""
+    """`judge`, `verbatim` or `feedback`; of a practice reply `practice` or `anchor`."""
     gain: float | None = None
     """The number by which the hint was chosen among several."""
     absent: str | None = None
