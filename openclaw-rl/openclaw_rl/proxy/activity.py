@@ -1,8 +1,7 @@
 """Chats under way: what runs beside them waits for their end, and gives way to the next one."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic
 
 
@@ -15,16 +14,15 @@ class ChatActivity:
         self._ended_at = clock()
         self._changed = asyncio.Event()
 
-    @contextmanager
-    def chat(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """Count a chat; its `end` follows."""
         self._running += 1
         self._notify()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._ended_at = self._clock()
-            self._notify()
+
+    def end(self) -> None:
+        self._running -= 1
+        self._ended_at = self._clock()
+        self._notify()
 
     @property
     def is_idle(self) -> bool:
