@@ -138,6 +138,8 @@ class PracticeLoop:
         self._empty: Counter[int] = Counter()
         self._compared: set[tuple[int, int]] = set()
         self._worked_s = 0.0
+        """Seconds of sampling and scoring since the last batch was written."""
+        self._is_written = False
         self._rest_until = 0.0
         self.status = PracticeStatus(waits="it begins")
 
@@ -169,6 +171,9 @@ class PracticeLoop:
                 return "a chat runs"
         finally:
             self._worked_s += self._clock() - began_at
+        if self._is_written:
+            self._rest_until = self._clock() + self._worked_s * (1 / self._settings.machine_share - 1)
+            self._worked_s, self._is_written = 0.0, False
         return self.status.waits
 
     def _why_not(self, room: PracticeRoom) -> str | None:
@@ -286,9 +291,7 @@ class PracticeLoop:
             if reply.wish_id is not None:
                 self._newest.setdefault(reply.wish_id, []).append(reply)
         self._deps.on_batch()
-        share = self._settings.machine_share
-        self._rest_until = self._clock() + self._worked_s * (1 / share - 1)
-        self._worked_s = 0.0
+        self._is_written = True
         log.info("practice", replies=written, took_s=round(took_s, 1), **self.status.figures())
 
     async def _stop_unusable(self, round: _Round) -> None:

@@ -29,6 +29,6 @@ class PracticeSettings(Branch):
     patience: int = Field(default=6, ge=2)
     """Updates without progress after which a wish is only rehearsed beside others."""
     machine_share: float = Field(default=1.0, gt=0, le=1)
-    """Largest share of the time that practice takes while nobody chats; it rests for the remainder."""
+    """Largest share of the time that practice samples and scores while nobody chats; it rests for the remainder."""
     score_timeout_s: float = Field(default=120.0, gt=0)
     """Time for one scoring call that measures a wish."""
