@@ -45,7 +45,11 @@ class Hindsight:
     """`judge`, `verbatim` or `feedback`; of a practice reply `practice` or `anchor`."""
     gain: float | None = None
     """The number by which the hint was chosen (`teacher.gain`)."""
-    teacher_log_probs: LogProbs | None = None  # [T], temperature 1, hint in the prompt
+    guidance: float | None = None
+    """The w of a guided teacher; None: the teacher that read the hint, as it is."""
+    hinted_gap: float | None = None
+    """With guidance: the mean gap of the trained tokens before it, of the teacher that only read the hint."""
+    teacher_log_probs: LogProbs | None = None  # [T], temperature 1, hint in the prompt; guided: not normalised
     student_log_probs: LogProbs | None = None  # [T], the same engine and temperature; None: the trainer's own
     scored_version: int | None = None
     """The version whose adapter gave the student's term (and the teacher's, unless `method.teacher` says otherwise)."""
@@ -57,6 +61,8 @@ class Hindsight:
             text=self.hint,
             source=self.source,
             gain=self.gain,
+            guidance=self.guidance,
+            hinted_gap=self.hinted_gap,
             absent=None if self.absent is None else self.absent.value,
             detail=self.detail,
             top_k=self.top_k,

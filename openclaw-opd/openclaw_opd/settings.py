@@ -22,6 +22,9 @@ class OpdSettings(MethodSettings):
     teacher: Literal["policy", "base", "ema"] = "base"
     """Model that scores the reply with the hint in the prompt: the policy, the base (adapter off), or a slow mean of
     the policy's versions. The local LoRA trainer writes that mean beside each version."""
+    guidance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """`teacher = "base"`: weight w of the hint's own effect on the base, which is added to the hinted base's log-probs.
+    0: the hinted base as it is, the cautious default for models without a measurement."""
     teacher_url: Url | None = None
     """`teacher = "base"`: URL of a second engine that serves the base alone; when unset, the policy's engine with the
     adapter off."""
@@ -64,6 +67,11 @@ class OpdSettings(MethodSettings):
     def conflicts(self, weights: Literal["lora", "full"]) -> Iterator[str]:
         if self.teacher_url is not None and self.teacher != "base":
             yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'
+        if self.guidance and self.teacher != "base":
+            yield (
+                f'method.guidance is for method.teacher = "base": the effect of a hint on "{self.teacher}", which moves'
+                " with the policy, would be added to itself"
+            )
         # Full weights leave no base in the policy's engine, and no adapter that an EMA could be made of.
         has_base = self.teacher == "base" and self.teacher_url is not None
         if weights == "full" and self.distils and self.teacher != "policy" and not has_base:

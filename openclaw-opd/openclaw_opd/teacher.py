@@ -1,4 +1,4 @@
-"""Scoring pair of a turn: the log-probs of its own reply under the policy, with the hint in the prompt and without.
+"""Scoring passes of a turn: the log-probs of its own reply under policy and teacher, with the hint and without.
 
 The prompt is the served one: the same messages, tools and template options through the same front end. The hint stands
 at the end of the last user message, and the sampled response ids follow unchanged. Both terms are prompt log-probs at
@@ -7,16 +7,21 @@ failure the whole pair is scored again. The drift of the policy since that versi
 
 `method.teacher = "base"` takes the teacher's term with the adapter off, or from a second engine (`method.teacher_url`).
 `"ema"` takes it under the version's EMA adapter, which is loaded beside the version (`openclaw_rl.trainers.lora`).
+
+With `method.guidance` a third pass scores the reply under the base without the hint, on the base's own engine. The
+teacher's log-probs are then the guided ones (`guidance`). While the policy is the base itself, the student's pass is
+that pass. A top-k table needs this pass for the hinted base's ids, token by token.
 """
 
 import asyncio
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from openclaw_opd.guidance import guided, guided_table
 from openclaw_opd.hindsight import Absent, Hindsight
-from openclaw_opd.hints import Found
+from openclaw_opd.hints import ANCHOR, Found
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
@@ -42,12 +47,46 @@ class _Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _Weights:
+    """Weights on an engine, as a scoring call names them."""
+
+    engine: Engine
+    lora_path: str | None
+    extra_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
     weight_version: int
     student: Score | None
     teachers: tuple[Score, ...]
+    """One of each hint, as the hinted teacher gave it."""
+    plain: Score | None
+    """The base without the hint; its table holds the ids of all teachers' tables. None: no guidance."""
     again: Score | None
-    """Score of the student's prompt once more, past the prefix cache."""
+    """The unhinted prompt once more, past the prefix cache: under the base with guidance, else under the policy."""
+
+    def guided(self, number: int, weight: float) -> LogProbs:
+        """Return the teacher's log-probs with this hint."""
+        hinted = self.teachers[number].log_probs
+        return hinted if self.plain is None else guided(hinted, self.plain.log_probs, weight)
+
+    def table(self, number: int, weight: float) -> TopK | None:
+        """Return the teacher's top-k with this hint."""
+        teacher = self.teachers[number]
+        if teacher.top_ids is None or teacher.top_log_probs is None:
+            return None
+        if self.plain is None or self.plain.top_ids is None or self.plain.top_log_probs is None:
+            return TopK(teacher.top_ids, teacher.top_log_probs)
+        told = [dict(zip(*row, strict=True)) for row in zip(self.plain.top_ids, self.plain.top_log_probs, strict=True)]
+        plain = [tuple(of[token] for token in ids) for of, ids in zip(told, teacher.top_ids, strict=True)]
+        return TopK(teacher.top_ids, guided_table(teacher.top_log_probs, plain, weight))
+
+    @property
+    def noise(self) -> tuple[LogProbs, LogProbs] | None:
+        """Return the two scores of the unhinted prompt whose difference is the effect of an empty hint."""
+        first = self.student if self.plain is None else self.plain
+        return None if first is None or self.again is None else (first.log_probs, self.again.log_probs)
 
 
 async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdSettings]) -> Hindsight:
@@ -64,13 +103,16 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
         shortest = min(len(ids) for _, ids in prompts.hinted) + len(response)
         return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
     is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
-    job = _Job(tools.teacher, tools.serving, tools, prompts.plain, tuple(ids for _, ids in fitting), response)
+    # An anchor's hint is empty: the base with it is the base without it.
+    guidance = 0.0 if found.source == ANCHOR else tools.settings.guidance
+    hinted_prompts = tuple(ids for _, ids in fitting)
+    job = _Job(tools.teacher, tools.serving, tools, prompts.plain, hinted_prompts, response, guidance)
     try:
-        pair = await job.run(with_noise=is_sampled)
+        passes = await job.run(with_noise=is_sampled)
     except _Failed as error:
         tools.health.failed("teacher", str(error))
         return Hindsight(Absent.TEACHER_FAILED, str(error))
-    term = _best(judged, found, [hint for hint, _ in fitting], pair, tools)
+    term = await _best(judged, found, [hint for hint, _ in fitting], passes, guidance, tools)
     if term.absent is Absent.NON_FINITE:
         tools.health.failed("teacher", "its log-probs are not finite")
     else:
@@ -108,8 +150,9 @@ class _Job:
     plain: Ids
     hinted: tuple[Ids, ...]
     response: Ids
+    guidance: float
 
-    async def run(self, *, with_noise: bool) -> _Pair:
+    async def run(self, *, with_noise: bool) -> _Passes:
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -117,9 +160,9 @@ class _Job:
             try:
                 # The place first: a call that waits for one holds no version, and so delays no unload.
                 async with self.tools.slots, self.serving.use() as use:
-                    pair = await self._pair(use, with_noise=with_noise)
+                    passes = await self._passes(use, with_noise=with_noise)
                     if self.serving.still_serves(use):
-                        return pair
+                        return passes
                     failure = "the weights were replaced meanwhile"
             except (EngineError, AlignmentError) as error:
                 failure = str(error)
@@ -129,34 +172,54 @@ class _Job:
                 failure = f"no answer within {self.tools.settings.score_timeout_s:g} s"
         raise _Failed(failure)
 
-    async def _pair(self, use: VersionUse, *, with_noise: bool) -> _Pair:
+    async def _passes(self, use: VersionUse, *, with_noise: bool) -> _Passes:
         settings = self.tools.settings
-        student = again = None
+        policy = _Weights(self.engine, use.lora_path, use.extra_key)
+        teacher = self._teacher(use, policy)
+        student = plain = again = None
         if settings.student_term == "engine" or len(self.hinted) > 1:  # the choice among hints needs it in any case
-            student = await self._score(self.plain, use.lora_path, use.extra_key)
-            if with_noise:
-                again = await self._score(self.plain, use.lora_path, f"{use.extra_key}-again")
-        lora_path, extra_key, engine = use.lora_path, use.extra_key, self.engine
-        if settings.teacher == "base":
-            lora_path, extra_key, engine = None, "v0", self.tools.base_teacher or self.engine
-        elif settings.teacher == "ema" and use.ema_path != use.lora_path:
-            lora_path, extra_key = use.ema_path, f"ema-{use.extra_key}"
-        top_k = settings.top_k
-        is_policy = lora_path == use.lora_path and engine is self.engine  # version 0: the base is the policy
+            student = await self._score(policy, self.plain)
         teachers = []
         for ids in self.hinted:
-            if is_policy and ids == self.plain and student is not None and not top_k:
-                teachers.append(student)
+            if ids == self.plain and teacher == policy and student is not None and not settings.top_k:
+                teachers.append(student)  # an anchor while the policy is the base
             else:
-                teachers.append(await self._score(ids, lora_path, extra_key, top_k=top_k, engine=engine))
-        return _Pair(use.weight_version, student, tuple(teachers), again)
+                teachers.append(await self._score(teacher, ids, top_k=settings.top_k))
+        if self.guidance:
+            tables = [score.top_ids for score in teachers if score.top_ids is not None]
+            if tables:
+                plain = await self._score_ids(teacher, [_union(rows) for rows in zip(*tables, strict=True)])
+            else:
+                is_known = teacher == policy and student is not None
+                plain = student if is_known else await self._score(teacher, self.plain)
+        if with_noise and (self.guidance or student is not None):
+            of = teacher if self.guidance else policy
+            again = await self._score(replace(of, extra_key=f"{of.extra_key}-again"), self.plain)
+        return _Passes(use.weight_version, student, tuple(teachers), plain, again)
 
-    async def _score(
-        self, prompt: Ids, lora_path: str | None, extra_key: str, *, top_k: int = 0, engine: Engine | None = None
-    ) -> Score:
-        engine = engine or self.engine
+    def _teacher(self, use: VersionUse, policy: _Weights) -> _Weights:
+        kind = self.tools.settings.teacher
+        if kind == "base":
+            return _Weights(self.tools.base_teacher or self.engine, None, "v0")
+        if kind == "ema" and use.ema_path != use.lora_path:
+            return _Weights(self.engine, use.ema_path, f"ema-{use.extra_key}")
+        return policy
+
+    async def _score(self, of: _Weights, prompt: Ids, *, top_k: int = 0) -> Score:
         async with asyncio.timeout(self.tools.settings.score_timeout_s):
-            return await engine.score(prompt, self.response, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
+            return await of.engine.score(
+                prompt, self.response, lora_path=of.lora_path, extra_key=of.extra_key, top_k=top_k
+            )
+
+    async def _score_ids(self, of: _Weights, ids: Sequence[Ids]) -> Score:
+        async with asyncio.timeout(self.tools.settings.score_timeout_s):
+            return await of.engine.score_ids(
+                self.plain, self.response, ids, lora_path=of.lora_path, extra_key=of.extra_key
+            )
+
+
+def _union(rows: Sequence[Ids]) -> Ids:
+    return tuple(dict.fromkeys(token for row in rows for token in row))
 
 
 def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts | Hindsight:
@@ -180,38 +243,56 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
     return _Prompts(plain, tuple(prompts))
 
 
-def _best(
-    judged: JudgedTurn, found: Found, hints: Sequence[str], pair: _Pair, tools: ScoringTools[OpdSettings]
+async def _best(
+    judged: JudgedTurn,
+    found: Found,
+    hints: Sequence[str],
+    passes: _Passes,
+    guidance: float,
+    tools: ScoringTools[OpdSettings],
 ) -> Hindsight:
     settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
-    scores = [score for score in (pair.student, *pair.teachers) if score is not None]
+    scores = [score for score in (passes.student, passes.plain, *passes.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):
         return Hindsight(Absent.NON_FINITE)
-    student = None if pair.student is None else pair.student.log_probs
-    chosen, chosen_gain = 0, None
+    student = None if passes.student is None else passes.student.log_probs
+    chosen, chosen_gain, hinted_gap = 0, None, None
     if student is not None:
         verdict = judged.verdict.value if judged.verdict is not None else 0
+        # Of the guided teacher: these are the numbers that the loss clips.
         gains = [
-            gain(score.log_probs, student, mask, clip=settings.opd_clip, verdict=verdict) for score in pair.teachers
+            gain(passes.guided(k, guidance), student, mask, clip=settings.opd_clip, verdict=verdict)
+            for k in range(len(hints))
         ]
         chosen = max(range(len(gains)), key=gains.__getitem__)
         chosen_gain = gains[chosen]
+        hinted_gap = _mean_gap(passes.teachers[chosen].log_probs, student, mask)
         kind = f"{found.source}_" if found.is_practice else ""
         if not found.is_practice:
             health.observe("hint_gain", chosen_gain)
-        health.observe(f"{kind}gap_abs", _mean_abs_gap(pair.teachers[chosen].log_probs, student, mask))
-        if pair.again is not None:
-            health.observe("empty_hint_gap_abs", _mean_abs_gap(pair.again.log_probs, student, mask))
-    teacher = pair.teachers[chosen]
-    has_table = teacher.top_ids is not None and teacher.top_log_probs is not None
+        health.observe(f"{kind}gap_abs", _mean_abs_gap(passes.teachers[chosen].log_probs, student, mask))
+        if guidance:
+            health.observe(f"{kind}guided_gap_abs", _mean_abs_gap(passes.guided(chosen, guidance), student, mask))
+    if passes.noise is not None:
+        plain, again = passes.noise
+        health.observe("empty_hint_gap_abs", _mean_abs_gap(guided(again, plain, guidance), plain, mask))
+    # A guided table takes milliseconds, and the event loop serves chats.
+    top_k = await asyncio.to_thread(passes.table, chosen, guidance)
     return Hindsight(
         hint=hints[chosen] or None,
         gain=chosen_gain,
-        teacher_log_probs=teacher.log_probs,
+        guidance=guidance or None,
+        hinted_gap=hinted_gap if guidance else None,
+        teacher_log_probs=passes.guided(chosen, guidance),
         student_log_probs=student if settings.student_term == "engine" else None,
-        scored_version=pair.weight_version,
-        top_k=TopK(teacher.top_ids or (), teacher.top_log_probs or ()) if has_table else None,
+        scored_version=passes.weight_version,
+        top_k=top_k,
     )
+
+
+def _mean_gap(a: LogProbs, b: LogProbs, mask: Sequence[bool]) -> float:
+    gaps = [x - y for x, y, is_trained in zip(a, b, mask, strict=True) if is_trained]
+    return math.fsum(gaps) / len(gaps) if gaps else 0.0
 
 
 def _mean_abs_gap(a: LogProbs, b: LogProbs, mask: Sequence[bool]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw_rl.engines import client
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings
 
@@ -169,6 +170,45 @@ async def test_top_log_probs_align_and_hold_the_greedy_token(http, served):
         assert top[0][0] == pytest.approx(entry[0], abs=KERNEL_NOISE)
 
 
+async def test_log_probs_of_given_ids_align_with_those_of_the_prompt(http, served):
+    """The first row is null; each other row holds the same ids in the order of the request, at temperature 1."""
+    ids, response = prompt(served, 19), prompt(served, 6, seed=1)
+    asked = [*sorted({*response}, reverse=True), 3]
+    more = {"top_logprobs_num": 4, "token_ids_logprob": asked}
+    meta = (await generate(http, body(ids + response, 0, logprob_start_len=len(ids) - 1, **more)))["meta_info"]
+    rows = meta["input_token_ids_logprobs"]
+    assert len(rows) == len(meta["input_token_logprobs"]) == len(response) + 1
+    assert not rows[0]
+    for row, entry, top in zip(rows[1:], meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:], strict=True):
+        assert [token for _, token, _ in row] == asked
+        told = {token: value for value, token, _ in row}
+        assert told[entry[1]] == pytest.approx(entry[0], abs=KERNEL_NOISE)
+        assert max(told.values()) <= max(value for value, _, _ in top) + KERNEL_NOISE
+        assert all(told[token] == pytest.approx(value, abs=KERNEL_NOISE) for value, token, _ in top if token in told)
+
+
+async def test_our_client_asks_for_other_ids_at_each_position(http, served, monkeypatch):
+    """By blocks of positions; the values are those of one list of ids for the whole response."""
+    monkeypatch.setattr(client, "_BLOCK_VALUES", 30)
+    ids, response = prompt(served, 19), prompt(served, 9, seed=1)
+    wanted = [tuple(prompt(served, 4, seed=50 + t)) for t in range(len(response))]
+    engine = HttpEngine(served.url, settings=EngineSettings())
+    try:
+        score = await engine.score_ids(tuple(ids), tuple(response), wanted, lora_path=None, extra_key="blocks")
+        whole = await engine.score(tuple(ids), tuple(response), lora_path=None, extra_key="whole")
+    finally:
+        await engine.aclose()
+    assert len(list(client.id_blocks(wanted))) > 2
+    assert score.log_probs == pytest.approx(whole.log_probs, abs=KERNEL_NOISE)
+    every = sorted({token for row in wanted for token in row})
+    request = body(ids + response, 0, logprob_start_len=len(ids) - 1, token_ids_logprob=every, extra_key="every")
+    rows = (await generate(http, request))["meta_info"]["input_token_ids_logprobs"][1:]
+    assert score.top_ids == tuple(wanted)
+    for given, values, row in zip(wanted, score.top_log_probs, rows, strict=True):
+        told = {token: value for value, token, _ in row}
+        assert values == pytest.approx([told[token] for token in given], abs=KERNEL_NOISE)
+
+
 async def test_log_probs_are_scaled_by_the_temperature_and_never_renormalised(http, served):
     """A tiny top_p samples the likeliest token at every temperature; log-probs are of softmax(logits / T) before the
     cut. (top_k = 1 would not do: SGLang takes a batch of nothing else for greedy, and forgets the temperature.)
@@ -253,6 +293,8 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(refu
         {"sampling_params": {"logit_bias": {"10000000": 1.0}}},
         {"sampling_params": {"logit_bias": {"hello": 1.0}}},
         {"logprob_start_len": 50},
+        {"token_ids_logprob": [5, 10_000_000]},
+        {"token_ids_logprob": [-1]},
     ],
 )
 async def test_nonsense_is_refused_in_the_error_form(http, served, wrong):

@@ -258,6 +258,48 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
     return float(torch.stack(differences).max())
 
 
+def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: float) -> float:
+    """The largest difference of a guided term to plain passes, in float64: student, teacher and table."""
+    request, response = turn.request, turn.turn.response_ids
+    changed = hinted(request.messages, HINT)
+    assert changed is not None
+    offered = json.loads(request.tools_json) if request.tools_json else None
+    with_hint = served.frontend.render(changed, offered, json.loads(request.template_kwargs_json or "{}")).ids
+    chosen = torch.tensor(response)[:, None]
+    read, plain, policy = (
+        served.plain(prompt, response, adapter=adapter).double()
+        for prompt, adapter in ((with_hint, False), (request.prompt_ids, False), (request.prompt_ids, True))
+    )
+    moved = (1 + weight) * read - weight * plain  # [T, V]
+    differences = []
+    for log_probs, expected in (
+        (term.teacher_log_probs, moved.gather(-1, chosen)[:, 0]),
+        (term.student_log_probs, policy.gather(-1, chosen)[:, 0]),
+    ):
+        assert log_probs is not None
+        differences.append((expected - torch.tensor(log_probs)).abs().max())
+    if term.top_k is not None:
+        ids = torch.tensor(term.top_k.ids)
+        tails = [(1 - side.gather(-1, ids).exp().sum(-1)).log() for side in (read, plain)]
+        tail = (1 + weight) * tails[0] - weight * tails[1]
+        rows = torch.cat([moved.gather(-1, ids), tail[:, None]], -1).log_softmax(-1)[:, :-1]
+        differences.append((rows - torch.tensor(term.top_k.log_probs)).abs().max())
+        differences.append((read.topk(ids.shape[1]).values - read.gather(-1, ids)).abs().max())
+    return float(torch.stack(differences).max())
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("case", ["short", "tools", "thinking"])
+async def test_a_guided_teacher_equals_plain_forward_passes(served, tools, judged, case: str, top_k: int) -> None:
+    turn = turn_of(judged, served, case, RESPONSES[3])
+    guided = {"teacher": "base", "guidance": 1.5, "top_k": top_k}
+    term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update=guided)))
+    assert term.absent is None, term
+    # Each of the two passes has its own rounding, and guidance multiplies it.
+    assert worst_guided(served, turn, term, 1.5) < 4 * TOLERANCE
+    assert worst_guided(served, turn, term, 1.0) > 100 * TOLERANCE, "the effect of the hint matters"
+
+
 @pytest.mark.parametrize("text", RESPONSES)
 @pytest.mark.parametrize("case", CASES)
 async def test_both_terms_equal_a_plain_forward_pass(served, tools, judged, case: str, text: str) -> None:
@@ -304,8 +346,11 @@ async def test_an_ema_teacher_reads_under_what_the_trainer_wrote(served, tools, 
     await tools.teacher.unload_adapter("ema-v1")
 
 
-async def test_an_empty_hint_is_noise(served, tools, judged) -> None:
+@pytest.mark.parametrize("guidance", [0.0, 1.0])
+async def test_an_empty_hint_is_noise(served, tools, judged, guidance: float) -> None:
     turn = turn_of(judged, served, "tools", RESPONSES[2])
+    if guidance:
+        tools = replace(tools, settings=tools.settings.model_copy(update={"teacher": "base", "guidance": guidance}))
     for k in range(32):
         await hindsight(replace(turn, turn=replace(turn.turn, turn_id=f"t{k}")), tools)
     noise = tools.health.means["empty_hint_gap_abs"]
@@ -334,6 +379,16 @@ class OffByOne:
         top, ids = score.top_log_probs, score.top_ids
         return Score(score.log_probs[wanted], top and top[wanted], ids and ids[wanted])
 
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        """One late alone: the pass without the hint is of the next place, the others are right."""
+        longer, rows = (*response_ids, response_ids[-1]), (ids[0], *ids)
+        score = await self.engine.score_ids(prompt_ids, longer, rows, lora_path=lora_path, extra_key=extra_key)
+        assert score.top_log_probs is not None
+        assert score.top_ids is not None
+        return Score(score.log_probs[1:], score.top_log_probs[1:], score.top_ids[1:])
+
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("case", ["short", "tools", "thinking"])
@@ -342,6 +397,21 @@ async def test_an_off_by_one_would_be_seen(served, tools, judged, case: str, by:
     assert isinstance(tools.teacher, HttpEngine)
     term = await hindsight(turn, replace(tools, teacher=OffByOne(tools.teacher, by)))
     assert worst(served, turn, term) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+async def test_an_off_by_one_of_the_base_without_the_hint_would_be_seen(served, tools, judged, top_k: int) -> None:
+    @dataclass
+    class LatePlain(OffByOne):
+        async def score(self, prompt_ids: Ids, response_ids: Ids, **how: Any) -> Score:
+            is_plain = how["lora_path"] is None and prompt_ids == turn.request.prompt_ids
+            return await (super() if is_plain else self.engine).score(prompt_ids, response_ids, **how)
+
+    turn = turn_of(judged, served, "tools", RESPONSES[1])
+    assert isinstance(tools.teacher, HttpEngine)
+    guided = tools.settings.model_copy(update={"teacher": "base", "guidance": 1.0, "top_k": top_k})
+    term = await hindsight(turn, replace(tools, settings=guided, teacher=LatePlain(tools.teacher, 1)))
+    assert worst_guided(served, turn, term, 1.0) > 100 * TOLERANCE
 
 
 # One response each: the bundled model takes its time.
@@ -355,6 +425,14 @@ async def test_the_bundled_model_scores_as_a_plain_forward_pass(bundled, bundled
     term = await hindsight(turn, bundled_tools)
     assert term.absent is None, term
     assert worst(bundled, turn, term) < BUNDLED_TOLERANCE
+
+
+@pytest.mark.real_model
+async def test_a_guided_bundled_model_scores_as_plain_forward_passes(bundled, bundled_tools, judged) -> None:
+    turn = turn_of(judged, bundled, "short", BUNDLED["short"])
+    guided = bundled_tools.settings.model_copy(update={"teacher": "base", "guidance": 1.0, "top_k": 20})
+    term = await hindsight(turn, replace(bundled_tools, settings=guided))
+    assert worst_guided(bundled, turn, term, 1.0) < 3 * BUNDLED_TOLERANCE
 
 
 @pytest.mark.real_model

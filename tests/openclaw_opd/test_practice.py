@@ -63,6 +63,20 @@ async def test_a_given_hint_is_scored_as_it_is_and_no_judge_is_asked(bench, judg
     assert list(b.tools.health.means) == ["practice_gap_abs"]
 
 
+async def test_a_given_hint_is_guided_and_an_anchor_is_not(bench, judged) -> None:
+    b = bench(engine=(engine := Scorer()), teacher="base", guidance=1.0)
+    b.serving.switch(7, "policy-v7")
+    made = await METHOD.practise(judged("hi", "a"), WISH, b.tools)
+    assert isinstance(made, Sample)
+    assert (made.teacher_log_probs, made.hint and made.hint.guidance) == ((-0.5,) * 3, 1.0)
+    assert len(engine.calls) == 3
+    anchor = await METHOD.practise(judged("hi", "a"), None, b.tools)
+    assert isinstance(anchor, Sample)
+    assert (anchor.teacher_log_probs, anchor.hint and anchor.hint.guidance) == ((-1.0,) * 3, None)
+    assert len(engine.calls) == 5
+    assert {*b.tools.health.means} == {"practice_gap_abs", "practice_guided_gap_abs", "anchor_gap_abs"}
+
+
 @pytest.mark.parametrize("top_k", [0, 3])
 async def test_an_anchor_is_held_to_the_base_without_a_hint(bench, judged, top_k: int) -> None:
     b = bench(engine=(engine := Scorer()), teacher="base", top_k=top_k)

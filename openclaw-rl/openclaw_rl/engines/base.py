@@ -3,7 +3,7 @@
 Every call has a deadline. It raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (retry it).
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -33,6 +33,12 @@ class Engine(Protocol):
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score: ...
+
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        """Return `score`, whose table holds the given ids [T, K] in place of the likeliest."""
+        ...
 
     async def is_healthy(self) -> bool: ...
 

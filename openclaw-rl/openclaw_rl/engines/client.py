@@ -17,7 +17,7 @@ It corrects SGLang's differences from the dialect:
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
@@ -49,6 +49,8 @@ from openclaw_rl.types import Ids, LogProbs
 log = structlog.get_logger()
 
 _ABORT_S = 2.0
+_BLOCK_VALUES = 4096
+"""Most log-probs of given ids in one answer: some 100 KB of JSON, which is read between two chunks of a chat."""
 _QUEUED_ABORT = "Abort in waiting queue"
 """SGLang's message for a request that was queued when it was aborted."""
 
@@ -162,6 +164,32 @@ class HttpEngine:
             top_ids=tuple(tuple(token for _, token, _ in row) for row in rows),
         )
 
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        # The dialect takes one list of ids for all positions, so the response is scored in blocks. The blocks after the
+        # first find their prefix in the engine's cache.
+        log_probs: list[float] = []
+        table: list[LogProbs] = []
+        for begin, end in id_blocks(ids):
+            wanted = sorted({token for row in ids[begin:end] for token in row})
+            before, block = (*prompt_ids, *response_ids[:begin]), response_ids[begin:end]
+            reply = await self.generate(
+                GenerateRequest(
+                    input_ids=[*before, *block],
+                    sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
+                    return_logprob=True,
+                    logprob_start_len=len(before) - 1,
+                    token_ids_logprob=wanted,
+                    lora_path=lora_path,
+                    extra_key=extra_key,
+                    priority=PRIORITY_BACKGROUND,
+                )
+            )
+            log_probs += _aligned(reply.meta_info.input_token_logprobs, block)
+            table += _rows_of(reply.meta_info.input_token_ids_logprobs, ids[begin:end])
+        return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
+
     async def is_healthy(self) -> bool:
         try:
             reply = await self._client.get(f"{self.url}/health", timeout=self._settings.connect_timeout_s)
@@ -238,6 +266,22 @@ class HttpEngine:
             return
 
 
+def id_blocks(ids: Sequence[Ids]) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of blocks of positions, each with at most `_BLOCK_VALUES` log-probs, or of one position.
+
+    A block has the log-probs of all its ids at each of its positions.
+    """
+    begin, wanted = 0, set[int]()
+    for at, row in enumerate(ids):
+        with_row = wanted.union(row)
+        if at > begin and (at + 1 - begin) * len(with_row) > _BLOCK_VALUES:
+            yield begin, at
+            begin, with_row = at, set(row)
+        wanted = with_row
+    if begin < len(ids):
+        yield begin, len(ids)
+
+
 def _json(request: GenerateRequest) -> bytes:
     """Return the request as JSON."""
     # The ids are most of it, and orjson is five times as fast with them as pydantic.
@@ -280,6 +324,20 @@ def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
     if len(values) != len(response_ids):
         raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
     return values
+
+
+def _rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]) -> list[LogProbs]:
+    """Return the log-probs of `ids` [T, K] out of T + 1 entries that hold them all. The first entry is null."""
+    found = (entries or [])[1:]
+    if len(found) != len(ids):
+        raise AlignmentError(f"{len(ids)} tokens, {len(found)} rows of log-probs of given ids")
+    rows = []
+    for entry, row in zip(found, ids, strict=True):
+        told = {token: -math.inf if log_prob is None else log_prob for log_prob, token, _ in entry or ()}
+        if missing := [token for token in row if token not in told]:
+            raise AlignmentError(f"log-probs of {len(missing)} of {len(row)} given ids are missing")
+        rows.append(tuple(told[token] for token in row))
+    return rows
 
 
 def _are_same(ids: Ids, found: Sequence[int]) -> bool:

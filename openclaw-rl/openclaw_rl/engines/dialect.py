@@ -14,7 +14,8 @@ conformance suite in `tests/conformance/` holds for both. Meaning of the bodies:
   is log p(token | all before it) at temperature 1. The *first* entry's log-prob is null. To score a response of T
   tokens after a prompt of P: ids = prompt + response, `max_new_tokens: 0`, `logprob_start_len: P - 1`; drop the first
   of the T + 1 entries. `input_top_logprobs` (with `top_logprobs_num` = K) is aligned alike: each entry is a list of K
-  `[log_prob, id, null]`, or null.
+  `[log_prob, id, null]`, or null. `input_token_ids_logprobs` (with `token_ids_logprob`, a list of ids) is aligned and
+  built alike: each entry holds the log-probs of these ids, in their order.
 * `extra_key` isolates prefix-cache entries; adapters are isolated from each other and from the base without it.
 * `lora_path` names a loaded adapter. A request keeps its adapter to the end. An unknown name is a 400.
 * `POST /pause_generation {"mode": "abort" | "retract" | "in_place"}`, `/continue_generation`: requests that arrive in
@@ -69,6 +70,8 @@ class GenerateRequest(_Body):
     logprob_start_len: int = -1
     """-1: no prompt log-probs."""
     top_logprobs_num: int = 0
+    token_ids_logprob: list[int] | None = None
+    """Ids, the same for each position, whose log-probs are returned beside those of the prompt's tokens."""
     return_text_in_logprobs: bool = False
     lora_path: str | None = None
     extra_key: str | None = None
@@ -99,6 +102,7 @@ class MetaInfo(_Body):
     output_token_logprobs: list[TokenLogProb] | None = None
     input_top_logprobs: list[list[TokenLogProb] | None] | None = None
     output_top_logprobs: list[list[TokenLogProb] | None] | None = None
+    input_token_ids_logprobs: list[list[TokenLogProb] | None] | None = None
 
 
 class GenerateReply(_Body):

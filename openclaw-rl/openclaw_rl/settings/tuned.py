@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.settings.base import Branch
+from openclaw_rl.settings.method_settings import MethodSettings
 from openclaw_rl.settings.tree import Settings
 
 Values = Mapping[str, str | float]
@@ -26,13 +27,14 @@ BUNDLED: Mapping[str, Values] = {
         "trainer.kl_coef": 0.1,
         "publisher.max_step_kl": 1.0,
     },
-    "opd": {},
-    "combine": {},
+    "opd": {"method.guidance": 1.0},
+    "combine": {"method.guidance": 1.0},
 }
 """By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
 beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
 rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
-four. OPD and Combined: what the branches hold is what was measured, `…-users.md` beside it."""
+four. OPD and Combined: the best guidance of 0, 0.5, 1 and 2 over three seeds (`openclaw-opd/README.md`). The rest of
+what the branches hold is what was measured, `…-users.md` beside it."""
 
 
 def defaults(settings: Settings) -> Values | None:
@@ -48,7 +50,10 @@ def applied(settings: Settings) -> Settings:
         name, field = key.split(".")
         branch: Branch = changed[name]
         if field not in branch.model_fields_set:
-            changed[name] = type(branch).model_construct(branch.model_fields_set, **(dict(branch) | {field: value}))
+            tuned = type(branch).model_construct(branch.model_fields_set, **(dict(branch) | {field: value}))
+            # A value of the user's may exclude it: there is no guidance for a teacher that moves.
+            if not (isinstance(tuned, MethodSettings) and any(tuned.conflicts(settings.training.weights))):
+                changed[name] = tuned
     return Settings.model_construct(settings.model_fields_set, **changed)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -160,12 +160,14 @@ class FakeEngine:
         log_probs = self.policy.log_probs(ids, len(prompt_ids), self._seed(lora_path))
         if not top_k:
             return Score(log_probs)
-        others = [self.policy.low_id + k for k in range(top_k - 1)]
-        return Score(
-            log_probs,
-            top_log_probs=tuple((log_prob, *(-4.0 - k for k in range(top_k - 1))) for log_prob in log_probs),
-            top_ids=tuple((token, *others) for token in response_ids),
-        )
+        rows = tuple(self.policy.likeliest(token, top_k) for token in response_ids)
+        return Score(log_probs, self.policy.table(rows, response_ids, log_probs), rows)
+
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        scored = await self.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
+        return Score(scored.log_probs, self.policy.table(ids, response_ids, scored.log_probs), tuple(ids))
 
     async def is_healthy(self) -> bool:
         return not self._down
@@ -351,11 +353,15 @@ class FakeEngine:
         ids, start = request.input_ids, request.logprob_start_len
         log_probs: LogProbs = self.policy.log_probs(ids, start + 1, self._seed(request.lora_path))
         entries: list[TokenLogProb] = [(None, ids[start], None)]
-        entries += [(value, token, None) for value, token in zip(log_probs, ids[start + 1 :], strict=True)]
-        k = request.top_logprobs_num
-        top: list[list[TokenLogProb] | None] = [None]
-        for value, token in zip(log_probs, ids[start + 1 :], strict=True):
-            top.append([(value, token, None), *((-4.0 - j, self.policy.low_id + j, None) for j in range(k - 1))])
+        tokens, k, asked = ids[start + 1 :], request.top_logprobs_num, request.token_ids_logprob
+        entries += [(value, token, None) for value, token in zip(log_probs, tokens, strict=True)]
+
+        def table(rows: Sequence[Sequence[int]]) -> list[list[TokenLogProb] | None]:
+            found: list[list[TokenLogProb] | None] = [None]
+            for row, values in zip(rows, self.policy.table(rows, tokens, log_probs), strict=True):
+                found.append([(value, i, None) for i, value in zip(row, values, strict=True)])
+            return found
+
         return GenerateReply(
             meta_info=MetaInfo(
                 id=request.rid or "",
@@ -363,7 +369,8 @@ class FakeEngine:
                 weight_version=str(self.weight_version),
                 finish_reason=FinishReason(type="length", length=0),
                 input_token_logprobs=entries,
-                input_top_logprobs=top if k else None,
+                input_top_logprobs=table([self.policy.likeliest(token, k) for token in tokens]) if k else None,
+                input_token_ids_logprobs=table([asked] * len(tokens)) if asked else None,
             )
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
-from openclaw_rl.types import LogProbs
+from openclaw_rl.types import Ids, LogProbs
 
 _MASK = (1 << 64) - 1
 _WINDOW = 3
@@ -55,6 +55,17 @@ class ToyPolicy:
     def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
         """Return the log-probs of ids[start:]."""
         return tuple(self.log_prob(ids, position, seed) for position in range(start, len(ids)))
+
+    def likeliest(self, token: int, k: int) -> Ids:
+        """Return the k likeliest ids where this token was sampled."""
+        return (token, *range(self.low_id, self.low_id + k - 1))
+
+    def table(self, ids: Sequence[Sequence[int]], tokens: Sequence[int], log_probs: LogProbs) -> tuple[LogProbs, ...]:
+        """Return log-probs of `ids` [T, K] beside tokens with `log_probs` [T]; -4, -5 … for the lowest ids."""
+        return tuple(
+            tuple(log_prob if other == token else -4.0 - abs(other - self.low_id) for other in row)
+            for row, token, log_prob in zip(ids, tokens, log_probs, strict=True)
+        )
 
 
 def _hash(seed: int, ids: Sequence[int], position: int) -> int:

@@ -2,7 +2,7 @@
 
 As JSON the hint term is the sample's `extra` column and body:
 
-    {"hint": {"text": …, "source": …, "gain": …, "absent": …, "detail": …},
+    {"hint": {"text": …, "source": …, "gain": …, "guidance": …, "hinted_gap": …, "absent": …, "detail": …},
      "top_k": {"ids": [T, K], "log_probs": [T, K]}}
 
 Other keys belong to a method of another package. They stay in `HintTerm.method_json`, which the core does not read.
@@ -23,10 +23,10 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The teacher's likeliest ids at each response token, at temperature 1, with the hint in the prompt."""
+    """Ids at each response token, the likeliest with the hint in the prompt, and the teacher's log-probs of them."""
 
     ids: tuple[tuple[int, ...], ...]  # [T, K], distinct in a row
-    log_probs: tuple[tuple[float, ...], ...]  # [T, K]
+    log_probs: tuple[tuple[float, ...], ...]  # [T, K], at temperature 1
 
     def check(self, tokens: int) -> None:
         """Raise AlignmentError where the table does not fit a reply of `tokens` tokens, or is no distribution."""
@@ -51,6 +51,10 @@ class HintTerm:
     """`judge`, `verbatim` or `feedback`; of a practice reply `practice` or `anchor`."""
     gain: float | None = None
     """The number by which the hint was chosen among several."""
+    guidance: float | None = None
+    """Weight of the hint's effect in the teacher's log-probs beyond the hint itself; None: no guidance."""
+    hinted_gap: float | None = None
+    """With guidance: mean over the trained tokens of the gap that the hint alone makes."""
     absent: str | None = None
     """Reason why the sample has no distillation term."""
     detail: str = ""
@@ -68,6 +72,8 @@ class HintTerm:
             text=hint.get("text"),
             source=hint.get("source"),
             gain=hint.get("gain"),
+            guidance=hint.get("guidance"),
+            hinted_gap=hint.get("hinted_gap"),
             absent=hint.get("absent"),
             detail=hint.get("detail", ""),
             top_k=None if top_k is None else _table(top_k),
@@ -76,7 +82,14 @@ class HintTerm:
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {} if self.method_json is None else json.loads(self.method_json)
-        hint = {"text": self.text, "source": self.source, "gain": self.gain, "absent": self.absent}
+        hint = {
+            "text": self.text,
+            "source": self.source,
+            "gain": self.gain,
+            "guidance": self.guidance,
+            "hinted_gap": self.hinted_gap,
+            "absent": self.absent,
+        }
         if self.absent is not None:
             hint["detail"] = self.detail
         if any(value is not None for value in hint.values()):
@@ -114,7 +127,7 @@ class Sample:
     is_tool_turn: bool = False
     reward: float | None = None
     """±1; None when the turn has no binary reward."""
-    teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt
+    teacher_log_probs: LogProbs | None = None  # [T], at temperature 1, hint in the prompt; guided: not normalised
     student_log_probs: LogProbs | None = None  # [T], the same engine, version and temperature, no hint
     scored_version: int | None = None
     hint: HintTerm | None = None

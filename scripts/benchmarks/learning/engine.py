@@ -6,6 +6,7 @@ distance to the real engine's numbers, and `tests/scripts/benchmarks/test_pairs.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class ScoringEngine(Protocol):
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score: ...
 
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
@@ -41,7 +46,13 @@ class _Call:
     response_ids: Ids
     of_base: bool
     top_k: int
+    ids: tuple[Ids, ...] | None
+    """Ids of the table [T, K]; None: the likeliest `top_k`."""
     answer: "asyncio.Future[Score]"
+
+    @property
+    def has_table(self) -> bool:
+        return self.top_k > 0 or self.ids is not None
 
 
 class ForwardEngine:
@@ -57,43 +68,47 @@ class ForwardEngine:
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
-        loop = asyncio.get_running_loop()
-        call = _Call(prompt_ids, response_ids, lora_path is None, top_k, loop.create_future())
+        future = asyncio.get_running_loop().create_future()
+        return await self._asked(_Call(prompt_ids, response_ids, lora_path is None, top_k, None, future))
+
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        future = asyncio.get_running_loop().create_future()
+        return await self._asked(_Call(prompt_ids, response_ids, lora_path is None, 0, tuple(ids), future))
+
+    async def _asked(self, call: _Call) -> Score:
         self._calls.append(call)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_later(QUIET_S, self._answer)
+        self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._answer)
         return await call.answer
 
     def _answer(self) -> None:
         calls, self._calls, self._timer = self._calls, [], None
-        for of_base, top_k in sorted({(call.of_base, call.top_k) for call in calls}):
-            some = [call for call in calls if (call.of_base, call.top_k) == (of_base, top_k)]
-            if of_base:
-                with self._policy.reference():
-                    scores = self._scores(some, top_k)
-            else:
-                scores = self._scores(some, top_k)
+        for of_base, has_table in sorted({(call.of_base, call.has_table) for call in calls}):
+            some = [call for call in calls if (call.of_base, call.has_table) == (of_base, has_table)]
+            with self._policy.reference() if of_base else contextlib.nullcontext():
+                scores = [self._with_table(call) for call in some] if has_table else self._scores(some)
             for call, score in zip(some, scores, strict=True):
                 if not call.answer.done():
                     call.answer.set_result(score)
 
-    def _scores(self, calls: Sequence[_Call], top_k: int) -> list[Score]:
-        if top_k:
-            return [self._top(call, top_k) for call in calls]
+    def _scores(self, calls: Sequence[_Call]) -> list[Score]:
         values = forced_log_probs(self._policy, [(call.prompt_ids, call.response_ids) for call in calls])
         return [Score(tuple(log_probs)) for log_probs in values]
 
     @torch.no_grad()
-    def _top(self, call: _Call, top_k: int) -> Score:
-        """Return the top log-probs, one row at a time: all logits of a batch would be gigabytes."""
+    def _with_table(self, call: _Call) -> Score:
+        """Return the score with its table, one row at a time: all logits of a batch would be gigabytes."""
         ids = torch.tensor([call.prompt_ids + call.response_ids[:-1]], device=self._policy.device)
         logits = self._policy.model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 :]
         log_probs = torch.log_softmax(logits.float(), -1)  # [T, V]
         response = torch.tensor(call.response_ids, device=self._policy.device)
-        top = log_probs.topk(top_k)
-        return Score(
-            tuple(log_probs.gather(-1, response[:, None])[:, 0].tolist()),
-            tuple(map(tuple, top.values.tolist())),
-            tuple(map(tuple, top.indices.tolist())),
-        )
+        own = tuple(log_probs.gather(-1, response[:, None])[:, 0].tolist())
+        if call.ids is None:
+            top = log_probs.topk(call.top_k)
+            return Score(own, tuple(map(tuple, top.values.tolist())), tuple(map(tuple, top.indices.tolist())))
+        # The rows are of different lengths: of several hints' tables some ids are the same.
+        table = zip(call.ids, log_probs, strict=True)
+        return Score(own, tuple(tuple(row[list(wanted)].tolist()) for wanted, row in table), call.ids)

@@ -80,6 +80,12 @@ class ServedEngine:
         assert self._client is not None
         return await self._client.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
 
+    async def score_ids(
+        self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
+    ) -> Score:
+        assert self._client is not None
+        return await self._client.score_ids(prompt_ids, response_ids, ids, lora_path=lora_path, extra_key=extra_key)
+
 
 def worst_difference(some: Sequence[Sample], others: Sequence[Sample]) -> float:
     """Return the largest |difference| of two engines' log-probs on the same pairs, teacher's and student's, by token.

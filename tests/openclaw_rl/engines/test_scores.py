@@ -2,7 +2,10 @@
 
 import pytest
 from engine_client import raw_server, request, served
+from hypothesis import given
+from hypothesis import strategies as st
 
+from openclaw_rl.engines import client
 from openclaw_rl.engines.dialect import GenerateReply
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.testing import FakeEngine, ToyPolicy
@@ -20,6 +23,54 @@ async def test_scores_align_with_the_response() -> None:
         assert [len(row) for row in score.top_log_probs] == [3, 3]
         call = fake.calls[-1]
         assert (call.logprob_start_len, call.sampling_params.max_new_tokens, call.extra_key) == (2, 0, "v0")
+
+
+async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_BLOCK_VALUES", 6)
+    fake, response = FakeEngine(policy=ToyPolicy()), (400, 500, 600, 700)
+    wanted = ((400, 300), (301, 302, 303), (600,), (300, 301))
+    async with served(fake) as engine:
+        score = await engine.score_ids((1, 2, 3), response, wanted, lora_path=None, extra_key="v0")
+    direct = await fake.score_ids((1, 2, 3), response, wanted, lora_path=None, extra_key="v0")
+    assert score == direct
+    assert score.log_probs == fake.policy.log_probs([1, 2, 3, *response], 3, 0)
+    # Each block has the ids of its own positions alone, and starts at the token before it.
+    assert [(call.logprob_start_len, len(call.input_ids), call.token_ids_logprob) for call in fake.calls] == [
+        (2, 4, [300, 400]),
+        (3, 5, [301, 302, 303]),
+        (4, 7, [300, 301, 600]),
+    ]
+
+
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True), max_size=30), st.integers(1, 60))
+def test_blocks_cover_each_position_once_and_stay_small(rows: list[list[int]], most: int) -> None:
+    ids = [tuple(row) for row in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_BLOCK_VALUES", most)
+        blocks = list(client.id_blocks(ids))
+    assert [t for begin, end in blocks for t in range(begin, end)] == list(range(len(ids)))
+    for begin, end in blocks:
+        values = (end - begin) * len({token for row in ids[begin:end] for token in row})
+        assert end - begin == 1 or values <= most
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,  # an engine that does not know the field
+        [None, [[-1.0, 7, None]]],  # a row short
+        [None, [[-1.0, 7, None]], [[-1.0, 8, None]]],  # another id
+        [[[-1.0, 7, None]], [[-1.0, 7, None]], [[-1.0, 7, None]], [[-1.0, 7, None]]],
+    ],
+)
+async def test_rows_that_do_not_hold_the_given_ids_are_refused(rows: list[object] | None) -> None:
+    entries = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
+    meta = {"input_token_logprobs": entries, "input_token_ids_logprobs": rows}
+    text = GenerateReply.model_validate({"meta_info": meta}).model_dump_json().encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
+    async with raw_server(answer) as engine:
+        with pytest.raises(AlignmentError, match="given ids"):
+            await engine.score_ids((1,), (2, 3), [(7,), (7,)], lora_path=None, extra_key=None)
 
 
 async def score_answered_by(told: list[int], asked: Ids) -> LogProbs:

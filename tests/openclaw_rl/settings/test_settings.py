@@ -96,6 +96,19 @@ def test_every_branch_documents_what_is_not_plain() -> None:
     assert undocumented == []
 
 
+@pytest.mark.parametrize("method", ["opd", "combine"])
+def test_guidance_is_for_a_teacher_that_does_not_move(method: str) -> None:
+    guided = {"method.name": method, "method.guidance": 0.5}
+    assert load(None, guided, {}).method.model_dump()["guidance"] == 0.5
+    assert load(None, FULL | guided | {"method.teacher_url": "http://127.0.0.1:30001"}, {}).method.needs_engine
+    for teacher in ("policy", "ema"):
+        with pytest.raises(SettingsError, match=r'method\.guidance is for method\.teacher = "base"'):
+            load(None, guided | {"method.teacher": teacher}, {})
+    for wrong in ("-0.1", "inf", "nan"):
+        with pytest.raises(SettingsError, match=r"method\.guidance: "):
+            load(None, guided | {"method.guidance": wrong}, {})
+
+
 FULL = {"training.weights": "full", "trainer.kind": "external"}
 
 

@@ -64,7 +64,19 @@ def test_elsewhere_the_cautious_ones_stay(
     settings = load(None, more, {})
     assert tuned.defaults(settings) is None
     assert tuned.in_force(settings) == {}
-    assert all(value(settings, key) == value(Settings(), key) for _, key in KEYS)
+    assert all(value(settings, key) == value(Settings(), key) for method, key in KEYS if method == "binary_rl")
+
+
+@pytest.mark.parametrize("method", ["opd", "combine"])
+def test_a_value_that_the_users_own_exclude_is_left_out(method: str) -> None:
+    """Guidance is for the base as the teacher."""
+    settings = load(None, {"method.name": method, "method.teacher": "policy"}, {})
+    assert value(settings, "method.guidance") == 0
+    assert tuned.in_force(settings) == {}
+    assert settings.model_validate(settings.model_dump()) == settings
+    assert value(load(None, {"method.name": method}, {}), "method.guidance") == 1
+    for more in ({"model.path": "Qwen/Qwen3-0.6B"}, {"trainer.kind": "external"}):
+        assert value(load(None, {"method.name": method} | more, {}), "method.guidance") == 0
 
 
 @pytest.mark.parametrize(("method", "key"), KEYS)
@@ -73,7 +85,7 @@ def test_elsewhere_the_cautious_ones_stay(
 def test_what_a_user_sets_wins_and_leaves_the_others(
     method: str, key: str, source: str, is_cautious: bool, tmp_path: Path
 ) -> None:
-    cautious = value(Settings(), key)
+    cautious = value(branches(method), key)
     own = cautious if is_cautious else "none" if isinstance(cautious, str) else 0.5
     file, branch, name = tmp_path / "settings.toml", *key.split(".")
     file.write_text(f"[{branch}]\n{name} = {own!r}\n" if source == "file" else "")
@@ -87,7 +99,8 @@ def test_what_a_user_sets_wins_and_leaves_the_others(
 
 def test_a_program_that_builds_its_own_tree_gets_the_branches_alone() -> None:
     assert tuned.in_force(Settings()) == {}
-    assert all(value(Settings(), key) != told for values in tuned.BUNDLED.values() for key, told in values.items())
+    told = [(method, *item) for method, values in tuned.BUNDLED.items() for item in values.items()]
+    assert all(value(branches(method), key) != said for method, key, said in told)
 
 
 def test_the_command_says_where_such_a_value_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ class Wanted:
     prompt_from: int | None = None
     """First prompt token with an entry; None: no prompt log-probs."""
     top: int = 0
+    ids: tuple[int, ...] = ()
+    """Ids whose log-probs each prompt token's entry holds too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,8 @@ class Job:
     prompt_log_probs: list[float | None] = field(default_factory=list)
     """Entry j belongs to token `wanted.prompt_from + j`; the first is None."""
     prompt_top_log_probs: list[TopLogProbs | None] = field(default_factory=list)
+    prompt_id_log_probs: list[list[float] | None] = field(default_factory=list)
+    """Log-probs of `wanted.ids` in their order."""
     cached_tokens: int | None = None
     finish: FinishReason | None = None
     visible: int = 0

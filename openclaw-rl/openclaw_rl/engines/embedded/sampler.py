@@ -27,6 +27,15 @@ class Sampled:
     top: TopLogProbs
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probs at one position of a prompt."""
+
+    log_prob: float
+    top: TopLogProbs
+    beside: list[float]
+
+
 def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
     """Draw one token for each row of logits [B, V]."""
     logits = _reshaped(logits, jobs)
@@ -49,8 +58,11 @@ def sample(logits: Tensor, jobs: Sequence[Job]) -> list[Sampled]:
     return [Sampled(*entry) for entry in zip(ids.tolist(), log_probs.tolist(), tops, strict=True)]
 
 
-def score(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, TopLogProbs]]:
-    """Return the log-probs at temperature 1 of given next tokens, and the `top` likeliest; logits [N, V]."""
+def score(logits: Tensor, ids: Sequence[int], top: int, beside: Sequence[int] = ()) -> list[Scored]:
+    """Return the log-probs at temperature 1 of given next tokens; logits [N, V].
+
+    top: number of likeliest ids of each row. beside: ids whose log-probs each row holds too.
+    """
     log_norm = logits.logsumexp(-1)
     targets = torch.tensor(ids, device=logits.device)
     log_probs = logits.gather(-1, targets[:, None])[:, 0] - log_norm
@@ -59,7 +71,11 @@ def score(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, Top
         values, indices = logits.topk(top, -1)
         pairs = zip((values - log_norm[:, None]).tolist(), indices.tolist(), strict=True)
         tops = [list(zip(value, index, strict=True)) for value, index in pairs]
-    return list(zip(log_probs.tolist(), tops, strict=True))
+    others: list[list[float]] = [[]] * len(ids)
+    if beside:
+        columns = torch.tensor(beside, device=logits.device)
+        others = (logits[:, columns] - log_norm[:, None]).tolist()
+    return [Scored(*entry) for entry in zip(log_probs.tolist(), tops, others, strict=True)]
 
 
 def uniform(seed: int, position: int) -> float:

@@ -236,15 +236,17 @@ class Scheduler:
         if not job.prompt_log_probs:
             job.prompt_log_probs.append(None)
             job.prompt_top_log_probs.append(None)
+            job.prompt_id_log_probs.append(None)
         held = len(job.sequence.tokens)
         first = max(held - len(rows), start)  # position of the first row that counts
         for at in range(first, min(held, len(job.prompt) - 1), _SCORE_ROWS):
             end = min(at + _SCORE_ROWS, held, len(job.prompt) - 1)
             offset = held - len(rows)
-            scored = sampler.score(rows.rows(at - offset, end - offset), job.prompt[at + 1 : end + 1], job.wanted.top)
-            for log_prob, top in scored:
-                job.prompt_log_probs.append(log_prob)
-                job.prompt_top_log_probs.append(top)
+            tokens, wanted = job.prompt[at + 1 : end + 1], job.wanted
+            for scored in sampler.score(rows.rows(at - offset, end - offset), tokens, wanted.top, wanted.ids):
+                job.prompt_log_probs.append(scored.log_prob)
+                job.prompt_top_log_probs.append(scored.top)
+                job.prompt_id_log_probs.append(scored.beside)
 
     def _append(self, job: Job, sampled: sampler.Sampled) -> None:
         job.output.append(sampled.id)
@@ -275,6 +277,7 @@ class Scheduler:
         if not job.output:
             job.prompt_log_probs.clear()
             job.prompt_top_log_probs.clear()
+            job.prompt_id_log_probs.clear()
         self._running.remove(job)
         self._waiting.append(job)
 

@@ -60,6 +60,8 @@ def check(request: GenerateRequest, limits: Limits) -> None:
         )
     if not 0 <= request.top_logprobs_num <= limits.vocab_size:
         raise EngineRefused(f"top_logprobs_num {request.top_logprobs_num} is not in the vocabulary's range", status=400)
+    if any(not 0 <= token < limits.vocab_size for token in request.token_ids_logprob or ()):
+        raise EngineRefused(f"token_ids_logprob: token ids are 0 … {limits.vocab_size - 1}", status=400)
 
 
 def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) -> Job:
@@ -77,6 +79,7 @@ def make_job(request: GenerateRequest, adapter: Adapter | None, limits: Limits) 
             output=request.return_logprob,
             prompt_from=request.logprob_start_len if wants_prompt else None,
             top=request.top_logprobs_num if request.return_logprob else 0,
+            ids=tuple(request.token_ids_logprob or ()) if wants_prompt else (),
         ),
         key=CacheKey(request.extra_key, adapter),
         adapter=adapter,
@@ -126,6 +129,11 @@ def reply(job: Job, begin: int, end: int, *, weight_version: str, text: str = ""
         ]
         if job.wanted.top:
             meta["input_top_logprobs"] = [None if top is None else _top(top) for top in job.prompt_top_log_probs]
+        if job.wanted.ids:
+            meta["input_token_ids_logprobs"] = [
+                None if row is None else _top(list(zip(row, job.wanted.ids, strict=True)))
+                for row in job.prompt_id_log_probs
+            ]
     return orjson.dumps({"text": text, "output_ids": job.output[begin:end], "meta_info": meta})
 
 

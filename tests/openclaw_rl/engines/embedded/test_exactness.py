@@ -102,17 +102,21 @@ async def test_from_the_prefix_cache(architecture, make_tiny, start_engine):
 
 @pytest.mark.parametrize("architecture", FAST + SLOW)
 async def test_prompt_scoring(architecture, make_tiny, start_engine):
-    """Every start, chunk borders inside, a cached prefix, and the top-k beside it."""
+    """Every start, chunk borders inside, a cached prefix, and the top-k and given ids beside it."""
     tiny = make_tiny(architecture)
     ids = prompt(100, 6)
     table, near = tiny.log_probs(None, ids), SHARED * tiny.rounding(None, ids)
     async with start_engine(tiny.folder, prefill_chunk=32) as engine:
         for start in (0, 1, 31, 32, 33, 70, 98, 99):
-            job = await engine.generate(ids, 0, logprob_start_len=start, top_logprobs_num=5)
+            more = {"top_logprobs_num": 5, "token_ids_logprob": [7, 3]}
+            job = await engine.generate(ids, 0, logprob_start_len=start, **more)
             expected = table[start:-1].gather(-1, torch.tensor(ids[start + 1 :])[:, None])[:, 0].tolist()
             assert job.prompt_log_probs[0] is None
             assert job.prompt_log_probs[1:] == pytest.approx(expected, abs=near)
             assert len(job.prompt_top_log_probs) == len(ids) - start
+            assert job.prompt_id_log_probs[0] is None
+            for row, given in zip(table[start:-1], job.prompt_id_log_probs[1:], strict=True):
+                assert given == pytest.approx(row[[7, 3]].tolist(), abs=near)
             for at, top in enumerate(job.prompt_top_log_probs[1:]):
                 values, _ = table[start + at].topk(5)
                 assert [value for value, _ in top] == pytest.approx(values.tolist(), abs=near)

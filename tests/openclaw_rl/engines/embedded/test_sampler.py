@@ -158,11 +158,13 @@ def test_scores_of_given_tokens():
     torch.manual_seed(1)
     logits = torch.randn(3, 40)
     table = logits.log_softmax(-1)
-    scored = sampler.score(logits, [4, 0, 39], top=2)
+    scored = sampler.score(logits, [4, 0, 39], top=2, beside=(7, 39, 0))
     expected = [table[0, 4].item(), table[1, 0].item(), table[2, 39].item()]
-    assert [log_prob for log_prob, _ in scored] == pytest.approx(expected, abs=near(table))
-    for row, (_, top) in enumerate(scored):
-        assert [value for value, _ in top] == pytest.approx(table[row].topk(2).values.tolist(), abs=near(table))
+    assert [entry.log_prob for entry in scored] == pytest.approx(expected, abs=near(table))
+    for row, entry in enumerate(scored):
+        assert [value for value, _ in entry.top] == pytest.approx(table[row].topk(2).values.tolist(), abs=near(table))
+        assert entry.beside == pytest.approx(table[row, [7, 39, 0]].tolist(), abs=near(table))
+    assert all(entry.top == entry.beside == [] for entry in sampler.score(logits, [4, 0, 39], top=0))
 
 
 def test_a_bias_is_added_to_the_logits_of_its_own_row():
