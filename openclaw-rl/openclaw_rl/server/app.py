@@ -109,7 +109,7 @@ async def _serve(
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
     activity = ChatActivity()
     tools = start_judging(settings, core, method, events, client=client, life=life, stack=stack)
-    practice = practice_loop(settings, core, method, tools, events, activity)
+    practice = practice_loop(settings, core, method, tools, events, activity, client)
     condition = Condition(
         core.ledger,
         core.serving,

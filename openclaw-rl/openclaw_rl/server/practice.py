@@ -1,18 +1,25 @@
 """The practice loop of a server, from its settings and its parts."""
 
+import asyncio
 from collections.abc import Callable
 
+import httpx
+import structlog
+
+from openclaw_rl.judge.practice import PracticeJudge
 from openclaw_rl.methods.base import Method, ScoringTools, can_practise
 from openclaw_rl.practice.loop import PracticeDeps, PracticeLoop
 from openclaw_rl.practice.measuring import Meter
 from openclaw_rl.practice.sampling import ReplySampler
 from openclaw_rl.proxy.activity import ChatActivity
-from openclaw_rl.scoring.workers import renderer
+from openclaw_rl.scoring.workers import BACKGROUND_SHARE, judge_model, renderer
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.startup import Core
 from openclaw_rl.server.trainer_watchdog import SILENT_S
 from openclaw_rl.settings import Settings
 from openclaw_rl.types import SamplingParams
+
+log = structlog.get_logger(__name__)
 
 
 def why_off(settings: Settings, method: Method) -> str | None:
@@ -39,11 +46,14 @@ def practice_loop(
     tools: ScoringTools,
     events: ServerEvents,
     activity: ChatActivity,
+    client: httpx.AsyncClient,
 ) -> PracticeLoop | None:
     """Return the loop; None where the server never practises."""
-    if why_off(settings, method) is not None:
+    if (reason := why_off(settings, method)) is not None:
+        log.info("practice_off", reason=reason)
         return None
     render = renderer(core.frontend)
+    judge = _judge(settings, core, client)
     return PracticeLoop(
         PracticeDeps(
             ledger=core.ledger,
@@ -65,9 +75,26 @@ def practice_loop(
             trainer_lives=_lives(events),
             batch_size=settings.training.batch_size,
             aim=aim_of(settings),
+            # A verdict is a term of Combined alone.
+            vote=judge.vote if judge is not None and has_reward_term(settings) else None,
+            contradicts=None if judge is None else judge.contradicts,
         ),
         settings.practice,
     )
+
+
+def has_reward_term(settings: Settings) -> bool:
+    """Return True if the method makes something of a verdict on a practice reply."""
+    return float(getattr(settings.method, "binary_weight", 0.0)) > 0
+
+
+def _judge(settings: Settings, core: Core, client: httpx.AsyncClient) -> PracticeJudge | None:
+    """Return the judge of practice where a model judges; rules have no words for a wish."""
+    if settings.judge.kind != "llm":
+        return None
+    slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
+    ask = judge_model(settings.judge, core.engine, core.frontend, client=client, slots=slots)
+    return PracticeJudge(ask, settings.judge)
 
 
 def _sampler(settings: Settings, core: Core) -> ReplySampler:
