@@ -67,11 +67,12 @@ class Practising(LedgerPart):
     def anchor_turns(self, db: sqlite3.Connection, *, user: str, policy: str, limit: int) -> list[str]:
         """Return turns of a user that nobody corrected, the newest of each session first, then the next newest.
 
-        A turn that answers a correction is none: its prompt holds the wish.
+        A turn that answers a correction is none: its prompt holds the wish. Nor is one whose prompt was corrected at
+        another time.
         """
         marks, reasons = in_list(sorted(map(str, _UNANSWERED_PROMPTS)))
         rows = db.execute(
-            "SELECT turn_id, session_id, coalesce(value, 0) AS value, turn.reason, state, prompt = x'' AS is_bare,"
+            "SELECT turn_id, session_id, prompt, coalesce(value, 0) AS value, state,"
             f" turn.reason IS NULL OR turn.reason IN ({marks}) AS is_plain,"
             " EXISTS (SELECT 1 FROM wish_source WHERE wish_source.turn = turn.id)"
             " OR EXISTS (SELECT 1 FROM wish_source JOIN next_state ON next_state.id = wish_source.turn"
@@ -82,11 +83,13 @@ class Practising(LedgerPart):
             " ORDER BY request.id DESC LIMIT ?",
             (*reasons, user, policy, _TURNS_LOOKED_AT),
         ).fetchall()
+        asked = "SELECT prompt FROM wish JOIN wish_source ON wish = wish.id JOIN request ON request.id = turn"
+        corrected = {prompt for (prompt,) in db.execute(f"{asked} WHERE wish.user = ?", (user,))}
         by_session: dict[str | None, list[str]] = {}
         for row in rows:
             waits = row["state"] in (TurnState.SERVED, TurnState.PAIRED, TurnState.JUDGED)  # it may be corrected yet
-            is_fit = row["is_plain"] and not (row["is_corrected"] or row["is_blamed"] or row["is_bare"] or waits)
-            if is_fit and row["value"] >= 0:
+            is_fit = row["is_plain"] and not (row["is_corrected"] or row["is_blamed"] or not row["prompt"] or waits)
+            if is_fit and row["value"] >= 0 and row["prompt"] not in corrected:
                 by_session.setdefault(row["session_id"], []).append(row["turn_id"])
         found: list[str] = []
         for place in range(max(map(len, by_session.values()), default=0)):

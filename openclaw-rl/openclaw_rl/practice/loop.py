@@ -25,8 +25,9 @@ from typing import Any, Protocol
 import structlog
 
 from openclaw_rl.backoff import Backoff
-from openclaw_rl.errors import AlignmentError, EngineError, LedgerError, RequestError, TeacherError
+from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, LedgerError, RequestError, TeacherError
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools
+from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.practice.measuring import Meter
 from openclaw_rl.practice.plan import Exercise, Owner, plan
 from openclaw_rl.practice.sampling import ReplySampler
@@ -36,6 +37,7 @@ from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import (
+    DropReason,
     JudgedTurn,
     PracticeKind,
     PracticeReply,
@@ -58,6 +60,8 @@ _MEASURED = 6
 """Wishes that are measured under one version: a measure is a few passes of the engine."""
 _EMPTY_ROUNDS = 3
 """Rounds in a row without one usable reply of a wish, after which it is stopped."""
+
+NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
 
 Vote = Callable[[JudgedTurn, str], Awaitable[Verdict | None]]
 """Judge a practice reply with the wish in view; None: no verdict."""
@@ -189,7 +193,8 @@ class PracticeLoop:
             return "a chat ran a moment ago"
         if room.in_flight or room.waiting or room.serving != room.tip:
             return "the last update is on its way"
-        if room.serving != deps.sampler.serving.current or not deps.sampler.serving.is_open:
+        serving = deps.sampler.serving
+        if not serving.is_open or serving.current != room.serving:  # an open one has a current version
             return "the engine is on its way to the version"
         if room.real >= deps.batch_size:
             return "users' samples fill a batch"
@@ -197,6 +202,8 @@ class PracticeLoop:
             return "the trainer is silent"
         if self._clock() < self._rest_until:
             return "it rests (practice.machine_share)"
+        if not room.open_wishes and self._measured_in == room.tip:
+            return ALL_REST if self.status.wishes else NO_WISH
         return None
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -206,14 +213,15 @@ class PracticeLoop:
         wishes = await self._deps.ledger.wishes(only_active=True)
         self._forget_all_but(wishes)
         if not wishes:
-            self._show((), waits="there is no wish")
+            self._measured_in = room.tip
+            self._show((), waits=NO_WISH)
             return
         if self._round is None:
             await self._let_newer_win(wishes)
             if await self._measure(wishes, room.tip):
                 wishes = await self._deps.ledger.wishes(only_active=True)
             if not any(wish.is_open for wish in wishes):
-                self._show(wishes, waits="all wishes are learned, or rest")
+                self._show(wishes, waits=ALL_REST)
                 return
             self._round = await self._planned(wishes, room)
             if not self._round.todo:
@@ -229,6 +237,8 @@ class PracticeLoop:
         for owner in sorted({(wish.user, wish.policy) for wish in wishes}):
             user, policy = owner
             anchors[owner] = await self._deps.ledger.anchor_turns(user=user, policy=policy, limit=_ANCHORS)
+        known = {turn_id for turns in anchors.values() for turn_id in turns} | set(BUILT_IN)
+        self._anchored = Counter({place: n for place, n in self._anchored.items() if place in known})
         # Users' samples that wait fill the batch up, so it leaves room for them, and they for half of it.
         room_left = self._deps.batch_size - min(room.real, self._deps.batch_size // 2)
         todo = plan(
@@ -262,13 +272,20 @@ class PracticeLoop:
             request = await deps.sampler.built_in(exercise.text or "", exercise.owner)
         if request is None or not deps.sampler.is_fit(request):
             return None
-        judged = await deps.sampler.reply(request)
+        try:
+            judged = await deps.sampler.reply(request)
+        except EngineRefused as error:  # this prompt's fault alone
+            log.debug("practice_reply_refused", error=error.message)
+            return None
         if judged is None:
             return None
         if deps.vote is not None and exercise.hint is not None:
             verdict = await deps.vote(judged, exercise.hint)
             judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
-        made = await deps.method.practise(judged, exercise.hint, deps.tools)
+        try:
+            made = await deps.method.practise(judged, exercise.hint, deps.tools)
+        except AlignmentError as error:
+            made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
             deps.health.count(f"practice_dropped_{made.reason}")
             log.debug("practice_reply_dropped", reason=str(made.reason), detail=made.detail)

@@ -233,6 +233,8 @@ async def test_anchors_are_turns_that_nobody_corrected_spread_over_the_sessions(
     first, second = await praised(ledger, session="one"), await praised(ledger, session="one")
     other = await praised(ledger, session="two")
     await praised(ledger, session="b", user="bob")
+    prompt = (await ledger.turn(await praised(ledger, session="three"))).request.prompt_ids
+    await corrected(ledger, "in verse", session="four", prompt=prompt)  # the same question, at another time
     assert await ledger.anchor_turns(user="ann", policy="policy", limit=10) == [other, second, first]
     await ledger.record_feedback(Feedback("f", second, 1.0, value=-1.0), user="ann")
     assert second not in await ledger.anchor_turns(user="ann", policy="policy", limit=10)

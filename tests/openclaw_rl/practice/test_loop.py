@@ -322,6 +322,20 @@ async def test_a_removed_wish_is_not_written_even_if_its_replies_are_sampled(ben
     assert bench.batches == 0
 
 
+async def test_a_prompt_that_the_engine_refuses_costs_its_reply_alone(bench):
+    await corrected(bench.ledger, "shorter")
+    bench.engine.script(Scripted((), refuse=(400, "no")), *[Scripted((67, 0))] * 5)
+    assert await bench.loop.turn() is None
+    assert len(await bench.practice()) == 5
+
+
+async def test_before_a_version_serves_it_waits(bench):
+    bench.serving = VersionAdmission(hold_s=1.0)
+    loop = bench.make()
+    await corrected(bench.ledger, "shorter")
+    assert await loop.turn() == "the engine is on its way to the version"
+
+
 async def test_a_failure_costs_the_round_and_is_told(bench, monkeypatch):
     await corrected(bench.ledger, "shorter")
     monkeypatch.setattr("openclaw_rl.practice.loop._FIRST_PAUSE_S", 0.001)
@@ -332,11 +346,11 @@ async def test_a_failure_costs_the_round_and_is_told(bench, monkeypatch):
         await asyncio.sleep(0.001)
     assert bench.health.problems()[0].startswith("practice: failed")
     bench.method.fails = None
-    while bench.batches == 0:
+    while bench.health.is_failing("practice"):
         await asyncio.sleep(0.001)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert not bench.health.is_failing("practice")
+    assert bench.batches == 1
 
 
 async def test_it_rests_for_its_share_of_the_machine(ledger):
