@@ -18,32 +18,27 @@ A failure of engine, teacher or ledger costs the round, and the next one comes a
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, LedgerError, RequestError, TeacherError
-from openclaw_rl.methods.base import Dropped, Method, ScoringTools
+from openclaw_rl.methods.base import Dropped
 from openclaw_rl.practice.anchors import BUILT_IN
-from openclaw_rl.practice.measuring import Meter
+from openclaw_rl.practice.deps import PracticeDeps
 from openclaw_rl.practice.plan import Exercise, Owner, plan
-from openclaw_rl.practice.sampling import ReplySampler
 from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.practice.stops import rule
-from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.settings import PracticeSettings
-from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import (
     DropReason,
     JudgedTurn,
     PracticeKind,
     PracticeReply,
     PracticeRoom,
-    Request,
-    Verdict,
     Wish,
     WishMeasure,
 )
@@ -62,51 +57,6 @@ _EMPTY_ROUNDS = 3
 """Rounds in a row without one usable reply of a wish, after which it is stopped."""
 
 NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
-
-Vote = Callable[[JudgedTurn, str], Awaitable[Verdict | None]]
-"""Judge a practice reply with the wish in view; None: no verdict."""
-Contradicts = Callable[[str, str], Awaitable[bool]]
-"""Return True if the newer wish (second) contradicts the older one."""
-
-
-class PracticeLedger(Protocol):
-    """Methods of the ledger that practice uses."""
-
-    async def practice_room(self) -> PracticeRoom: ...
-
-    async def wishes(self, *, user: str | None = None, only_active: bool = False) -> list[Wish]: ...
-
-    async def anchor_turns(self, *, user: str, policy: str, limit: int) -> list[str]: ...
-
-    async def practice_request(self, turn_id: str) -> Request | None: ...
-
-    async def record_practice(self, replies: Sequence[PracticeReply]) -> int: ...
-
-    async def record_measures(self, measures: Sequence[WishMeasure]) -> None: ...
-
-    async def supersede_wish(self, wish_id: int, *, by: int, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PracticeDeps:
-    """Parts of the server that practice works with."""
-
-    ledger: PracticeLedger
-    activity: ChatActivity
-    method: Method
-    tools: ScoringTools
-    sampler: ReplySampler
-    meter: Meter
-    health: Health
-    on_batch: Callable[[], None]
-    """A batch of practice waits for the trainer."""
-    trainer_lives: Callable[[], bool]
-    batch_size: int
-    """`training.batch_size`: practice leaves room in it for users' samples."""
-    aim: float
-    """Learned share at which a wish is learned."""
-    vote: Vote | None = None
-    contradicts: Contradicts | None = None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ import structlog
 
 from openclaw_rl.judge.practice import PracticeJudge
 from openclaw_rl.methods.base import Method, ScoringTools, can_practise
-from openclaw_rl.practice.loop import PracticeDeps, PracticeLoop
+from openclaw_rl.practice.deps import PracticeDeps
+from openclaw_rl.practice.loop import PracticeLoop
 from openclaw_rl.practice.measuring import Meter
 from openclaw_rl.practice.sampling import ReplySampler
 from openclaw_rl.proxy.activity import ChatActivity

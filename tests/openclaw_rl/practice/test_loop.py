@@ -14,7 +14,8 @@ from openclaw_rl.errors import EngineGone
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, ScoringTools, sample_of
-from openclaw_rl.practice.loop import PracticeDeps, PracticeLoop
+from openclaw_rl.practice.deps import PracticeDeps
+from openclaw_rl.practice.loop import PracticeLoop
 from openclaw_rl.practice.measuring import Measure
 from openclaw_rl.practice.sampling import ReplySampler
 from openclaw_rl.proxy.activity import ChatActivity
