@@ -117,6 +117,15 @@ def test_the_judges_own_checkpoint_is_the_fixed_teacher():
     assert named.method.teacher_url == "http://127.0.0.1:31000"
 
 
+@pytest.mark.parametrize("method", ["opd", "combine"])
+def test_guidance_goes_with_the_judges_base_and_with_no_other_teacher(method):
+    found = settings_of(plan(method=method, sets=("method.guidance=0.5",)))
+    assert (found.method.guidance, found.method.teacher) == (0.5, "base")
+    assert settings_of(plan(method=method)).method.guidance == 0, "no model of a node was measured"
+    with pytest.raises(SettingsError, match=r"method\.guidance is for"):
+        settings_of(plan("--prm-checkpoint", "OTHER", method=method, sets=("method.guidance=0.5",)))
+
+
 @pytest.mark.parametrize("words", [("--prm-checkpoint", "OTHER"), ("--prm-gpus", "0", "--prm-url", "http://j/v1")])
 def test_without_a_fixed_teacher_the_policy_is_held_near_its_base(words):
     found = plan(*words)
