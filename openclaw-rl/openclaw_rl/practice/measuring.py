@@ -102,9 +102,14 @@ class Meter:
         return Measure(learned_share(forced), kl)
 
     def forget_all_but(self, wishes: Sequence[Wish]) -> None:
-        """Forget the fixed texts of wishes that are no longer practised: they hold a user's words."""
-        active = {wish.wish_id for wish in wishes}
-        self._texts = {key: texts for key, texts in self._texts.items() if key[0] in active}
+        """Forget the fixed texts of wishes that are no longer practised, and on turns that are gone: users' words."""
+        general = {wish.wish_id: wish.is_general for wish in wishes}
+        asked = {source.turn_id for wish in wishes for source in wish.sources}
+        self._texts = {
+            (wish_id, words, turn_id): texts
+            for (wish_id, words, turn_id), texts in self._texts.items()
+            if wish_id in general and (turn_id in asked or general[wish_id])
+        }
         turns = {turn_id for _, _, turn_id in self._texts}
         self._plain = {turn_id: ids for turn_id, ids in self._plain.items() if turn_id in turns}
 

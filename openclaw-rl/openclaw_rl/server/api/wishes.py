@@ -4,9 +4,9 @@ A chat key reaches the wishes of its own user alone; any other wish does not exi
 rehearsal. It takes back no weights: that is what `forget --rebuild` does with the turns that asked for it.
 """
 
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,6 +46,8 @@ def build_wishes_router(ledger: WishLedger, keys: Keys, *, aim: float) -> APIRou
     def owner(request: Request) -> str:
         return keys.caller(request.headers.get("authorization")).user
 
+    Owner = Annotated[str, Depends(owner)]
+
     async def own(wish_id: int, user: str) -> Wish:
         found = next((wish for wish in await ledger.wishes(user=user) if wish.wish_id == wish_id), None)
         if found is None:
@@ -53,18 +55,17 @@ def build_wishes_router(ledger: WishLedger, keys: Keys, *, aim: float) -> APIRou
         return found
 
     @router.get("/v1/wishes")
-    async def wishes(request: Request) -> JSONResponse:
+    async def wishes(user: Owner) -> JSONResponse:
         """Return the wishes of the key's user, oldest first."""
-        return JSONResponse({"wishes": [row(wish, aim) for wish in await ledger.wishes(user=owner(request))]})
+        return JSONResponse({"wishes": [row(wish, aim) for wish in await ledger.wishes(user=user)]})
 
     @router.get("/v1/wishes/{wish_id}")
-    async def wish(request: Request, wish_id: int) -> JSONResponse:
-        return JSONResponse(row(await own(wish_id, owner(request)), aim))
+    async def wish(user: Owner, wish_id: int) -> JSONResponse:
+        return JSONResponse(row(await own(wish_id, user), aim))
 
     @router.post("/v1/wishes/{wish_id}")
-    async def change(request: Request, wish_id: int, body: WishChange) -> JSONResponse:
+    async def change(user: Owner, wish_id: int, body: WishChange) -> JSONResponse:
         """Say where a wish holds, practise it again, or remove it."""
-        user = owner(request)
         found = await own(wish_id, user)
         if body.general is None and body.practise is None:
             raise RequestError("say something: `general` or `practise`", param="general")
@@ -81,9 +82,8 @@ def build_wishes_router(ledger: WishLedger, keys: Keys, *, aim: float) -> APIRou
         return JSONResponse(row(found, aim))
 
     @router.delete("/v1/wishes/{wish_id}")
-    async def remove(request: Request, wish_id: int) -> JSONResponse:
+    async def remove(user: Owner, wish_id: int) -> JSONResponse:
         """Remove a wish: no practice rehearses it any more."""
-        user = owner(request)
         await own(wish_id, user)
         return JSONResponse(row(await ledger.remove_wish(wish_id, user=user), aim))
 
