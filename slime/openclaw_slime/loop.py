@@ -5,7 +5,7 @@ Promises:
 - The loop sends the weights right after their step, through the server's hold on chats.
 - The ancestry of the serving version holds each sample once, and loses none. A step that failed gives its batch back.
   When this process dies, the ledger marks the versions without a checkpoint as lost, and their samples wait again.
-- A step whose lease ends before it begins is left out. The process goes on.
+- A step whose lease ends before the optimizer moves a weight is left out. The process goes on.
 - The loop writes a checkpoint after some steps or minutes, flushes it to the disk, and then reports it.
 - On SIGTERM the loop finishes the running step and writes its checkpoint.
 - The server learns of failed steps, of weights that were not sent and of checkpoints that could not be kept, and shows
@@ -152,6 +152,9 @@ class NodeLoop:
             self._session.release(lease, reason, drop | _too_long(lease, error))
             self._session.report(reason)
             raise StartAgain(f"the step failed: {error!r}") from error
+        if outcome.is_lease_over:
+            log.warning("step left out: lease %s ended while the step was computed", lease.lease_id)
+            return None
         if not outcome.stepped:
             self._left_out(lease, outcome, drop)
             return None

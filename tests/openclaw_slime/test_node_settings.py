@@ -36,11 +36,16 @@ JUDGED = JudgedTurn(
 )
 
 
+@pytest.fixture(autouse=True)
+def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_free", lambda port: True)
+
+
 def plan(*words: str, method: str = "opd", sets: tuple[str, ...] = ()) -> Plan:
     given = ["--method", method, "--hf-checkpoint", "POLICY", *words]
     for setting in sets:
         given += ["--set", setting]
-    return launch._plan_of(launch._parser().parse_args(given))
+    return launch._plan_of(launch.launch_parser().parse_args(given))
 
 
 def settings_of(found: Plan) -> Settings:
@@ -189,3 +194,20 @@ def test_openclaws_block_for_the_node_is_what_the_script_serves():
     assert model["reasoning"] is (settings.model.reasoning_parser == "qwen3")
     assert settings.sampling.temperature == 0.6
     assert "deny" not in block.get("tools", {})
+
+
+def test_more_arguments_of_the_engine_come_behind_its_tensor_parallel_size():
+    """They replaced it: an engine of two GPUs then ran on one."""
+
+    def engine_args(*sets: str) -> list[str]:
+        return list(settings_of(plan(sets=sets)).engine.args)
+
+    assert engine_args() == ["--tp", "2"]
+    assert engine_args('engine.args=["--log-level", "debug"]') == ["--tp", "2", "--log-level", "debug"]
+    assert engine_args('engine.args=["--tp-size=2"]') == ["--tp-size=2"]
+    with pytest.raises(SettingsError, match=r"engine\.args --quantization: the weights"):
+        plan(sets=('engine.args=["--quantization", "fp8"]',))
+
+
+def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does():
+    assert plan().prm.environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"

@@ -77,10 +77,17 @@ async def praised(ledger: Ledger, *, user: str = "ann", session: str | None = "s
 
 
 def practice(
-    of: str | None, wish_id: int | None, *, version: int = 0, user: str = "ann", session: str | None = "s", **more: Any
+    of: str | None,
+    wish_id: int | None,
+    *,
+    name: str | None = None,
+    version: int = 0,
+    user: str = "ann",
+    session: str | None = "s",
+    **more: Any,
 ) -> PracticeReply:
     """A practice reply; an anchor without a wish. `more`: fields of the turn."""
-    name = f"practice-{next(_COUNT)}"
+    name = name or f"practice-{next(_COUNT)}"
     ids: Ids = (20, 21, 22)
     hint = None if wish_id is None else "the wish"
     return PracticeReply(

@@ -5,6 +5,7 @@ commands that steer it are in `control`; those that read the ledger's file are i
 """
 
 import asyncio
+import io
 import json
 import sys
 import textwrap
@@ -278,4 +279,6 @@ def _print_setting(line: str, meaning: str) -> None:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a chat may hold a character that this terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
     app()

@@ -15,6 +15,7 @@ asks for a lease holds none: a live lease in its name is revoked.
 
 import secrets
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,8 @@ from openclaw_rl.ledger.states import move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import DropReason, Lease, TurnState
 
+STEP_S = 30.0
+"""Longest wait of a deletion for the commit of an optimizer's step. An optimizer takes seconds, not its whole step."""
 _SWEEP = 256
 """Waiting samples that one transaction looks at beyond the batch; chats wait until it ends."""
 
@@ -131,6 +134,18 @@ class Leases(LedgerPart):
         expires_at = self._clock() + self._training.lease_s
         db.execute("UPDATE lease SET expires_at = ? WHERE lease_id = ?", (expires_at, lease_id))
         return expires_at
+
+    async def begin_step(self, lease_id: str, fence: int) -> float:
+        """Renew a lease whose optimizer steps next; a deletion of its samples waits for the commit, at most `STEP_S`.
+
+        Raises CommitRefused when the lease has ended.
+        """
+        before, self._step = self._step, (fence, time.monotonic() + STEP_S)  # first: no deletion comes between
+        try:
+            return await self.renew(lease_id, fence)
+        except BaseException:
+            self._step = before
+            raise
 
     @write
     def release(

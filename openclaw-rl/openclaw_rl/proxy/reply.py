@@ -37,6 +37,12 @@ log = structlog.get_logger()
 
 _NUMBERS = "engine's numbers"
 """Part of the server in `Health`: the engine serves, but its turns cannot be trained on."""
+_CONTENT, _MOST_EMPTY = "replies' content", 0.2
+"""Part of the server in `Health`, and the share of turns that may end at their limit without content."""
+_LIMIT_IS_SMALL = (
+    "replies ended at their limit of tokens, in a thought or a call: raise the clients' max_tokens, or "
+    "sampling.max_new_tokens for clients that send none"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,9 @@ class Reply:
             self._deps.health.failed(_NUMBERS, f"{turn.drop} in {turn.turn_id}")
         elif turn.drop is None:
             self._deps.health.ok(_NUMBERS)
+        is_empty = finish_reason == "length" and not turn.reply.content
+        if finish_reason != "cancelled":
+            self._deps.health.answered(_CONTENT, is_bad=is_empty, limit=_MOST_EMPTY, error=_LIMIT_IS_SMALL)
         return turn
 
     def _drop_reason(self, finish_reason: str, kept: int) -> DropReason | None:

@@ -146,7 +146,7 @@ async def _serve(
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
-    async with announced(core.data, url):
+    async with announced(core.data, url, proof_key=core.proof_key):
         version = core.serving.current
         log.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
         await life.answer(app, settings.server, events.lease_wait)

@@ -7,7 +7,7 @@ from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.server.api.app import http_app, with_host_guard
+from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
 from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
@@ -47,7 +47,8 @@ def served_app(
     app.include_router(_feedback(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
-    return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+    served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
+    return with_host_guard(with_plain_paths(served), settings.server)
 
 
 def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: ChatActivity) -> APIRouter:
@@ -110,7 +111,7 @@ def _admin(
     return build_admin_router(
         core.admin_key,
         condition,
-        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training, core.proof_key),
         Controls(
             ledger=core.ledger,
             publisher=publisher,

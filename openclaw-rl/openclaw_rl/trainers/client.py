@@ -84,9 +84,13 @@ class TrainerClient:
         """Return a lease, or None if no batch becomes ready within `wait_s` on the server."""
         return self._call("lease", LeaseRequest(trainer=trainer, wait_s=wait_s, n=n), LeaseReply, extra_s=wait_s).lease
 
-    def renew(self, lease: LeaseBody) -> float:
-        """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over."""
-        return self._call("renew", LeaseRef(lease_id=lease.lease_id, fence=lease.fence), Renewed).expires_at
+    def renew(self, lease: LeaseBody | LeaseRef, *, begins_step: bool = False) -> float:
+        """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over.
+
+        begins_step: the optimizer steps next; deletions wait for the commit.
+        """
+        body = LeaseRef(lease_id=lease.lease_id, fence=lease.fence, begins_step=begins_step)
+        return self._call("renew", body, Renewed).expires_at
 
     def release(self, lease_id: str, fence: int, reason: str, drop: Mapping[str, DropReason] | None = None) -> None:
         body = Release(

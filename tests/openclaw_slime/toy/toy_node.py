@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from ledger import FULL_IDENTITY, give_sample
+from turns import make_request, make_turn
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import EngineError
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
@@ -27,24 +28,13 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.trainer_protocol import Start, Started, Tip
+from openclaw_rl.trainer_protocol import LeaseRef, Start, Started, Tip
 from openclaw_rl.trainers.client import TrainerClient
-from openclaw_rl.types import (
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    WeightKind,
-)
 from openclaw_slime.checkpoints import Checkpoints
+from openclaw_slime.lease_guard import LeaseGuard, is_over
 from openclaw_slime.node import NodeConfig
 from openclaw_slime.outcome import RankShare
-from openclaw_slime.rollout import LeasedBatches
+from openclaw_slime.rollout import LeasedBatches, lease_of, train_data_of
 from openclaw_slime.slime_node import SlimeNode
 
 TOKEN = "trainer-token"
@@ -87,9 +77,8 @@ class ToyServer:
         self._thread.join(20)
 
     async def _serve(self) -> None:
-        identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
         training = TrainingSettings(min_batch=1, batch_size=BATCH, max_wait_s=0.01, max_staleness=self._max_staleness)
-        self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=identity, training=training)
+        self.ledger = await Ledger.open(self.folder / "ledger.sqlite3", identity=FULL_IDENTITY, training=training)
         self.serving = VersionAdmission(120)
         settings = PublisherSettings(call_timeout_s=120, unbroken_drain_s=0, keep_versions=self._keep_versions)
         policy = PolicyEngine(self.engine, self.serving, settings, self.folder, base_folder=self.folder / "base")
@@ -132,17 +121,9 @@ class ToyServer:
 
     async def sample(self, version: int) -> str:
         self._count += 1
-        name, mask, lps = f"turn-{self._count:03d}", (True,) * 3, (-1.0,) * 3
-        runs = (VersionRun(version, 3),)
-        message, reply = Message(role="user", content="q"), Message(role="assistant", content="a")
-        params = SamplingParams(max_new_tokens=8)
-        await self.ledger.begin(Request(name, Scope("u", "s"), 0.0, (message,), None, None, (1, 5), params))
-        turn = Turn(name, name, 0.0, (7, 8, 9), lps, mask, runs, "stop", reply)
-        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
-        await self.ledger.pair(name, NextState((message,)), by_request_id=name)
-        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
-        await self.ledger.record_sample(Sample(name, (1, 5), (7, 8, 9), mask, lps, runs, 0.7, reward=1.0))
-        return name
+        name = f"turn-{self._count:03d}"
+        turn = make_turn(name, ids=(7, 8, 9), version=version)
+        return await give_sample(self.ledger, make_request(name, prompt=(1, 5)), turn)
 
 
 class Killed(BaseException):
@@ -175,6 +156,10 @@ class ToyMegatron:
         self.weights: list[str] = json.loads((source / "weights.json").read_text())
         args = SimpleNamespace(openclaw=config, global_batch_size=BATCH, save=str(checkpoints.megatron))
         self._batches = LeasedBatches(args)  # type: ignore[arg-type]
+        self._lease = LeaseRef(lease_id="", fence=0)
+        self._optimizer = SimpleNamespace(prepare_grads=bool)
+        client = server.client()
+        self._guard = LeaseGuard(self._optimizer, lambda lease: is_over(client, lease))
         self._number = 0
         self.dies_at = self.fails_at = ""
         self.not_finite: tuple[str, ...] = ()
@@ -195,7 +180,9 @@ class ToyMegatron:
 
     def _generate(self, rollout_id: int) -> list[str]:
         self.at("generate")
-        return [row.sample.sample_id for row in self._batches.batch(rollout_id) if not row.is_filler]
+        rows = self._batches.batch(rollout_id)
+        self._lease = lease_of(rollout_id, train_data_of(rows))
+        return [row.sample.sample_id for row in rows if not row.is_filler]
 
     def async_train(
         self, rollout_id: int, rollout_data_ref: list[str], external_data: object = None
@@ -203,6 +190,10 @@ class ToyMegatron:
         self.at("train")
         if guilty := tuple(name for name in rollout_data_ref if name in self.not_finite):
             return [RankShare(False, True, not_finite=guilty)]
+        self._guard.watch(self._lease)
+        self.at("computed")
+        if self._optimizer.prepare_grads():  # as slime's `train_one_step`
+            return [RankShare(False, True, is_lease_over=self._guard.has_left_out)]
         self.weights = [*self.weights, *rollout_data_ref]
         self.at("trained")
         return [RankShare(True, True, loss=1.0, trained_tokens=3 * len(rollout_data_ref))]

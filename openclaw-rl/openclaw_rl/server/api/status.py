@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -62,6 +62,8 @@ class ServerInfo:
     method: str
     started_at: float
     training: TrainingSettings
+    proof_key: str = field(default="", repr=False)
+    """Secret of this run, with which `/healthz` answers a challenge."""
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:

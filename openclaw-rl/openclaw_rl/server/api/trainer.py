@@ -142,7 +142,8 @@ def build_trainer_router(
     @router.post("/renew")
     async def renew(request: Request) -> Renewed:
         ref = await parse(request, LeaseRef)
-        return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
+        renew = ledger.begin_step if ref.begins_step else ledger.renew
+        return Renewed(expires_at=await renew(ref.lease_id, ref.fence))
 
     @router.post("/release")
     async def release(request: Request) -> dict[str, str]:
@@ -183,7 +184,7 @@ def build_trainer_router(
         said = await parse(request, Failed)
         part = DRIVER if said.has_ended else TRAINER
         was_failing = health.is_failing(part)
-        health.failed(part, said.reason)
+        health.failed(part, said.reason, at_once=said.cannot_start)
         if health.is_failing(part) and not was_failing:
             # Without the reason, which is text of a log: an alert leaves the host.
             alert("trainer_fails", part=part, failures=health.failures[part])
