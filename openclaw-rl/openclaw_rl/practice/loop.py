@@ -259,7 +259,7 @@ class PracticeLoop:
                 self._newest.setdefault(reply.wish_id, []).append(reply)
         self._deps.on_batch()
         self._is_written = True
-        log.info("practice", replies=written, took_s=round(took_s, 1), **self.status.figures())
+        log.info("practising", **self.status.fields(), replies=written, took_s=round(took_s, 1))
 
     async def _stop_unusable(self, round: _Round) -> None:
         """Stop a wish of which no reply could be used, several rounds in a row."""

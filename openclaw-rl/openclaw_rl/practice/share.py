@@ -48,4 +48,4 @@ def mean_kl(pairs: Iterable[tuple[LogProbs, LogProbs]]) -> float | None:
     """
     gaps = [p - b for policy, base in pairs for p, b in zip(policy, base, strict=True)]
     total = math.fsum(gaps) if all(map(math.isfinite, gaps)) else math.nan
-    return total / len(gaps) if gaps and math.isfinite(total) else None
+    return total / len(gaps) + 0.0 if gaps and math.isfinite(total) else None  # no -0.0 for people

@@ -36,17 +36,26 @@ class PracticeStatus:
         return replace(self, waits=reason)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures, for a log line and the metrics."""
+        """Return the figures, for the metrics."""
         found: dict[str, float] = {"wishes": self.wishes, "open": self.still_open, "update": self.update}
         return found if self.learned is None else found | {"learned": round(self.learned, 3)}
+
+    def fields(self) -> dict[str, int | str]:
+        """Return the fields of a log line."""
+        share = {} if self.learned is None else {"learned": percent(self.learned)}
+        return {"wishes": self.wishes, "update": self.update, **share}
 
     def line(self) -> str:
         """Return one line for people."""
         if not self.wishes:
             return f"practice: {self.waits or 'there is no wish'}"
         what = f"{self.wishes} {'wish' if self.wishes == 1 else 'wishes'}"
-        share = "" if self.learned is None else f", learned {self.learned:.0%}".replace("%", " %")
+        share = "" if self.learned is None else f", learned {percent(self.learned)}"
         if self.still_open:
             doing = f"practising {what}, update {self.update}{share}"
             return doing + ("" if self.waits is None else f" ({self.waits})")
         return f"practice: {what}{share}; {self.waits or 'resting'}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"

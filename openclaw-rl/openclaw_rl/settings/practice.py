@@ -18,7 +18,8 @@ class PracticeSettings(Branch):
     """Share of the replies that go to prompts which nobody corrected, held to the base: so a wish stays where it was
     asked. Wishes that are said to be general have no anchors."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest practice reply; the source's own limit holds too."""
+    """Longest practice reply; the limit of the user's own request holds too. A model that thinks needs room for its
+    thought."""
     max_updates: int = Field(default=24, ge=1)
     """Updates after which a wish is only rehearsed beside others, whatever it has learned."""
     stop_share: float = Field(default=0.65, gt=0)

@@ -11,6 +11,7 @@ def test_a_line_while_it_practises_waits_and_rests(wish):
     assert status.line() == "practising 2 wishes, update 5, learned 60 %"
     assert status.waiting("a chat runs").line() == "practising 2 wishes, update 5, learned 60 % (a chat runs)"
     assert status.figures() == {"wishes": 2, "open": 1, "update": 5, "learned": pytest.approx(0.6)}
+    assert status.fields() == {"wishes": 2, "update": 5, "learned": "60 %"}
     rested = PracticeStatus.of(wishes[1:], aim=1.3, waits="all wishes are learned, or rest")
     assert rested.line() == "practice: 1 wish, learned 60 %; all wishes are learned, or rest"
 
