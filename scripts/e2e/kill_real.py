@@ -1,6 +1,7 @@
 """Check of the ledger under SIGKILL of real processes, while real chats run: server, embedded engine, LoRA trainer.
 
     scripts/e2e.sh kill_real FOLDER [--kills 18] [--seed 0] [--log scripts/benchmarks/results/kill_real.log]
+        [--practice] [any flag of `openclaw-rl serve`]
 
 SIGKILL comes at a random moment, every other time while a training step runs. This script restarts the server; the
 server restarts its children. After each kill the ledger is audited from its file alone, for a killed server before
@@ -211,8 +212,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--practice", action="store_true", help="OPD, and pauses in which it practises")
-    parser.add_argument("flags", nargs="*", help="flags of `openclaw-rl serve`, behind --")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -220,7 +220,7 @@ def main() -> int:
         lines.append(line)
 
     flags = ["--batch-size", "4", *PRACTICE] if options.practice else ["--batch-size", "2"]
-    with RunningServer(options.folder.absolute(), [*flags, *options.flags]) as server:
+    with RunningServer(options.folder.absolute(), [*flags, *more]) as server:
         chats = Chats(server, pause_s=10.0 if options.practice else 0.0)
         people = chats.start(1 if options.practice else 3)
         campaign = Campaign(server, chats, random.Random(options.seed), say)
