@@ -17,7 +17,7 @@ A failure of engine, teacher or ledger costs the round, and the next one comes a
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, Ledge
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.practice.deps import PracticeDeps
+from openclaw_rl.practice.measuring import KL_REPLIES
 from openclaw_rl.practice.plan import Exercise, Owner, plan
 from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.practice.stops import rule
@@ -84,8 +85,10 @@ class PracticeLoop:
     ) -> None:
         self._deps, self._settings, self._clock, self._poll_s = deps, settings, clock, poll_s
         self._round: _Round | None = None
-        self._newest: dict[int, list[PracticeReply]] = {}
-        """Replies of each wish in the last batch that was written."""
+        self._newest: dict[int, deque[PracticeReply]] = {}
+        """Newest replies of each wish that were written."""
+        self._last: frozenset[int] = frozenset()
+        """Wishes of the last batch that was written."""
         self._shares: dict[int, list[float]] = {}
         self._measured_in: int | None = None
         self._anchored: Counter[str] = Counter()
@@ -253,10 +256,10 @@ class PracticeLoop:
         for reply in replies:
             if reply.kind is PracticeKind.ANCHOR:
                 self._anchored[reply.of or reply.request.messages[0].text()] += 1
-        self._newest = {}
+        self._last = frozenset(reply.wish_id for reply in replies if reply.wish_id is not None)
         for reply in replies:
             if reply.wish_id is not None:
-                self._newest.setdefault(reply.wish_id, []).append(reply)
+                self._newest.setdefault(reply.wish_id, deque(maxlen=KL_REPLIES)).append(reply)
         self._deps.on_batch()
         self._is_written = True
         log.info("practising", **self.status.fields(), replies=written, took_s=round(took_s, 1))
@@ -286,14 +289,14 @@ class PracticeLoop:
             return False
 
         def order(wish: Wish) -> tuple[bool, int]:
-            return wish.wish_id not in self._newest, -1 if wish.measured_in is None else wish.measured_in
+            return wish.wish_id not in self._last, -1 if wish.measured_in is None else wish.measured_in
 
         found = []
         for wish in sorted(wishes, key=order)[:_MEASURED]:
             uncorrected: Sequence[str] = ()
             if wish.is_general:
                 uncorrected = await self._deps.ledger.anchor_turns(user=wish.user, policy=wish.policy, limit=2)
-            newest = self._newest.get(wish.wish_id, ())
+            newest = tuple(self._newest.get(wish.wish_id, ()))
             measured = await self._deps.meter.measure(wish, wishes, newest, uncorrected=uncorrected)
             history = list(self._shares.get(wish.wish_id, ()))
             history += [] if measured.share is None else [measured.share]
@@ -339,7 +342,7 @@ class PracticeLoop:
 
     def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
         active = {wish.wish_id for wish in wishes}
-        self._deps.meter.forget_all_but(wishes)
+        self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
         for kept in (self._shares, self._newest, self._empty):
             for wish_id in kept.keys() - active:
                 del kept[wish_id]

@@ -33,7 +33,7 @@ PROMPTS = 2
 TOKENS = 48
 """Tokens of a fixed text."""
 KL_REPLIES = 4
-"""Newest practice replies of a wish whose distance from the base is measured."""
+"""Newest practice replies of a wish whose distance from the base is measured. One short reply alone says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Meter:
         """By wish, words and prompt."""
         self._plain: dict[str, Ids] = {}
         """Replies of the base to plain prompts, by turn: several wishes are measured on one."""
+        self._far: dict[str, LogProbs] = {}
+        """Log-probs of practice replies under the base, by sample."""
         self._scored: tuple[str, dict[tuple[Ids, Ids], LogProbs]] = ("", {})
         """Log-probs under the policy, of one version."""
 
@@ -89,8 +91,7 @@ class Meter:
         others: the active wishes. replies: the newest practice replies of this wish. uncorrected: turns of its user
         that nobody corrected, for a wish that is general.
         """
-        pairs = [await self._distance(reply) for reply in replies[-KL_REPLIES:]]
-        kl = mean_kl(pair for pair in pairs if pair is not None)
+        kl = await self._kl(replies)
         async with self._serving.use() as use:
             if use.lora_path is None and self._base is self._engine:
                 return Measure(0.0, kl)
@@ -101,8 +102,10 @@ class Meter:
         forced = [Forced(now, text.base, text.hinted) for now, text in zip(policy, texts, strict=True)]
         return Measure(learned_share(forced), kl)
 
-    def forget_all_but(self, wishes: Sequence[Wish]) -> None:
+    def forget_all_but(self, wishes: Sequence[Wish], replies: Iterable[PracticeReply] = ()) -> None:
         """Forget the fixed texts of wishes that are no longer practised, and on turns that are gone: users' words."""
+        kept = {reply.sample.sample_id for reply in replies}
+        self._far = {sample_id: log_probs for sample_id, log_probs in self._far.items() if sample_id in kept}
         general = {wish.wish_id: wish.is_general for wish in wishes}
         asked = {source.turn_id for wish in wishes for source in wish.sources}
         self._texts = {
@@ -150,11 +153,17 @@ class Meter:
         except EngineRefused:
             return ()
 
-    async def _distance(self, reply: PracticeReply) -> tuple[LogProbs, LogProbs] | None:
-        sample = reply.sample
-        if sample.student_log_probs is None:
+    async def _kl(self, replies: Sequence[PracticeReply]) -> float | None:
+        """Return the distance of the newest replies from the base; None while there are too few of them."""
+        samples = [reply.sample for reply in replies[-KL_REPLIES:] if reply.sample.student_log_probs is not None]
+        if len(samples) < KL_REPLIES:
             return None
-        return sample.student_log_probs, await self._of_base(sample.prompt_ids, sample.response_ids)
+        pairs = []
+        for sample in samples:
+            if sample.sample_id not in self._far:
+                self._far[sample.sample_id] = await self._of_base(sample.prompt_ids, sample.response_ids)
+            pairs.append((sample.student_log_probs or (), self._far[sample.sample_id]))
+        return mean_kl(pairs)
 
     async def _policy(self, text: FixedText, use: VersionUse) -> LogProbs:
         if self._scored[0] != use.extra_key:

@@ -75,7 +75,7 @@ class FixedMeter:
         self.measured.append(wish.wish_id)
         return Measure(self.share, self.kl)
 
-    def forget_all_but(self, wishes: Any) -> None: ...
+    def forget_all_but(self, wishes: Any, replies: Any = ()) -> None: ...
 
 
 class Clock:

@@ -99,10 +99,16 @@ async def test_the_base_has_learned_nothing_and_that_costs_nothing(bench, wish):
 
 
 async def test_the_distance_of_practice_replies_from_the_base_is_measured(bench, wish):
-    meter, *_ = bench
+    meter, engine, *_ = bench
     # The replies' log-probs under the policy are -0.5 a token, the base's -2.0.
-    found = await meter.measure(wish(1), [wish(1)], [practice("t", 1)])
-    assert found.kl == pytest.approx(1.5)
+    replies = [practice("t", 1) for _ in range(5)]
+    assert (await meter.measure(wish(1), [wish(1)], replies[:3])).kl is None  # too few to say
+    assert (await meter.measure(wish(1), [wish(1)], replies[:4])).kl == pytest.approx(1.5)
+    engine.scored.clear()
+    assert (await meter.measure(wish(1), [wish(1)], replies)).kl == pytest.approx(1.5)
+    assert len(engine.scored) == 1  # each reply once
+    meter.forget_all_but([wish(1)], replies[-1:])
+    assert list(meter._far) == [replies[-1].sample.sample_id]
 
 
 async def test_a_forgotten_prompt_is_left_out(bench, wish):
