@@ -72,7 +72,7 @@ def _validated(tree: dict[str, Any], texts: Mapping[tuple[str, ...], str]) -> Se
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        # pydantic knows the type of a setting. A key of digits, or a date, is no string to it: the text counts then.
+        # pydantic knows the type of a setting. It refuses a key of digits, or a date, as no string: its text counts.
         wrong = [detail["loc"] for detail in error.errors() if detail["type"] in ("string_type", "path_type")]
         again = [tuple(map(str, loc)) for loc in wrong if tuple(map(str, loc)) in texts]
         if not again:
