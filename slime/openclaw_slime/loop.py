@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from openclaw_rl.errors import TrainerError
+from openclaw_rl.errors import CommitRefused, TrainerError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import GAP_ALERT, Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import LeaseSession, ServerGone
@@ -245,6 +245,7 @@ class NodeLoop:
         """Write a checkpoint of the held version, if it is on no disk, and report the version as durable.
 
         A checkpoint that cannot be kept is reported too: until the next one, a crash costs the steps since the last.
+        Raises StartAgain if the version was rolled back meanwhile.
         """
         if (fence := self._fence) is None:
             return
@@ -257,7 +258,11 @@ class NodeLoop:
             except Exception as error:
                 self._not_kept(fence, reason_of(error))
                 return
-        self._client.durable(self._held)
+        try:
+            self._client.durable(self._held)
+        except CommitRefused as error:
+            self._checkpoints.discard(fence)
+            raise StartAgain(f"version {self._held} was abandoned while it was written: {error}") from error
         log.info("version %d is durable: iteration %d", self._held, fence)
         self._fence = None
         self._due.kept()

@@ -12,6 +12,7 @@ from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import VersionState, WeightKind
 from openclaw_slime import checkpoints
 from openclaw_slime.checkpoints import Checkpoints, Due
+from openclaw_slime.loop import StartAgain
 from openclaw_slime.node import TRAINER
 
 
@@ -68,6 +69,23 @@ def test_a_checkpoint_that_is_on_disk_is_not_written_again_to_report_it(
         driver.turn()
     turns(driver, 1)
     assert run.server.do(run.server.ledger.version(2)).durable
+
+
+def test_a_rollback_while_a_checkpoint_is_written_starts_the_driver_again(run: Run) -> None:
+    samples = run.samples(4)
+    driver, megatron = run.start()
+    driver.turn()
+
+    def roll_back(point: str) -> None:
+        if point == "save":
+            run.server.do(run.server.ledger.rollback(0, requeue=True))
+
+    megatron.at = roll_back  # type: ignore[method-assign]
+    with pytest.raises(StartAgain, match="version 2 was abandoned while it was written"):
+        driver.turn()
+    assert not list(run.checkpoints.megatron.glob("iter_*"))  # nobody can go back to it
+    run.finish()
+    run.check(samples)
 
 
 def test_a_checkpoint_without_its_mark_is_half_a_checkpoint(run: Run) -> None:

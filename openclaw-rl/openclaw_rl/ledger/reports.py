@@ -130,16 +130,21 @@ class Reports(LedgerPart):
         return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
 
     @read
-    def user_verdicts(self, db: sqlite3.Connection, *, limit: int) -> list[tuple[int, int]]:
+    def user_verdicts(
+        self, db: sqlite3.Connection, *, limit: int, before_waiting: bool = False
+    ) -> list[tuple[int, int]]:
         """Return (version that sampled the turn, verdict) of the newest turns that a user answered, oldest first.
 
-        Turns of dead versions are left out.
+        Turns of dead versions are left out. before_waiting: so are the turns from the first on that waits for the
+        judge. Behind it only users' own feedback has verdicts, which is no fair part of all.
         """
         marks = ",".join("?" * len(DEAD))
+        end = "(SELECT min(id) FROM turn WHERE state = 'paired' AND is_tool = 0)" if before_waiting else "NULL"
         rows = db.execute(  # CROSS fixes the order of the joins: any other reads and sorts every turn
             "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
             " CROSS JOIN version ON weight_version = oldest_version"
-            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
+            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) AND verdict.id < ifnull({end}, {2**63 - 1})"
+            " ORDER BY verdict.id DESC LIMIT ?",
             (*map(str, DEAD), limit),
         ).fetchall()
         return [(version, value) for version, value in reversed(rows)]

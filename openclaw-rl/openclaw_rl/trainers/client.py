@@ -48,7 +48,8 @@ CONNECT_S, ANSWER_S = 5.0, 60.0
 COMMIT_ATTEMPTS, COMMIT_PAUSE_S, LONGEST_COMMIT_PAUSE_S = 5, 1.0, 8.0
 LEASE_WAIT_S = 2.0
 """Length of one long poll for a lease."""  # short, because a stop waits for it
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 4.0
+"""Between two calls of a server that is away. After its engine's death the chats wait for this trainer's weights."""
 LONGEST_RENEWAL_S = 60.0
 
 

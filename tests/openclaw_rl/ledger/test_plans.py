@@ -144,6 +144,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.to_judge(8, skip=("a",)),
         watched.to_score(8),
         watched.user_verdicts(limit=400),
+        watched.user_verdicts(limit=400, before_waiting=True),
         watched.recent_replies(sampled_by=None, limit=8),
         watched.recent_replies(sampled_by=number, limit=8),
         watched.recent_prompts(8),

@@ -209,6 +209,16 @@ async def test_a_trainer_that_died_in_a_push_ends_it_when_it_starts_again(world:
     assert started["tip"]["folder"] is None
 
 
+async def test_a_push_whose_begin_was_not_answered_is_begun_anew_at_once(world: World) -> None:
+    """The trainer repeats the call, and the first push would hold the chats until its deadline."""
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "deadline_s": 600})
+    async with asyncio.timeout(60):
+        await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+    await until(lambda: world.serving.is_open)
+
+
 async def test_a_failed_push_says_so_at_both_ends(world: World) -> None:
     number = await world.commit()
     await world.call("push/begin", {"weight_version": number})
