@@ -101,6 +101,8 @@ ACTING = {
     "publisher": "max_step_kl max_base_kl gate_replies gate_tokens gate_prompt_tokens self_test_tolerance canary_file "
     "max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
     "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
+    "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience machine_share "
+    "score_timeout_s",
     "alerts": "webhook_url timeout_s retry_s",
     "redaction": "secrets pii",
     "retention": "max_age_days max_gb every_s",
