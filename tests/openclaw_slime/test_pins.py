@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from openclaw_slime.arguments import HOOKS
-from openclaw_slime.contracts import PINS
+from openclaw_slime.contracts import IMAGE, PINS, SLIME
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "slime/README.md").read_text()
+NODE = (ROOT / "instructions/node.md").read_text()
 
 
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name)
@@ -25,8 +26,19 @@ def test_no_extra_installs_another_slime_or_megatron_than_the_pins():
     packages = " ".join(itertools.chain.from_iterable(extras.values()))
     assert "slime" not in extras
     assert not [name for name in ("megatron", "sglang", "ray") if name in packages]
-    page = (ROOT / "instructions/node.md").read_text()
-    assert "`megatron-core` on PyPI" in page
+    assert "`megatron-core` on PyPI" in NODE
+
+
+def test_the_first_commands_are_the_pins_and_wait_for_what_they_need():
+    first, *others = commands = NODE.partition("```sh\n")[2].partition("```")[0].splitlines()
+    assert len(commands) <= 12
+    assert IMAGE in first
+    assert IMAGE in README
+    assert f"git -C /root/slime checkout -q {SLIME.version}" in others[0]
+    (start,) = (n for n, line in enumerate(commands) if line.endswith(" &"))
+    assert "--retry-connrefused" in commands[start + 1], "the server listens only after the judge has loaded"
+    (train,) = (n for n, line in enumerate(commands) if "train --now" in line)
+    assert "sampled +[1-9]" in commands[train - 1], "the verdict comes seconds after the second chat"
 
 
 @pytest.mark.parametrize("path", HOOKS.values())
