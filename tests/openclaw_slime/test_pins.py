@@ -1,6 +1,7 @@
-"""The README says what the code was written against; what slime is told to call is there."""
+"""The documents say what the code was written against and what ran; what slime is told to call is there."""
 
 import itertools
+import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,20 @@ def test_the_first_commands_are_the_pins_and_wait_for_what_they_need():
     assert "--retry-connrefused" in commands[start + 1], "the server listens only after the judge has loaded"
     (train,) = (n for n, line in enumerate(commands) if "train --now" in line)
     assert "sampled +[1-9]" in commands[train - 1], "the verdict comes seconds after the second chat"
+
+
+def test_the_readmes_figures_of_kills_are_those_of_the_log():
+    """Each row names the parts that were killed; the server, whose death cuts chats, has a row of its own."""
+    log = (ROOT / "scripts/benchmarks/results/node_kills-h200.log").read_text()
+    chats = r"^{}\b.* (\d+) answered, 0 refused, 0 cut"
+    parts = ("driver", "Ray's head", "PRM", "policy engine")
+    answered = sum(int(re.search(chats.format(part), log, re.MULTILINE)[1]) for part in parts)
+    cut, refused = re.search(r"^our server .* (\d+) running cut, (\d+) tries refused", log, re.MULTILINE).groups()
+    rows = [row for row in (ROOT / "README.md").read_text().splitlines() if "kill" in row and row.startswith("| the ")]
+    by_check, by_script, server = rows
+    assert "Ray's head, and on two of a Megatron worker and SGLang" in by_check
+    assert f"driver, Ray's head, judge and policy engine | {answered:,} replies: 0 refused, 0 cut" in by_script
+    assert f"its server | {cut} running chats cut, {refused} tries refused" in server
 
 
 @pytest.mark.parametrize("path", HOOKS.values())
