@@ -13,6 +13,8 @@ import pytest
 from openclaw_combine.method import CombineSettings
 from openclaw_opd.hints import find_hints
 from openclaw_rl.cli.options import parse_sets
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.engines.sglang.kind import KIND
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.client import HttpJudgeClient
 from openclaw_rl.messages import Message
@@ -29,6 +31,7 @@ from openclaw_rl.types import (
     VersionRun,
 )
 from openclaw_slime import launch
+from openclaw_slime.arguments import QWEN3_4B
 from openclaw_slime.launch import Plan
 from openclaw_slime.node_settings import INERT
 
@@ -337,5 +340,21 @@ def test_more_arguments_of_the_engine_come_behind_its_tensor_parallel_size():
         plan(sets=('engine.args=["--quantization", "fp8"]',))
 
 
-def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does():
-    assert plan().prm.environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"
+def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does(tmp_path):
+    """Otherwise the logits of a whole prefill chunk are made at once, beside the chats' memory."""
+    probed = {"version": "0.5.15", "options": ["stream_output"], "has_flash_attention": True, "has_flashinfer": True}
+    python, model = tmp_path / "python", tmp_path / "model"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(probed)}'\n")
+    python.chmod(0o755)
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN3_4B))
+    (model / "model.safetensors").touch()
+    found = plan("--engine-python", str(python))
+    settings = settings_of(plan("--engine-python", str(python), "--hf-checkpoint", str(model)))
+
+    async def on_exit() -> None: ...
+
+    engine = KIND.child(settings, DataDir.of(tmp_path), 1, on_exit).command
+    for environ in (found.prm.environ, engine.environ):
+        assert environ["SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK"] == "1"
+        assert environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"
