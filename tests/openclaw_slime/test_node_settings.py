@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from openclaw_rl.types import (
     Verdict,
     VersionRun,
 )
-from openclaw_slime import launch
+from openclaw_slime import launch, processes
 from openclaw_slime.arguments import QWEN3_4B
 from openclaw_slime.launch import Plan
 from openclaw_slime.node_settings import INERT
@@ -46,6 +47,7 @@ JUDGED = JudgedTurn(
 
 @pytest.fixture(autouse=True)
 def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ports of a plan are then those of its options, whatever else runs on this machine."""
     monkeypatch.setattr(launch, "is_free", lambda port: True)
 
 
@@ -202,7 +204,7 @@ def test_a_setting_that_cannot_act_is_refused(setting, says):
 
 def test_the_judges_own_checkpoint_is_the_fixed_teacher():
     found = settings_of(plan())
-    assert (found.method.teacher, found.method.teacher_url) == ("base", "http://127.0.0.1:30001")
+    assert (found.method.teacher, found.method.teacher_url) == ("base", f"http://127.0.0.1:{launch.PRM_PORT}")
     assert (found.trainer.kl_coef, plan().notes) == (0.0, ())
     named = settings_of(plan("--prm-checkpoint", "./POLICY", "--prm-port", "31000"))
     assert named.method.teacher_url == "http://127.0.0.1:31000"
@@ -303,16 +305,22 @@ def test_votes_and_tokens_of_the_judge_are_those_of_its_hints():
     assert own.method.hint_max_tokens == 2000
 
 
-def test_a_prm_has_a_port_that_sglang_takes(monkeypatch):
+def test_a_prm_has_a_port_that_sglang_takes():
     with pytest.raises(SettingsError, match="PRM_PORT 55536: SGLang takes ports up to 55535"):
         plan("--prm-port", "55536")
-    monkeypatch.setattr(launch, "is_free", lambda port: port != launch.PRM_PORT)
-    found = plan()
-    assert found.prm is not None
-    assert found.prm.port not in (launch.PRM_PORT, None)
-    assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
-    assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
-    assert plan("--dry-run").prm.port == launch.PRM_PORT
+
+
+def test_a_prm_leaves_its_usual_port_to_the_process_that_has_it(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(launch, "PRM_PORT", taken)
+        monkeypatch.setattr(launch, "is_free", processes.is_free)
+        found = plan()
+        assert found.prm is not None
+        assert found.prm.port not in (taken, None)
+        assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
+        assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
+        assert plan("--dry-run").prm.port == taken, "what is printed is the same everywhere"
 
 
 def test_openclaws_block_for_the_node_is_what_the_script_serves():
