@@ -80,7 +80,7 @@ class ServerOptions:
     prm_args: tuple[str, ...] = ()
     """More arguments for the PRM's SGLang, for example other kernels on a host without its fast ones."""
     prm_holds_base: bool = False
-    """The PRM of this node serves the policy's own checkpoint, so it can be the teacher too."""
+    """The PRM of this node serves the policy's own checkpoint, so it can be the teacher and the gate's base too."""
     mem_fraction_static: float = 0.85
     top_k: int = 0
     extra: tuple[str, ...] = ()
@@ -135,6 +135,8 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
             "judge.timeout_s": JUDGE_TIMEOUT_S,
             "judge.url": server.judge_url or f"http://127.0.0.1:{server.prm_port}/v1",
         }
+    if server.prm_holds_base:
+        values["publisher.base_url"] = f"http://127.0.0.1:{server.prm_port}"
     if server.top_k:
         values["method.top_k"] = server.top_k
     if server.served_model_name is not None:

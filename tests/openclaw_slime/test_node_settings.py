@@ -122,6 +122,12 @@ def test_the_judges_own_checkpoint_is_the_fixed_teacher():
     assert named.method.teacher_url == "http://127.0.0.1:31000"
 
 
+@pytest.mark.parametrize("method", ["opd", "binary_rl"])
+def test_the_judges_own_checkpoint_is_the_base_of_the_gate_for_every_method(method):
+    assert settings_of(plan(method=method)).publisher.base_url == "http://127.0.0.1:30001"
+    assert settings_of(plan("--prm-checkpoint", "OTHER", method=method)).publisher.base_url is None
+
+
 @pytest.mark.parametrize("method", ["opd", "combine"])
 def test_guidance_goes_with_the_judges_base_and_with_no_other_teacher(method):
     found = settings_of(plan(method=method, sets=("method.guidance=0.5",)))
