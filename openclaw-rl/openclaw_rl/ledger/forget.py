@@ -1,8 +1,9 @@
 """Deletion of turns: of a session, a conversation or a user on request; of the oldest by age and size.
 
-Forgetting deletes the requests, turns, samples and feedback of a `selection`, and every message that no other request
-refers to. It has two parts, so that chats do not wait for the long one: `plan` reads, from a snapshot; `carry_out`
-deletes, in one transaction, unless the selection grew meanwhile: then a new plan is needed (`deletion`).
+Forgetting deletes the requests, turns, samples, feedback and wishes of a `selection`, the practice on its prompts, and
+every message that no other request refers to. It has two parts, so that chats do not wait for the long one: `plan`
+reads, from a snapshot; `carry_out` deletes, in one transaction, unless the selection grew meanwhile: then a new plan is
+needed (`deletion`).
 
 Weights that were trained on the turns cannot be taken back. `Forgotten` names their versions; `untrained` finds the
 newest version before them. A trainer that holds one of the samples loses its lease, unless its optimizer steps at that
@@ -210,10 +211,12 @@ class Forgetting(LedgerPart):
             row
             for (row,) in db.execute(
                 f"SELECT id FROM request LEFT JOIN turn USING (id) WHERE {_OVER} AND id IN ({marks})"
-                # a demonstration that stays keeps the turn that it corrects
+                # a demonstration or a practice reply that stays keeps the turn that it is of
                 " AND NOT EXISTS (SELECT 1 FROM turn AS demo WHERE demo.demonstration_of = request.id"
-                f" AND demo.id NOT IN ({marks}))",
-                (*values, *values),
+                f" AND demo.id NOT IN ({marks}))"
+                " AND NOT EXISTS (SELECT 1 FROM turn AS again WHERE again.practice_of = request.id"
+                f" AND again.id NOT IN ({marks}))",
+                (*values, *values, *values),
             )
         }
         touch(db, deletion.pieces_of(db, set(rows) - over))

@@ -98,6 +98,7 @@ class Reply:
         # The task first runs when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
         # latency. If the process dies before the commit, the ledger has no such request and the client has no token.
         self._arrival = asyncio.create_task(self._arrive())
+        self._deps.activity.begin()
         return self
 
     async def __aexit__(
@@ -107,6 +108,7 @@ class Reply:
             if not self._is_committed:
                 await run_to_completion(self._give_up(error))
         finally:
+            self._deps.activity.end()
             await self._generation.__aexit__(kind, error, trace)
 
     async def steps(self) -> AsyncGenerator[Step, None]:

@@ -19,6 +19,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/admin/learning": {"learning": False, "enabled": True},
     "/v1/admin/train": {"waiting": 3, "learning": True, "enabled": True},
     "/v1/feedback": {"turn_id": "t", "effect": "judged", "state": "judged", "demonstration_id": None},
+    "/v1/wishes": {"wishes": []},
+    "/v1/wishes/3": {"wish_id": 3, "state": "removed"},
     "/v1/admin/versions/1": {"folder": "versions/one", "kind": "full"},
     "/v1/admin/versions/2": {"folder": "versions/two", "kind": "lora"},
 }
@@ -43,7 +45,7 @@ def admin(tmp_path: Path) -> Iterator[list[str | None]]:
             self.end_headers()
             self.wfile.write(json.dumps(ANSWERS[self.path]).encode())
 
-        do_GET = do_POST
+        do_GET = do_DELETE = do_POST
 
         def log_message(self, *_: object) -> None:
             return
@@ -217,3 +219,23 @@ def test_no_page_without_a_server(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "no server is ready" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wishes"], "no wishes yet"),
+        (["wishes", "list"], "no wishes yet"),
+        (["wishes", "remove", "3"], "wish 3 is removed"),
+        (["wishes", "general", "3"], "wish 3 holds everywhere"),
+        (["wishes", "general", "3", "--off"], "wish 3 holds where it was asked"),
+        (["wishes", "practise", "3"], "wish 3 is practised while nobody chats"),
+    ],
+)
+def test_wishes_are_asked_for_with_a_chat_key(
+    admin: list[str | None], tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, [*words, "--data-dir", str(tmp_path), "--key", "sk-ann"])
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+    assert admin == ["Bearer sk-ann"]

@@ -10,13 +10,18 @@ import asyncio
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from ledger import IDENTITY, commit_of, score_turn, serve_version
+from ledger import IDENTITY, commit_of, judge_turn, sample_of, serve_version
+from practising import practice
 from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import HintTerm
+
+HINT = HintTerm(text="shorter", source="verbatim")
 
 
 def say(*words: object) -> None:
@@ -28,7 +33,23 @@ async def chat(ledger: Ledger, name: str) -> None:
     request, turn = make_request(name, text=name), make_turn(name, version=version, reply="a" * 500)
     await serve_turn(ledger, request, turn)
     say("served", name)
-    await score_turn(ledger, turn, request.prompt_ids)
+    await judge_turn(ledger, name)
+    await ledger.record_sample(replace(sample_of(turn, request.prompt_ids), hint=HINT))
+
+
+async def practise(ledger: Ledger, name: str) -> None:
+    """Record an update's practice of the newest wish, and now and then withdraw that wish."""
+    wishes = await ledger.wishes(only_active=True)
+    if not wishes:
+        return
+    wish, version = wishes[-1], (await ledger.tip()).weight_version
+    replies = [
+        practice(of, None if of is None else wish.wish_id, name=f"practice-{name}-{number}", version=version)
+        for number, of in enumerate((wish.sources[-1].turn_id, wish.sources[0].turn_id, None))
+    ]
+    await ledger.record_practice(replies)
+    if name.endswith("7"):
+        await ledger.remove_wish(wish.wish_id)
 
 
 async def train(ledger: Ledger, rng: random.Random) -> None:
@@ -57,7 +78,8 @@ async def live(path: Path, seed: int) -> None:
     say("open")
     for round_ in range(10_000):
         names = [f"{seed}-{round_}-{i}" for i in range(rng.randint(1, 8))]
-        await asyncio.gather(train(ledger, rng), *(chat(ledger, name) for name in names))
+        practice = practise(ledger, f"{seed}-{round_}")
+        await asyncio.gather(train(ledger, rng), practice, *(chat(ledger, name) for name in names))
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
     path = tmp_path / "ledger.sqlite"
     rng = random.Random(7)
     served: set[str] = set()
+    practised: set[str] = set()
     trained: dict[int, set[str]] = {}
     with subprocess.Popen(
         [sys.executable, CHILD, path],
@@ -39,6 +40,7 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
             ledger = await Ledger.open(path, identity=IDENTITY, training=TrainingSettings())
             assert await ledger.audit(is_deep=True) == []
             listed = {turn.turn_id: turn for turn in await ledger.turns(limit=1_000_000)}
+            practised |= {turn.turn_id for turn in listed.values() if turn.practice is not None}
             assert served <= listed.keys()
             versions = {version.weight_version: version for version in await ledger.versions()}
             assert trained.keys() <= versions.keys()
@@ -49,6 +51,8 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
             await ledger.aclose()
         child.stdin.close()
     assert len(served) > 100
+    assert len(practised) > 20
+    assert not practised & served
     assert len(trained) > 20
 
 
