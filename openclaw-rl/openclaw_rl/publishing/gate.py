@@ -64,6 +64,8 @@ class BeforeSwap:
     """Stored replies, and their log-probs under the weights that full weights replace."""
 
     serving: int
+    allowed: float
+    """Largest KL of the steps from the serving version to the new one."""
     replies: tuple[tuple[Reply, float], ...] = ()
     """Replies of the serving version, each with the sum of its log-probs under that version."""
     base_replies: tuple[tuple[Reply, float], ...] = ()
@@ -162,9 +164,10 @@ class Gate:
         """
         await self.needs_numbers(version.report.probes)
         serving = self._serving.current
+        allowed = await self._allowed(serving, version.weight_version)
         if version.state is VersionState.SERVING or not self._serving.is_open:
             # The engine holds other weights than the serving version's: it was restarted, or a push failed.
-            return BeforeSwap(serving)
+            return BeforeSwap(serving, allowed)
         started, end = time.perf_counter(), self._end()
         old = partial(self._finite, serving)
         replies = await self._scored(old, await self._replies_of(serving), end)
@@ -175,7 +178,7 @@ class Gate:
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
         await _in_time(self._canaries.compare_with(base), end, "canaries")
-        return BeforeSwap(serving, replies, base_replies, time.perf_counter() - started)
+        return BeforeSwap(serving, allowed, replies, base_replies, time.perf_counter() - started)
 
     async def after_swap(self, version: Version, before: BeforeSwap) -> str | None:
         """Test full weights that now serve: first their numbers, then their distance from the weights before.
@@ -209,8 +212,7 @@ class Gate:
             return GateResult(None, None, str(error))
         if step_kl is None:
             step_kl = _probed_kl(version.report.probes)
-        allowed = await self._allowed(serving, number)
-        return self._judged(number, serving, allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
+        return self._judged(number, serving, before.allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
 
     async def _moved(self, number: int, before: Sequence[tuple[Reply, float]], end: float) -> float | None:
         """Return the mean over tokens of log π_before − log π_number on the replies that were scored in time."""
