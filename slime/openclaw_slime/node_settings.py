@@ -84,7 +84,7 @@ class ServerOptions:
     prm_args: tuple[str, ...] = ()
     """More arguments for the PRM's SGLang, for example other kernels on a host without its fast ones."""
     prm_holds_base: bool = False
-    """The PRM of this node serves the policy's own checkpoint, so it can be the teacher too."""
+    """The PRM of this node serves the policy's own checkpoint, so it can be the teacher and the gate's base too."""
     mem_fraction_static: float = 0.85
     top_k: int = 0
     extra: tuple[str, ...] = ()
@@ -97,9 +97,9 @@ def moves_with_policy(method: MethodSettings) -> bool:
 
 
 def asks_prm(settings: Settings, prm_port: int) -> bool:
-    """Return True if a part of the server calls the PRM of this node: the judge, for votes or hints, or the teacher."""
+    """Return True if a part of the server asks this node's PRM: the judge (votes, hints), the teacher, the gate."""
     is_judge = settings.judge.kind == "llm" or settings.method.needs_hint_judge
-    urls = [settings.judge.url if is_judge else None, settings.method.base_teacher_url]
+    urls = [settings.judge.url if is_judge else None, settings.method.base_teacher_url, settings.publisher.base_url]
     parts = [urlsplit(url) for url in urls if url is not None]
     return any(part.port == prm_port and is_loopback(part.hostname or "") for part in parts)
 
@@ -167,6 +167,8 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
             "judge.timeout_s": JUDGE_TIMEOUT_S,
             "judge.url": server.judge_url or f"http://127.0.0.1:{server.prm_port}/v1",
         }
+    if server.prm_holds_base:
+        values["publisher.base_url"] = f"http://127.0.0.1:{server.prm_port}"
     if server.top_k:
         values["method.top_k"] = server.top_k
     if server.served_model_name is not None:

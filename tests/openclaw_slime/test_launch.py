@@ -9,6 +9,11 @@ from openclaw_slime import launch
 from openclaw_slime.processes import Command, DoesNotStart
 
 
+@pytest.fixture(autouse=True)
+def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_free", lambda port: True)
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Command, Command]]:
     """PRM and server of each run; every run ends because its PRM does not start."""
@@ -19,7 +24,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Command, Command]]:
         raise DoesNotStart(prm, "does not start: OSError: [Errno 98] address already in use")
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(launch, "is_free", lambda port: True)
     return found
 
 

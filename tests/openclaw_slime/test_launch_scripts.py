@@ -32,7 +32,9 @@ def test_dry_run_prints_the_layout_and_every_argv(name):
 
 
 def test_the_layout_follows_the_variables():
-    done = launch(SCRIPTS["openclaw_combine"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="2", ROLLOUT_GPUS="4", TP="1")
+    done = launch(
+        SCRIPTS["openclaw_combine"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="2", ROLLOUT_GPUS="4", TP="1", GPU_GB="141"
+    )
     assert "GPU 0–1   actor    Megatron, TP 1, CP 1, PP 1, DP 2" in done.stdout
     assert """'engine.args=["--tp", "4"]'""" in done.stdout
     assert "CUDA_VISIBLE_DEVICES=2,3,4,5" in done.stdout

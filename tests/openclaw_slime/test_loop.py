@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ledger import give_sample
 from node_run import POINTS, Run, turn_and_save, turns
+from publishing import Drifted
 from toy_node import Killed
 from turns import make_request, make_turn
 
@@ -62,6 +63,25 @@ def test_a_lease_that_ends_while_its_step_is_computed_is_a_step_left_out(run: Ru
     run.finish(driver)
     run.check(samples)
     assert run.starts == 1 + with_rollback
+
+
+def test_a_step_that_drifts_is_refused_by_the_engines_own_figures(run: Run) -> None:
+    """The driver's commits carry no probe. The driver starts again, and learns on from what served before."""
+    run.server.engine.policy = Drifted(lost={1: 0.1, 2: 0.8})
+    kept = run.samples(2)
+    driver, _ = run.start()
+    turn_and_save(driver)
+    assert run.server.publisher.last_gate is not None
+    assert run.server.publisher.last_gate.step_kl == pytest.approx(0.1)
+    spoilt = run.samples(2)
+    with pytest.raises(StartAgain, match=r"KL\(v1 \|\| v2\) = 0.700 > 0.5"):
+        driver.turn()
+    assert run.server.do(run.server.ledger.version(2)).state is VersionState.REJECTED
+    driver, megatron = run.start()
+    assert megatron.weights == kept
+    run.finish(driver)
+    run.check(kept)
+    assert run.counts()["dropped.gate_rejected"] == len(spoilt)
 
 
 def test_a_deletion_while_the_optimizer_steps_waits_for_the_commit(run: Run) -> None:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from openclaw_rl.types import (
     Verdict,
     VersionRun,
 )
-from openclaw_slime import launch
+from openclaw_slime import launch, processes
 from openclaw_slime.arguments import QWEN3_4B
 from openclaw_slime.launch import Plan
 from openclaw_slime.node_settings import INERT
@@ -46,6 +47,7 @@ JUDGED = JudgedTurn(
 
 @pytest.fixture(autouse=True)
 def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ports of a plan are then those of its options, whatever else runs on this machine."""
     monkeypatch.setattr(launch, "is_free", lambda port: True)
 
 
@@ -101,8 +103,8 @@ ACTING = {
     "training": "enabled batch_size min_batch max_wait_s max_staleness max_tool_share lease_s max_waiting",
     "trainer": "learning_rate warmup_steps weight_decay beta1 beta2 max_grad_norm clip_low clip_high kl_coef "
     "old_log_probs tis_clip tis_mask max_tokens keep_checkpoints",
-    "publisher": "max_step_kl max_base_kl gate_replies gate_tokens gate_prompt_tokens self_test_tolerance canary_file "
-    "max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
+    "publisher": "max_step_kl max_base_kl base_url gate_s gate_replies gate_tokens gate_prompt_tokens "
+    "self_test_tolerance canary_file max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
     "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
     "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience machine_share "
     "score_timeout_s",
@@ -125,6 +127,7 @@ WITHOUT_DEFAULT = {
     "judge.api_key": "secret",
     "method.hint_max_tokens": "64",
     "method.teacher_url": "http://elsewhere",
+    "publisher.base_url": "http://elsewhere",
     "publisher.canary_file": "canaries.jsonl",
     "alerts.webhook_url": "http://elsewhere/alerts",
     "retention.max_age_days": "30",
@@ -202,10 +205,16 @@ def test_a_setting_that_cannot_act_is_refused(setting, says):
 
 def test_the_judges_own_checkpoint_is_the_fixed_teacher():
     found = settings_of(plan())
-    assert (found.method.teacher, found.method.teacher_url) == ("base", "http://127.0.0.1:30001")
+    assert (found.method.teacher, found.method.teacher_url) == ("base", f"http://127.0.0.1:{launch.PRM_PORT}")
     assert (found.trainer.kl_coef, plan().notes) == (0.0, ())
     named = settings_of(plan("--prm-checkpoint", "./POLICY", "--prm-port", "31000"))
     assert named.method.teacher_url == "http://127.0.0.1:31000"
+
+
+@pytest.mark.parametrize("method", ["opd", "binary_rl"])
+def test_the_judges_own_checkpoint_is_the_base_of_the_gate_for_every_method(method):
+    assert settings_of(plan(method=method)).publisher.base_url == "http://127.0.0.1:30001"
+    assert settings_of(plan("--prm-checkpoint", "OTHER", method=method)).publisher.base_url is None
 
 
 @pytest.mark.parametrize("method", ["opd", "combine"])
@@ -257,17 +266,22 @@ def test_a_top_k_of_any_source_needs_whole_samples(monkeypatch):
 
 
 def test_a_prm_that_no_part_asks_is_not_started():
+    other = ("--prm-checkpoint", "OTHER")  # no base for the gate
     for found in (
-        plan("--judge", "rules", method="binary_rl"),
-        plan(method="binary_rl", sets=("judge.kind=rules",)),
-        plan("--prm-url", "http://j/v1", method="binary_rl"),
-        plan(method="binary_rl", sets=("judge.url=http://j/v1",)),
+        plan(*other, "--judge", "rules", method="binary_rl"),
+        plan(*other, method="binary_rl", sets=("judge.kind=rules",)),
+        plan(*other, "--prm-url", "http://j/v1", method="binary_rl"),
+        plan(*other, method="binary_rl", sets=("judge.url=http://j/v1",)),
+        plan("--judge", "rules", method="binary_rl", sets=("publisher.base_url=http://base",)),
     ):
         assert (found.prm, found.layout.prm_gpus) == (None, 0)
         assert found.notes == ("no part asks the PRM, so it is not started: PRM_GPUS 2 have no work",)
+    gate = plan("--judge", "rules", method="binary_rl")
+    assert gate.prm is not None, "its base is the gate's"
     for words in ((), ("--judge", "rules")):  # its base is the teacher
-        assert plan(*words).prm is not None
-    assert plan(sets=("judge.kind=rules", "method.teacher=policy")).prm is not None, "it writes the hints"
+        assert plan(*words, sets=("publisher.base_url=http://base",)).prm is not None
+    hints = plan(*other, sets=("judge.kind=rules",))
+    assert hints.prm is not None, "it writes the hints"
     with pytest.raises(SettingsError, match="PRM_GPUS is 0 and PRM_URL is not set"):
         plan("--prm-gpus", "0")
     assert plan("--prm-gpus", "0", method="binary_rl", sets=("judge.url=http://j/v1",)).prm is None
@@ -303,16 +317,22 @@ def test_votes_and_tokens_of_the_judge_are_those_of_its_hints():
     assert own.method.hint_max_tokens == 2000
 
 
-def test_a_prm_has_a_port_that_sglang_takes(monkeypatch):
+def test_a_prm_has_a_port_that_sglang_takes():
     with pytest.raises(SettingsError, match="PRM_PORT 55536: SGLang takes ports up to 55535"):
         plan("--prm-port", "55536")
-    monkeypatch.setattr(launch, "is_free", lambda port: port != launch.PRM_PORT)
-    found = plan()
-    assert found.prm is not None
-    assert found.prm.port not in (launch.PRM_PORT, None)
-    assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
-    assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
-    assert plan("--dry-run").prm.port == launch.PRM_PORT
+
+
+def test_a_prm_leaves_its_usual_port_to_the_process_that_has_it(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(launch, "PRM_PORT", taken)
+        monkeypatch.setattr(launch, "is_free", processes.is_free)
+        found = plan()
+        assert found.prm is not None
+        assert found.prm.port not in (taken, None)
+        assert settings_of(found).judge.url == f"http://127.0.0.1:{found.prm.port}/v1"
+        assert settings_of(found).method.teacher_url == f"http://127.0.0.1:{found.prm.port}"
+        assert plan("--dry-run").prm.port == taken, "what is printed is the same everywhere"
 
 
 def test_openclaws_block_for_the_node_is_what_the_script_serves():

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledger import commit_of, give_sample, probe_of
@@ -96,6 +96,17 @@ class Speechless(ToyPolicy):
     def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
         said = ToyPolicy.log_probs(self, ids, start, seed)
         return (math.nan,) * len(said) if seed in self.seeds else said
+
+
+@dataclass(frozen=True, slots=True)
+class Drifted(ToyPolicy):
+    """Every token is as likely as under the base, less these nats under the versions of full weights."""
+
+    lost: Mapping[int, float] = field(default_factory=dict)
+
+    def log_probs(self, ids: Sequence[int], start: int, seed: int) -> LogProbs:
+        said = ToyPolicy.log_probs(self, ids, start, BASE_SEED)
+        return tuple(value - self.lost.get(BASE_SEED ^ seed, 0.0) for value in said)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -2,7 +2,8 @@
 
 A canary file is JSON lines of {"messages": [...], "reply": "..."}: conversations, each with a good reply. The canary
 score of a version is the mean log-prob per token of those replies. The gate refuses a version whose score fell by more
-than `publisher.max_canary_drop` nats against the base.
+than `publisher.max_canary_drop` nats against the base. Full weights leave no base in the policy's engine. Without a
+second engine that holds it, the version that serves at the server's first swap takes the base's place.
 
 Canaries catch a judge that lies, or a reward with the wrong sign, if the policy unlearns what the file shows. They do
 not catch a policy that grows worse elsewhere.
@@ -11,6 +12,7 @@ not catch a policy that grows worse elsewhere.
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +23,9 @@ from openclaw_rl.types import Ids
 
 Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
 """(version, prompt ids, response ids [T]) → the engine's log-probs [T] at temperature 1."""
+
+ScoreBase = Callable[[Ids, Ids], Awaitable[tuple[float, ...]]]
+"""(prompt ids, response ids [T]) → log-probs [T] of an engine that holds the base alone."""
 
 MOST = 64
 """Most canaries of a file."""  # each costs two prompts a version, between chats
@@ -69,24 +74,25 @@ def read_canaries(
 
 
 class CanaryScore:
-    """Scores versions on the canaries. The base's score is measured once."""
+    """Scores versions on the canaries, against a base whose score is measured once."""
 
     def __init__(self, canaries: Sequence[Canary], score: Score) -> None:
         self._canaries, self._score = tuple(canaries), score
         self._base: float | None = None
 
-    async def drop(self, version: int) -> float | None:
-        """Return the nats per token that the replies lost against the base; None without canaries."""
-        # Against the base, not the parent: many small steps down add up to a large one.
-        if not self._canaries:
-            return None
-        if self._base is None:
-            self._base = await self._mean(0)
-        return self._base - await self._mean(version)
+    async def compare_with(self, score: ScoreBase) -> None:
+        """Measure the score that versions are compared with, unless it is known."""
+        if self._canaries and self._base is None:
+            self._base = await self._mean(score)
 
-    async def _mean(self, version: int) -> float:
+    async def drop(self, version: int) -> float | None:
+        """Return the nats per token that the replies lost; None without canaries, or with no score to compare with."""
+        # Against the base, not the parent: many small steps down add up to a large one.
+        return None if self._base is None else self._base - await self._mean(partial(self._score, version))
+
+    async def _mean(self, score: ScoreBase) -> float:
         total, count = 0.0, 0
         for canary in self._canaries:
-            log_probs = await self._score(version, canary.prompt_ids, canary.reply_ids)
+            log_probs = await score(canary.prompt_ids, canary.reply_ids)
             total, count = total + math.fsum(log_probs), count + len(log_probs)
         return total / count

@@ -1,44 +1,51 @@
 """The gate: tests that a version must pass before, or as soon as, it serves.
 
 Four tests: its weights are finite, its KL to the parent and to the base is bounded, the owner's canaries lost little,
-and the engine's log-probs are the trainer's.
+and the engine's log-probs are the trainer's. The first is `version_folders.not_finite`.
+
+An adapter is compared with the serving version while the engine holds both (`check`). Full weights replace the serving
+ones. So `before_swap` scores stored replies under the old weights, and `after_swap` scores the same replies under the
+new ones, each within `publisher.gate_s`. A second engine with the base's weights (`score_base`) gives the base's
+figures. A figure is None, and refuses no version, where no reply is stored or an engine cannot score.
+
+All scores are log-probs at temperature 1, of replies that were sampled at the chat's temperature. Below 1 such replies
+hold the likely tokens too often, so the KL is that of the likely tokens.
 
 The engine may give no log-probs (NaN, or no values) for a version, twice. If it gives them for the serving version, the
 new version is refused. If it does not, the engine is at fault: AlignmentError, and the gate is asked again later. Full
 weights replace the serving ones, so `needs_numbers` asks the engine before the swap.
 
-`not_finite` reads the files without torch: the *.safetensors of a folder, with an adapter's EMA teacher below it. It
-finds NaN and infinity by the exponent bits, because numpy knows neither bfloat16 nor fp8. It needs the memory of one
-block, and raises no exception for a broken file: the engine refuses such a file when it loads it. The FNUZ forms of
-fp8, which no trainer of ours writes, are not read.
-
 Leaves to others: what follows for a version that fails (`publication`, `weight_push`).
 """
 
-import json
+import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from typing import TypeVar
 
-import numpy as np
 import structlog
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.publishing.canary import Canary, CanaryScore, Score
+from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Ids, LogProbs, StepProbe, StepReport, Version, WeightKind
+from openclaw_rl.types import Ids, LogProbs, StepProbe, StepReport, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+Reply = tuple[Ids, Ids]
+"""A prompt, and the start of a reply to it."""
+
 BASE_KL_ALERT = 0.8
+_ANCESTORS = 64
+"""Versions among which the gate looks for the newest that sampled a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,20 @@ class GateResult:
     refusal: str | None = None
     canary_drop: float | None = None
     """Nats per token that the owner's canaries lost against the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeSwap:
+    """Stored replies, and their log-probs under the weights that full weights replace."""
+
+    serving: int
+    allowed: float
+    """Largest KL of the steps from the serving version to the new one."""
+    replies: tuple[tuple[Reply, float], ...] = ()
+    """Replies of the serving version, each with the sum of its log-probs under that version."""
+    base_replies: tuple[tuple[Reply, float], ...] = ()
+    """Replies of the base, each with the sum of its log-probs under the base."""
+    took_s: float = 0.0
 
 
 class _NoNumbers(Exception):
@@ -67,68 +88,191 @@ class Gate:
         settings: PublisherSettings,
         *,
         canaries: Sequence[Canary] = (),
+        score_base: ScoreBase | None = None,
         alert: Alert = log.error,
         health: Health | None = None,
     ) -> None:
+        """score_base: asks an engine that holds the base alone, for versions of full weights."""
         self._ledger, self._serving, self._score, self._settings = ledger, serving, score, settings
+        self._score_base = score_base
         self._health = health or Health()
-        self._canaries, self._alert = CanaryScore(canaries, self._canary_numbers), alert
+        self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
         self.last: GateResult | None = None
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
+        """Test a version before it serves: of full weights only the figures that their trainer sent."""
         started = time.perf_counter()
         self.last = await self._measure(version, report)
-        self._health.gate.observe(time.perf_counter() - started)
+        if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
+            self._health.gate.observe(time.perf_counter() - started)
         return self.last
 
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
-        serving = self._serving.current
-        parents = {row.weight_version: row.parent for row in await self._ledger.versions(since=serving)}
-        steps, ancestor = 0, version.weight_version
-        while ancestor != serving and (parent := parents.get(ancestor)) is not None:
-            steps, ancestor = steps + 1, parent
-        if version.kind is WeightKind.FULL:  # the engine holds one set of weights: the trainer's own figures count
-            step_kl, base_kl, steps, canary_drop = _probed_kl(report.probes), None, 1, None
-        else:
-            try:
-                step_kl = await self._kl(serving, version.weight_version)
-                base_kl = step_kl if serving == 0 else await self._kl(0, version.weight_version)
-                canary_drop = await self._canaries.drop(version.weight_version)
-            except _NoNumbers as error:
-                return GateResult(None, None, str(error))
-        refusal = None
+        serving, number = self._serving.current, version.weight_version
+        if version.kind is WeightKind.FULL:
+            return self._judged(number, serving, self._settings.max_step_kl, step_kl=_probed_kl(report.probes))
+        try:
+            step_kl = await self._kl(serving, number)
+            base_kl = step_kl if serving == 0 else await self._kl(0, number)
+            await self._canaries.compare_with(self._base_numbers)
+            drop = await self._canaries.drop(number)
+        except _NoNumbers as error:
+            return GateResult(None, None, str(error))
+        allowed = await self._allowed(serving, number)
+        return self._judged(number, serving, allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
+
+    async def _allowed(self, serving: int, number: int) -> float:
+        """Return the largest KL of the steps from the serving version to this one."""
         # The serving version replaces the parent when versions between were superseded: each of their steps has its
         # own allowance.
-        allowed = self._settings.max_step_kl * max(steps, 1)
+        parents = {row.weight_version: row.parent for row in await self._ledger.versions(since=serving)}
+        steps, ancestor = 0, number
+        while ancestor != serving and (parent := parents.get(ancestor)) is not None:
+            steps, ancestor = steps + 1, parent
+        return self._settings.max_step_kl * max(steps, 1)
+
+    def _judged(
+        self,
+        number: int,
+        serving: int,
+        allowed: float,
+        *,
+        step_kl: float | None,
+        base_kl: float | None = None,
+        canary_drop: float | None = None,
+    ) -> GateResult:
+        """Compare the figures with their bounds. Alerts if the base's is near."""
+        refusal, limit, lost = None, self._settings.max_base_kl, self._settings.max_canary_drop
         if step_kl is not None and not step_kl <= allowed:
-            refusal = f"KL(v{serving} || v{version.weight_version}) = {step_kl:.3f} > {allowed:g}"
-        elif base_kl is not None and not base_kl <= self._settings.max_base_kl:
-            refusal = f"KL(base || v{version.weight_version}) = {base_kl:.3f} > {self._settings.max_base_kl:g}"
-        elif canary_drop is not None and not canary_drop <= self._settings.max_canary_drop:
-            refusal = f"canaries lost {canary_drop:.3f} nats per token > {self._settings.max_canary_drop:g}"
-        elif base_kl is not None and base_kl > BASE_KL_ALERT * self._settings.max_base_kl:
-            limit = self._settings.max_base_kl
-            self._alert("base_kl_high", weight_version=version.weight_version, base_kl=base_kl, limit=limit)
+            refusal = f"KL(v{serving} || v{number}) = {step_kl:.3f} > {allowed:g}"
+        elif base_kl is not None and not base_kl <= limit:
+            refusal = f"KL(base || v{number}) = {base_kl:.3f} > {limit:g}"
+        elif canary_drop is not None and not canary_drop <= lost:
+            refusal = f"canaries lost {canary_drop:.3f} nats per token > {lost:g}"
+        elif base_kl is not None and base_kl > BASE_KL_ALERT * limit:
+            self._alert("base_kl_high", weight_version=number, base_kl=base_kl, limit=limit)
         return GateResult(step_kl, base_kl, refusal, canary_drop)
+
+    # -- full weights --------------------------------------------------------------------------------------------------
+
+    async def before_swap(self, version: Version) -> BeforeSwap:
+        """Score stored replies under the weights that `version` will replace, while chats still run on them.
+
+        Raises EngineError if the engine has no log-probs at all: no test could follow the swap.
+        """
+        await self.needs_numbers(version.report.probes)
+        serving = self._serving.current
+        allowed = await self._allowed(serving, version.weight_version)
+        if version.state is VersionState.SERVING or not self._serving.is_open:
+            # The engine holds other weights than the serving version's: it was restarted, or a push failed.
+            return BeforeSwap(serving, allowed)
+        started, end = time.perf_counter(), self._end()
+        old = partial(self._finite, serving)
+        replies = await self._scored(old, await self._replies_of(serving), end)
+        base_replies: tuple[tuple[Reply, float], ...] = ()
+        if self._score_base is not None and serving != 0:
+            stored = await self._ledger.recent_replies(sampled_by=0, limit=4 * self._settings.gate_replies)
+            base_replies = await self._scored(self._base_numbers, self._affordable(stored), end)
+        # Without an engine for the base, the version that is met first takes its place.
+        base = old if self._score_base is None else self._base_numbers
+        await _in_time(self._canaries.compare_with(base), end, "canaries")
+        return BeforeSwap(serving, allowed, replies, base_replies, time.perf_counter() - started)
+
+    async def after_swap(self, version: Version, before: BeforeSwap) -> str | None:
+        """Test full weights that now serve: first their numbers, then their distance from the weights before.
+
+        Returns the reason of a refusal.
+        """
+        refusal = await self.self_test(version.weight_version, version.report.probes)
+        if refusal is not None or version.state is VersionState.SERVING:
+            return refusal
+        started = time.perf_counter()
+        self.last = result = await self._compared(version, before)
+        self._health.gate.observe(before.took_s + time.perf_counter() - started)
+        log.info(
+            "gate",
+            weight_version=version.weight_version,
+            parent=version.parent,
+            step_kl=result.step_kl,
+            base_kl=result.base_kl,
+            canary_drop=result.canary_drop,
+            refusal=result.refusal,
+        )
+        return result.refusal
+
+    async def _compared(self, version: Version, before: BeforeSwap) -> GateResult:
+        number, serving, end = version.weight_version, before.serving, self._end()
+        try:
+            step_kl = await self._moved(number, before.replies, end)
+            base_kl = step_kl if serving == 0 else await self._moved(number, before.base_replies, end)
+            drop = await _in_time(self._canaries.drop(number), end, "canaries")
+        except _NoNumbers as error:
+            return GateResult(None, None, str(error))
+        if step_kl is None:
+            step_kl = _probed_kl(version.report.probes)
+        return self._judged(number, serving, before.allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
+
+    async def _moved(self, number: int, before: Sequence[tuple[Reply, float]], end: float) -> float | None:
+        """Return the mean over tokens of log π_before − log π_number on the replies that were scored in time."""
+        after = await self._scored(partial(self._tested, number), [reply for reply, _ in before], end)
+        lost = math.fsum(old - new for (_, old), (_, new) in zip(before, after, strict=False))
+        count = sum(len(ids) for (_, ids), _ in after)
+        return lost / count if count else None
+
+    async def _scored(self, score: ScoreBase, replies: Sequence[Reply], end: float) -> tuple[tuple[Reply, float], ...]:
+        """Return the replies with the sums of their log-probs: those that were scored before `end`."""
+        totals: list[float] = []
+
+        async def run() -> None:
+            for prompt_ids, ids in replies:
+                totals.append(math.fsum(await score(prompt_ids, ids)))  # kept when the time is over
+
+        await _in_time(run(), end, "replies")
+        return tuple(zip(replies, totals, strict=False))
+
+    async def _replies_of(self, number: int) -> list[Reply]:
+        """Return replies of a version; if it sampled none, those of its nearest ancestor that did."""
+        parents = {row.weight_version: row.parent for row in await self._ledger.versions(newest=_ANCESTORS)}
+        ancestor: int | None = number
+        while ancestor is not None:
+            stored = await self._ledger.recent_replies(sampled_by=ancestor, limit=4 * self._settings.gate_replies)
+            if stored:
+                return self._affordable(stored)
+            ancestor = parents.get(ancestor)
+        return []
+
+    def _end(self) -> float:
+        return asyncio.get_running_loop().time() + self._settings.gate_s
+
+    # -- adapters ------------------------------------------------------------------------------------------------------
 
     async def _kl(self, a: int, b: int) -> float | None:
         """Return the mean over tokens of log π_a − log π_b on stored replies that a sampled.
 
         That is an unbiased estimate of KL(a ‖ b).
         """
-        replies = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
-        total, count, budget = 0.0, 0, self._settings.gate_prompt_tokens
-        for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
-            budget -= len(prompt_ids)
-            if count and budget < 0:
-                break
-            forced = response_ids[: self._settings.gate_tokens]
-            under_a, under_b = await self._finite(a, prompt_ids, forced), await self._tested(b, prompt_ids, forced)
+        total, count = 0.0, 0
+        stored = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
+        for prompt_ids, ids in self._affordable(stored):
+            under_a, under_b = await self._finite(a, prompt_ids, ids), await self._tested(b, prompt_ids, ids)
             total += math.fsum(under_a) - math.fsum(under_b)
-            count += len(forced)
+            count += len(ids)
         return total / count if count else None
+
+    def _affordable(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Return the first tokens of the replies with the shortest prompts, as far as the settings allow."""
+        kept: list[Reply] = []
+        budget = self._settings.gate_prompt_tokens
+        for prompt_ids, ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
+            budget -= len(prompt_ids)
+            if kept and budget < 0:
+                break
+            kept.append((prompt_ids, ids[: self._settings.gate_tokens]))
+        return kept
+
+    # -- the engine's numbers ------------------------------------------------------------------------------------------
 
     async def self_test(self, number: int, probes: Sequence[StepProbe]) -> str | None:
         """Return a reason if the engine's log-probs are not the trainer's; None if they are.
@@ -179,8 +323,6 @@ class Gate:
             return prompt_ids, response_ids[: self._settings.gate_tokens]
         return None
 
-    # -- the engine's numbers ------------------------------------------------------------------------------------------
-
     async def _finite(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
         log_probs = await self._score(number, prompt_ids, ids)
         if not all(map(math.isfinite, log_probs)):
@@ -199,8 +341,24 @@ class Gate:
         except AlignmentError as error:
             raise _NoNumbers(f"the engine has no numbers for version {number}: {error}") from error
 
-    async def _canary_numbers(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
-        return await (self._finite if number == 0 else self._tested)(number, prompt_ids, ids)
+    async def _base_numbers(self, prompt_ids: Ids, ids: Ids) -> LogProbs:
+        """Return log-probs under the base."""
+        if self._score_base is None:
+            return await self._finite(0, prompt_ids, ids)
+        log_probs = await self._score_base(prompt_ids, ids)
+        if not all(map(math.isfinite, log_probs)):
+            raise AlignmentError("the base's engine has no finite log-probs")
+        return log_probs
+
+
+async def _in_time(call: Awaitable[T], end: float, what: str) -> T | None:
+    """Return the call's answer; None after `end`, or if an engine cannot score."""
+    try:
+        async with asyncio.timeout_at(end):
+            return await call
+    except (EngineError, AlignmentError, TimeoutError) as error:
+        log.warning("gate_not_measured", what=what, error=repr(error))
+        return None
 
 
 def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
@@ -219,60 +377,3 @@ def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
     if len(a) != len(b) or not a:
         return math.inf
     return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
-
-
-_BLOCK = 1 << 22
-_EXPONENT: dict[str, tuple[str, int]] = {
-    "F64": ("<u8", 0x7FF0_0000_0000_0000),
-    "F32": ("<u4", 0x7F80_0000),
-    "F16": ("<u2", 0x7C00),
-    "BF16": ("<u2", 0x7F80),
-    "C64": ("<u4", 0x7F80_0000),
-    "F8_E5M2": ("u1", 0x7C),
-    "F8_E4M3": ("u1", 0x7F),
-}
-"""Integer type and the bits that are all set in NaN and infinity.
-
-F8_E4M3 has no infinity, and one NaN of each sign.
-"""
-
-
-def not_finite(folder: Path) -> str | None:
-    """Name the first tensor that holds NaN or infinity; None if all are finite. Blocks: call it in a thread."""
-    for file in sorted(folder.rglob("*.safetensors")):
-        with suppress(OSError):  # of this file: the next is still read
-            if (name := _first_in(file)) is not None:
-                return f"{file.relative_to(folder).as_posix()}: {name} holds what is not a finite number"
-    return None
-
-
-def _first_in(file: Path) -> str | None:
-    with file.open("rb") as stream:
-        for name, dtype, begin, end in _tensors(stream, file.stat().st_size):
-            kind, bits = _EXPONENT[dtype]
-            stream.seek(begin)
-            for at in range(begin, end, _BLOCK):
-                block = stream.read(min(_BLOCK, end - at))
-                values = np.frombuffer(block[: len(block) - len(block) % np.dtype(kind).itemsize], kind)
-                if bool(((values & bits) == bits).any()):
-                    return name
-    return None
-
-
-def _tensors(stream: BinaryIO, file_size: int) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (name, dtype, first byte, end) of the floating-point tensors, in file order; no tensor of a bad header."""
-    size = int.from_bytes(stream.read(8), "little")
-    if size > file_size - 8:
-        return
-    try:
-        header = json.loads(stream.read(size))
-    except (ValueError, RecursionError):
-        return
-    found = []
-    for name, entry in header.items() if isinstance(header, dict) else ():
-        match entry:
-            case {"dtype": str(dtype), "data_offsets": [int(begin), int(end)]} if dtype in _EXPONENT:
-                if 0 <= begin <= end <= file_size - 8 - size:
-                    found.append((8 + size + begin, 8 + size + end, dtype, name))
-    for begin, end, dtype, name in sorted(found):
-        yield name, dtype, begin, end

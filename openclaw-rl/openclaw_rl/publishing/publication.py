@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import EngineGone, EngineRefused
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.engine_weights import PolicyEngine
-from openclaw_rl.publishing.gate import Gate, not_finite
+from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.types import Version, VersionState, WeightKind
 
@@ -87,7 +88,7 @@ class Publication:
         """Try to serve the version. Return the reason of a refusal, or None when it serves."""
         if version.state is VersionState.CANDIDATE and version.folder is not None:
             # Before the engine loads them: full weights are tested only once they serve.
-            refusal = await asyncio.to_thread(not_finite, self._policy.data_dir / version.folder)
+            refusal = await asyncio.to_thread(version_folders.not_finite, self._policy.data_dir / version.folder)
             times.ends("files_s")
             if refusal is not None:
                 return refusal
@@ -111,7 +112,9 @@ class Publication:
         result = await self._gate.check(version, report)
         times.ends("gate_s")
         refusal = result.refusal
-        if refusal is None and version.kind is WeightKind.LORA:
+        if version.kind is WeightKind.FULL:  # tested once they serve
+            return refusal
+        if refusal is None:
             refusal = await self._gate.self_test(version.weight_version, report.probes)
         times.ends("self_test_s")
         log.info(
@@ -126,19 +129,20 @@ class Publication:
         return refusal
 
     async def _try_full(self, version: Version) -> str | None:
-        """Serve full weights, and push the old ones back if the self-test fails.
+        """Serve full weights, and push the old ones back if the gate refuses them.
 
         Returns the reason of a failed test. Raises EngineError if the engine has no log-probs for the old weights
         either: then the version is not at fault.
         """
-        before = await self._ledger.version(self._policy.serving.current)
-        report = version.report
-        await self._gate.needs_numbers(report.probes)
+        old = await self._ledger.version(self._policy.serving.current)
+        if not await self._policy.is_in_place():  # `EngineReadiness` restores it: the test compares with `old`
+            raise EngineGone(f"the engine lacks version {old.weight_version}, which should serve")
+        before = await self._gate.before_swap(version)
         await self._policy.serve(version)
-        refusal = await self._gate.self_test(version.weight_version, report.probes)
+        refusal = await self._gate.after_swap(version, before)
         if refusal is not None:
-            await self._policy.serve(before)
-            await self._gate.needs_numbers(report.probes)
+            await self._policy.serve(old)
+            await self._gate.needs_numbers(version.report.probes)
         return refusal
 
     async def _prewarm(self, number: int) -> None:

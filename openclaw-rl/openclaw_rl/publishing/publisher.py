@@ -18,7 +18,7 @@ import structlog
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
-from openclaw_rl.publishing.canary import Canary
+from openclaw_rl.publishing.canary import Canary, ScoreBase
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate, GateResult
 from openclaw_rl.publishing.publication import Publication
@@ -48,9 +48,10 @@ class Publisher:
         *,
         health: Health | None = None,
         canaries: Sequence[Canary] = (),
+        score_base: ScoreBase | None = None,
         alert: Alert = log.error,
     ) -> None:
-        """health: learns whether versions can be published."""
+        """health: learns whether versions can be published. score_base: as for the gate."""
         self._ledger, self._policy, self._settings = ledger, policy, settings
         self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
@@ -59,7 +60,14 @@ class Publisher:
         """Loop time since which a version waits for a free slot."""
         self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
         self._gate = Gate(
-            ledger, policy.serving, policy.score, settings, canaries=canaries, alert=alert, health=self._health
+            ledger,
+            policy.serving,
+            policy.score,
+            settings,
+            canaries=canaries,
+            score_base=score_base,
+            alert=alert,
+            health=self._health,
         )
         self._publication = Publication(
             ledger, policy, self._gate, prewarm_sessions=settings.prewarm_sessions, alert=alert

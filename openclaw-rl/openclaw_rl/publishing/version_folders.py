@@ -7,12 +7,21 @@ refused and never finds half of it.
 A crash can leave half a checkpoint, or a whole one that was never committed. The trainer may still commit a whole one
 while its lease is live. So a folder stays if a version names it, or if its own name holds the live lease's id: trainers
 name their folders so. The module reads only folders directly below `versions/`, and follows no links.
+
+`not_finite` reads the files without torch: the *.safetensors of a folder, with an adapter's EMA teacher below it. It
+finds NaN and infinity by the exponent bits, because numpy knows neither bfloat16 nor fp8. It needs the memory of one
+block, and raises no exception for a broken file: the engine refuses such a file when it loads it. The FNUZ forms of
+fp8, which no trainer of ours writes, are not read.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
+import numpy as np
 import structlog
 
 from openclaw_rl.errors import EngineRefused, LedgerError
@@ -111,3 +120,60 @@ def weights_of(version: Version, data_dir: Path, base_folder: Path | None) -> Pa
     if base_folder is None:
         raise EngineRefused("the folder of the base's weights is not known to the server", status=400)
     return base_folder
+
+
+_BLOCK = 1 << 22
+_EXPONENT: dict[str, tuple[str, int]] = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<u4", 0x7F80_0000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+    "C64": ("<u4", 0x7F80_0000),
+    "F8_E5M2": ("u1", 0x7C),
+    "F8_E4M3": ("u1", 0x7F),
+}
+"""Integer type and the bits that are all set in NaN and infinity.
+
+F8_E4M3 has no infinity, and one NaN of each sign.
+"""
+
+
+def not_finite(folder: Path) -> str | None:
+    """Name the first tensor that holds NaN or infinity; None if all are finite. Blocks: call it in a thread."""
+    for file in sorted(folder.rglob("*.safetensors")):
+        with suppress(OSError):  # of this file: the next is still read
+            if (name := _first_in(file)) is not None:
+                return f"{file.relative_to(folder).as_posix()}: {name} holds what is not a finite number"
+    return None
+
+
+def _first_in(file: Path) -> str | None:
+    with file.open("rb") as stream:
+        for name, dtype, begin, end in _tensors(stream, file.stat().st_size):
+            kind, bits = _EXPONENT[dtype]
+            stream.seek(begin)
+            for at in range(begin, end, _BLOCK):
+                block = stream.read(min(_BLOCK, end - at))
+                values = np.frombuffer(block[: len(block) - len(block) % np.dtype(kind).itemsize], kind)
+                if bool(((values & bits) == bits).any()):
+                    return name
+    return None
+
+
+def _tensors(stream: BinaryIO, file_size: int) -> Iterator[tuple[str, str, int, int]]:
+    """Yield (name, dtype, first byte, end) of the floating-point tensors, in file order; no tensor of a bad header."""
+    size = int.from_bytes(stream.read(8), "little")
+    if size > file_size - 8:
+        return
+    try:
+        header = json.loads(stream.read(size))
+    except (ValueError, RecursionError):
+        return
+    found = []
+    for name, entry in header.items() if isinstance(header, dict) else ():
+        match entry:
+            case {"dtype": str(dtype), "data_offsets": [int(begin), int(end)]} if dtype in _EXPONENT:
+                if 0 <= begin <= end <= file_size - 8 - size:
+                    found.append((8 + size + begin, 8 + size + end, dtype, name))
+    for begin, end, dtype, name in sorted(found):
+        yield name, dtype, begin, end

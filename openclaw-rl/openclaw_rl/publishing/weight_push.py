@@ -8,7 +8,8 @@ Promises:
 - Between the two calls the engine gets no other request, and chats wait at the hold. One push runs at a time.
 - A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
   version: the hold stays until `EngineReadiness` has restored the right version, or a trainer has sent it again.
-- A version that fails its self-test leaves chats held too, until `EngineReadiness` has restored the right version.
+- A version that the gate refuses after the transfer leaves chats held too, until `EngineReadiness` has restored the
+  right version.
 
 Leaves to others: the swap itself (`full_swap`), the tests (`gate`).
 """
@@ -88,7 +89,7 @@ class TrainerPushes:
     async def end(self, said: PushEnd) -> None:
         """End a push; return when the version serves.
 
-        Raises CommitRefused when no such push is running or the self-test refused it, EngineError when it failed.
+        Raises CommitRefused when no such push is running or the gate refused it, EngineError when it failed.
         """
         push = self._now
         if push is None or push.asked.weight_version != said.weight_version or not push.begun.done():
@@ -138,18 +139,17 @@ class TrainerPushes:
             if (pinned := await self._ledger.pinned()) not in (None, weight_version):
                 raise CommitRefused(f"version {pinned} is pinned")
             await self._policy.check_is_the_same()
-            report = version.report
             if version.state is VersionState.CANDIDATE:
-                refusal = (await self._gate.check(version, report)).refusal
+                refusal = (await self._gate.check(version, version.report)).refusal
                 if refusal is not None:
                     await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
                     raise CommitRefused(refusal)
             await publication.to_loading(self._ledger, version)
-            await self._gate.needs_numbers(report.probes)
+            before = await self._gate.before_swap(version)
             if push.begun.cancelled():
                 raise EngineGone("its trainer waits no longer")
             await self._policy.receive(weight_version, lambda: self._transfer(push))
-            refusal = await self._gate.self_test(weight_version, report.probes)
+            refusal = await self._gate.after_swap(version, before)
             if refusal is not None:
                 self._policy.mark_untrusted()
                 if version.state is not VersionState.SERVING:

@@ -45,7 +45,7 @@ from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.publishing.canary import Canary, read_canaries
+from openclaw_rl.publishing.canary import Canary, ScoreBase, read_canaries
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
@@ -64,6 +64,7 @@ from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung,
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.telemetry.alerts import Alert, Alerts
+from openclaw_rl.types import Ids, LogProbs
 
 log = structlog.get_logger()
 
@@ -103,7 +104,7 @@ async def _serve(
         return await life.stop_children()
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
-    publisher = await _publisher(settings, core, alerts)
+    publisher = await _publisher(settings, core, alerts, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
@@ -189,7 +190,7 @@ def start_judging(
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
-        base_teacher=_base_teacher(settings.method.base_teacher_url, stack),
+        base_teacher=_base_engine(settings.method.base_teacher_url, stack),
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
@@ -213,7 +214,7 @@ def start_judging(
     return tools
 
 
-def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
+def _base_engine(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
     if url is None:
         return None
     engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
@@ -221,7 +222,7 @@ def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
     return engine
 
 
-async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publisher:
+async def _publisher(settings: Settings, core: Core, alerts: Alerts, stack: AsyncExitStack) -> Publisher:
     """Return the publisher, once the engine holds the version that the ledger names or the engine is away."""
     policy = PolicyEngine(
         core.engine, core.serving, settings.publisher, core.data.root, base_folder=core.folder, health=core.health
@@ -232,6 +233,7 @@ async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publishe
         settings.publisher,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
+        score_base=_base_score(settings, stack),
         alert=alerts.raise_alert,
     )
     try:
@@ -243,6 +245,20 @@ async def _publisher(settings: Settings, core: Core, alerts: Alerts) -> Publishe
         log.warning("engine_not_restored", error=repr(error))
         await publisher.wait_for_engine()
     return publisher
+
+
+def _base_score(settings: Settings, stack: AsyncExitStack) -> ScoreBase | None:
+    """Return the scores of an engine that holds the base; None where the policy's engine has it, or none does."""
+    if settings.training.weights == "lora":
+        return None
+    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, stack)
+    if engine is None:
+        return None
+
+    async def score(prompt_ids: Ids, response_ids: Ids) -> LogProbs:
+        return (await engine.score(prompt_ids, response_ids, lora_path=None, extra_key=None)).log_probs
+
+    return score
 
 
 def _canaries(settings: Settings, core: Core) -> tuple[Canary, ...]:

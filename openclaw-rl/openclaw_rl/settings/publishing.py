@@ -4,27 +4,33 @@ from pathlib import Path
 
 from pydantic import Field
 
-from openclaw_rl.settings.base import Branch, SecretUrl
+from openclaw_rl.settings.base import Branch, SecretUrl, Url
 
 
 class PublisherSettings(Branch):
     max_step_kl: float = Field(default=0.5, gt=0)
-    """Largest mean KL(parent || new) per token on stored replies."""
+    """Largest mean KL(parent || new) per token on stored replies. Full weights are scored as soon as they serve."""
     max_base_kl: float = Field(default=3.0, gt=0)
-    """Largest mean KL(base || new); an alert is logged at 80 %."""
+    """Largest mean KL(base || new); an alert is logged at 80 %. Full weights need an engine with the base for it:
+    `publisher.base_url`, or `method.teacher_url`."""
+    base_url: Url | None = None
+    """Full weights: URL of a second engine that serves the base alone, which the gate asks for log-probs."""
     gate_replies: int = Field(default=8, ge=1)
     """Stored replies that the gate scores."""
     gate_tokens: int = Field(default=64, ge=1)
     """Tokens of each such reply."""
     gate_prompt_tokens: int = Field(default=4096, ge=1)
     """Prompt tokens the gate may prefill for one comparison; the shortest prompts are taken first."""
+    gate_s: float = Field(default=30.0, gt=0, le=60)
+    """Full weights: time for all scores before a swap, and again after it. What is not scored by then has no figure."""
     self_test_tolerance: float = Field(default=0.15, gt=0)
     """Largest mean |log-prob of the engine − of the trainer| on the trainer's own probe after loading. An fp32 engine
     agrees to 1e-4; bfloat16 was measured at 0.01 on flat distributions and 0.05 on peaked ones."""
     canary_file: Path | None = None
-    """JSON lines of {"messages": […], "reply": "…"}: replies known to be good (`publishing.canary`). Adapters only."""
+    """JSON lines of {"messages": […], "reply": "…"}: replies known to be good (`publishing.canary`)."""
     max_canary_drop: float = Field(default=0.5, gt=0)
-    """Largest loss of those replies' mean log-prob per token against the base, in nats."""
+    """Largest loss of those replies' mean log-prob per token against the base, in nats. Full weights without an engine
+    for the base: against the version that serves at the server's first swap."""
     keep_versions: int = Field(default=20, ge=1)
     """Versions that passed the gate and have weights, of which the newest stay on disk for a rollback. Of the older
     ones the first of each power of two of commits stays. So do the version that serves, a pinned one, the tip and the

@@ -57,6 +57,8 @@ class Settings(Branch):
             yield from self._full_conflicts()
         if self.method.needs_ema and self.trainer.kind == "external":
             yield 'method.teacher "ema" needs trainer.kind = "local": others write no teacher'
+        if self.publisher.base_url is not None and self.training.weights != "full":
+            yield 'publisher.base_url is for training.weights = "full": with adapters the policy\'s engine has the base'
         yield from self.method.conflicts(self.training.weights)
         if "min_batch" in self.training.model_fields_set and self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size

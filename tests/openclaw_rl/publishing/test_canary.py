@@ -1,6 +1,7 @@
 """Canaries: read from a file or refused by line, and scored against the base."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,9 @@ async def test_the_drop_is_the_mean_over_all_tokens_against_the_base() -> None:
         return tuple(-1.0 - version * (0.5 if len(reply) == 1 else 0.1) for _ in reply)
 
     canaries = CanaryScore([Canary((1,), (2,)), Canary((1,), (2, 3, 4))], score)
+    assert await canaries.drop(1) is None, "nothing to compare with yet"
+    for _ in range(2):
+        await canaries.compare_with(partial(score, 0))
     # base: −1 a token; version 1: (−1.5 + 3 · −1.1) / 4 = −1.2
     assert await canaries.drop(1) == pytest.approx(0.2)
     assert await canaries.drop(2) == pytest.approx(0.4)
@@ -70,4 +74,6 @@ async def test_without_canaries_nothing_is_asked() -> None:
     async def score(version: int, prompt: Ids, reply: Ids) -> tuple[float, ...]:
         raise AssertionError
 
-    assert await CanaryScore((), score).drop(1) is None
+    canaries = CanaryScore((), score)
+    await canaries.compare_with(partial(score, 0))
+    assert await canaries.drop(1) is None

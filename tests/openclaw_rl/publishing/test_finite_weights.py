@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from openclaw_rl.publishing import gate
-from openclaw_rl.publishing.gate import not_finite
+from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.version_folders import not_finite
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn)
 
@@ -39,7 +39,7 @@ def test_it_says_what_torch_says_however_the_file_is_cut(
     tensor = torch.tensor(values)
     save_file({"a": tensor}, folder / "adapter_model.safetensors")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "_BLOCK", 4 * block)
+        patch.setattr(version_folders, "_BLOCK", 4 * block)
         assert (not_finite(folder) is None) is bool(tensor.isfinite().all())
 
 

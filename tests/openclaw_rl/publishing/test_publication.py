@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from publishing import Speechless, World, ends, publish, until
+from publishing import Drifted, Speechless, World, ends, publish, until
 from safetensors.numpy import save
 
 from openclaw_rl.testing import ToyPolicy
@@ -39,15 +39,49 @@ async def test_weights_that_are_no_numbers_never_reach_the_engine_whatever_was_m
     await publish(world, await world.commit(sampled_by=0, weights=save({"q.lora_A.weight": spoilt["q.lora_A.weight"]})))
 
 
-async def test_a_commit_is_gated_by_the_trainers_figures_pushed_tested_and_served(full_world: World) -> None:
+async def test_full_weights_are_pushed_compared_with_those_before_and_served(full_world: World) -> None:
+    full_world.engine.policy = Drifted(lost={1: 0.2})
     number = await full_world.commit_full()
     full_world.publisher.wake()
     await ends(full_world, number, VersionState.SERVING)
     assert (full_world.serving.current, full_world.engine.weight_version) == (1, 1)
     assert full_world.publisher.last_gate is not None
-    assert full_world.publisher.last_gate.step_kl == pytest.approx(0.1)
+    assert full_world.publisher.last_gate.step_kl == pytest.approx(0.2)
     async with full_world.serving.use() as use:
         assert (use.lora_path, use.extra_key) == (None, "v1")
+
+
+async def test_full_weights_that_drift_are_swapped_back_whatever_their_trainer_measured(full_world: World) -> None:
+    full_world.engine.policy = Drifted(lost={1: 0.7})
+    number = await full_world.commit_full(step=0.1)
+    full_world.publisher.wake()
+    await ends(full_world, number, VersionState.REJECTED)
+    assert (await full_world.ledger.version(number)).reason == "KL(v0 || v1) = 0.700 > 0.5"
+    assert (full_world.serving.current, full_world.engine.weight_version) == (0, 0)
+    assert (await full_world.ledger.counts())["dropped.gate_rejected"] == 1
+
+
+async def test_an_engine_that_came_back_empty_is_compared_with_no_version(
+    full_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the base, and not what the ledger says: the publisher waits until the engine is restored."""
+    monkeypatch.setattr("openclaw_rl.publishing.publisher.RETRY_S", 0.01)
+    full_world.engine.policy = Drifted(lost={1: 0.4, 2: 0.8})
+    await full_world.publisher.restore()
+    first = await full_world.commit_full()
+    full_world.publisher.wake()
+    await ends(full_world, first, VersionState.SERVING)
+    number = await full_world.commit_full()
+    full_world.engine.weight_version = 0  # it was restarted
+    full_world.publisher.wake()
+    async with asyncio.timeout(120):
+        while not any(told.startswith("publisher: failed") for told in full_world.health.problems()):
+            await asyncio.sleep(0.005)
+    assert await full_world.state(number) is VersionState.LOADING
+    await full_world.publisher.restore()
+    await ends(full_world, number, VersionState.SERVING)
+    assert full_world.publisher.last_gate is not None
+    assert full_world.publisher.last_gate.step_kl == pytest.approx(0.4)
 
 
 async def test_a_step_beyond_the_bound_is_never_pushed(full_world: World) -> None:
