@@ -36,9 +36,9 @@ from torch import Tensor
 
 from benchmarks.learning.experiment import Plan, Run, Trained, Variant, ask_as, chats
 from benchmarks.learning.fleet import Fleet
-from benchmarks.learning.preferences import PREFERENCES, Preference, topics
 from benchmarks.learning.subject import Subject, forced_log_probs
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.offline.personas import PREFERENCES, Preference, topics
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Ids, Sample, VersionRun

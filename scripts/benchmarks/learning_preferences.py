@@ -44,9 +44,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.learning.experiment import METHODS, Job, Plan, Run, Variant, shared_out, work
-from benchmarks.learning.preferences import PREFERENCES
 from benchmarks.learning.report import load, write_report
 from openclaw_rl.models import resolve
+from openclaw_rl.offline.personas import PREFERENCES
 from openclaw_rl.settings import ModelSettings
 
 PLANS = {
