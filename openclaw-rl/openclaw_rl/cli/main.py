@@ -16,7 +16,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.cli import control, ledger, render
+from openclaw_rl.cli import control, experiment, ledger, render
 from openclaw_rl.cli import doctor as doctor_module
 from openclaw_rl.cli.options import (
     ConfigOption,
@@ -50,6 +50,7 @@ _LONGEST_LINE = 120
 """Characters of a line of `openclaw-rl settings`."""
 app.add_typer(control.app)
 app.add_typer(ledger.app)
+app.add_typer(experiment.app, name="experiment")
 
 
 @app.command(short_help="Serve a model and train it on its chats.")
