@@ -4,7 +4,9 @@
 #   HF_CKPT          the policy, Hugging Face format (needed)     PRM_MODEL_PATH   the judge's model (default: HF_CKPT)
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
 #   CHECKPOINT_EVERY=20   updates, CHECKPOINT_MINUTES=30                            here and are resumed from here
-#   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS  ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
+#   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS/CP/PP  CP=1  PP=1
+#   OPTIMIZER=auto|gpu|cpu GPU_GB=80 TRAIN_PRECISION=bf16|fp8     ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
+#   ENGINE_PRECISION=bf16 (others are refused with the reason)
 #   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
@@ -43,7 +45,12 @@ arguments=(
   --actor-nodes "${ACTOR_NODES:-0}"
   --rollout-gpus "${ROLLOUT_GPUS:-2}"
   --prm-gpus "${PRM_GPUS:-2}"
-  --actor-tp "${TP:-${ACTOR_GPUS:-4}}"
+  --actor-cp "${CP:-1}"
+  --actor-pp "${PP:-1}"
+  --optimizer "${OPTIMIZER:-auto}"
+  --gpu-gb "${GPU_GB:-80}"
+  --train-precision "${TRAIN_PRECISION:-bf16}"
+  --engine-precision "${ENGINE_PRECISION:-bf16}"
   --engine-tp "${ENGINE_TP:-${ROLLOUT_GPUS:-2}}"
   --prm-tp "${PRM_TP:-${PRM_GPUS:-2}}"
   --batch-size "${BATCH_SIZE:-16}"
@@ -66,6 +73,7 @@ arguments=(
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
+[ -z "${TP:-}" ] || arguments+=(--actor-tp "$TP")
 [ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 from openclaw_opd.guidance import guided, guided_table
 from openclaw_opd.hindsight import Absent, Hindsight
-from openclaw_opd.hinted_prompt import hinted
 from openclaw_opd.hints import ANCHOR, Found
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.backoff import Backoff
@@ -29,6 +28,7 @@ from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3

@@ -3,10 +3,13 @@
 ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/   push/
 """
 
+import hashlib
+import hmac
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import orjson
 from pydantic import SecretStr
@@ -79,6 +82,58 @@ class DataDir:
             kept = secrets.token_urlsafe(32)
             write_private(path, kept.encode())
         return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """The content of `run/server.json`: the running server of a data directory, and how it proves to be that server."""
+
+    url: str
+    version: str
+    folder: str
+    """Identity of the data directory. A copy has the same file and another identity."""
+    proof_key: str = field(repr=False)
+    """Secret of this run. Another program on the port does not know it."""
+
+    @classmethod
+    def new(cls, data: DataDir, url: str, *, version: str, proof_key: str) -> Self:
+        return cls(url, version, _identity(data.root), proof_key)
+
+    @classmethod
+    def read(cls, data: DataDir) -> Self:
+        """Return the announcement of the server that runs in this directory.
+
+        Raises OSError without one, and SettingsError for a file that belongs to another directory or another release.
+        """
+        try:
+            found = orjson.loads(data.server_file.read_bytes())
+            announcement = cls(**{name: str(found[name]) for name in ("url", "version", "folder", "proof_key")})
+        except (KeyError, TypeError, ValueError) as error:
+            raise SettingsError(f"{data.server_file} is not of this release: restart the server") from error
+        if announcement.folder != _identity(data.root):
+            raise SettingsError(
+                f"{data.root} is a copy, or was moved: its {data.server_file.name} names the server of another"
+                f" directory, at {announcement.url}"
+            )
+        return announcement
+
+    def write(self, data: DataDir) -> None:
+        write_json(data.server_file, {name: getattr(self, name) for name in self.__slots__})
+
+    def proves(self, challenge: str, proof: str | None) -> bool:
+        """Return True if the proof shows that its sender knows the secret of this run."""
+        return hmac.compare_digest(proof_of(self.proof_key, challenge), proof or "")
+
+
+def proof_of(proof_key: str, challenge: str) -> str:
+    """Return HMAC-SHA256(proof_key, challenge), in hexadecimal digits."""
+    return hmac.new(proof_key.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+
+
+def _identity(folder: Path) -> str:
+    """Return the device and the inode: a copy differs in them, a bind mount of a container does not."""
+    found = folder.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -140,6 +140,8 @@ class LeaseReply(_Body):
 class LeaseRef(_Body):
     lease_id: str
     fence: int
+    begins_step: bool = False
+    """The optimizer steps next and cannot be undone: a deletion of a sample waits for the commit."""
 
 
 class Renewed(_Body):
@@ -219,6 +221,8 @@ class Failed(_Body):
     reason: str = Field(max_length=1000)
     has_ended: bool = False
     """The trainer's process ended; its launcher reports it. False: a step failed in a trainer that goes on."""
+    cannot_start: bool = False
+    """The process says that its next start would end like this one: a problem at once."""
 
 
 class Start(_Body):

@@ -51,7 +51,8 @@ async def chat(
             if answer.status_code != 200:
                 reply.error = f"{answer.status_code}: {(await answer.aread())[:300]!r}"
                 return reply
-            reply.weight_version = int(answer.headers["x-weight-version"])
+            if (version := answer.headers.get("x-weight-version")) is not None:  # a held chat begins without one
+                reply.weight_version = int(version)
             async for line in answer.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue

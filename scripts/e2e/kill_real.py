@@ -1,6 +1,7 @@
 """Check of the ledger under SIGKILL of real processes, while real chats run: server, embedded engine, LoRA trainer.
 
     scripts/e2e.sh kill_real FOLDER [--kills 18] [--seed 0] [--log scripts/benchmarks/results/kill_real.log]
+        [--practice] [any flag of `openclaw-rl serve`]
 
 SIGKILL comes at a random moment, every other time while a training step runs. This script restarts the server; the
 server restarts its children. After each kill the ledger is audited from its file alone, for a killed server before
@@ -8,6 +9,9 @@ another process opens it. Every reply that a client saw finish must be in it, wo
 twice. The serving weights must be those of their row. A kill of the engine or the trainer must not cut a chat: the
 server holds it until it can finish. At the end the last samples are trained and the newest version serves. The exit
 code is 1 if the audit has a finding.
+
+With `--practice` the method is OPD, and one person pauses between chats: kills come while practice samples, scores,
+waits, is trained and is published. No practice reply may be taken for a user's turn.
 """
 
 import argparse
@@ -32,6 +36,11 @@ from openclaw_rl.testing.ledger_audit import audit
 
 ANSWERS = ("No, that is wrong. Shorter please.", "Thanks, that is perfect!")
 STEP_WAIT_S, REST_S = 90.0, 300.0
+PRACTICE = (
+    *("--method", "opd", "--set", "practice.idle_s=0.5", "--set", "practice.replies=3"),
+    *("--set", "practice.max_tokens=8", "--set", "practice.max_updates=1000", "--set", "practice.patience=1000"),
+)
+"""Flags of a server that practises whenever nobody chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class Chats:
     cuts: list[tuple[float, float, str]] = field(default_factory=list)
     """Requests that did not finish: start, end, error."""
     stop: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = 0.0
+    """Between two sessions of one person."""
 
     def start(self, people: int) -> list[threading.Thread]:
         threads = [threading.Thread(target=self._chat, args=(person,), daemon=True) for person in range(people)]
@@ -67,6 +78,7 @@ class Chats:
             reply = self._until_answered(messages, session)
             answer = {"role": "user", "content": ANSWERS[number % 2]}
             self._until_answered([*messages, {"role": "assistant", "content": reply}, answer], session)
+            self.stop.wait(self.pause_s)
 
     def _until_answered(self, messages: list[dict[str, str]], session: str) -> str:
         while not self.stop.is_set():
@@ -131,7 +143,8 @@ class Campaign:
         self._say(
             f"{killed - self._started:6.1f} s: kill {number:2} {target:7} ({during:12}) whole again after"
             f" {back_s:5.1f} s, {len(self._chats.seen):4} replies finished, {len(self._chats.cuts):3} requests cut,"
-            f" {status['counts']['trained']:3} trained, version {status['serving']} serves, findings {found}"
+            f" {status['counts']['trained']:3} trained, version {status['serving']} serves,"
+            f" {status['counts'].get('practice', 0):3} practice replies, findings {found}"
         )
 
     def rest(self) -> None:
@@ -158,7 +171,7 @@ class Campaign:
 
     def _step_runs(self) -> bool:
         try:
-            self._server.wait_for("a step runs", lambda now: now["counts"]["leased"] > 0, STEP_WAIT_S)
+            self._server.wait_for("a step runs", lambda now: _leased(now["counts"]) > 0, STEP_WAIT_S)
         except TimeoutError:
             return False
         return True
@@ -188,22 +201,28 @@ class Campaign:
         ]
 
 
+def _leased(counts: Any) -> int:
+    return int(counts["leased"] + counts.get("practice.leased", 0))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=18)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--practice", action="store_true", help="OPD, and pauses in which it practises")
+    options, more = parser.parse_known_args()
     lines: list[str] = []
 
     def say(line: str) -> None:
         print(line, flush=True)
         lines.append(line)
 
-    with RunningServer(options.folder.absolute(), ["--batch-size", "2"]) as server:
-        chats = Chats(server)
-        people = chats.start(3)
+    flags = ["--batch-size", "4", *PRACTICE] if options.practice else ["--batch-size", "2"]
+    with RunningServer(options.folder.absolute(), [*flags, *more]) as server:
+        chats = Chats(server, pause_s=10.0 if options.practice else 0.0)
+        people = chats.start(1 if options.practice else 3)
         campaign = Campaign(server, chats, random.Random(options.seed), say)
         for number in range(1, options.kills + 1):
             campaign.kill(number, ("server", "engine", "trainer")[number % 3])

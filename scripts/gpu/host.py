@@ -85,6 +85,8 @@ class NodeHost:
     gpus: int = 2
     ends_at: float = float("inf")
     """End of the stage's time, on the monotonic clock."""
+    kills: tuple[str, ...] = ()
+    """Processes that the stage `kills` kills; empty: all."""
 
     @property
     def device(self) -> str:

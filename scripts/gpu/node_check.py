@@ -17,7 +17,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from gpu import models, node_load, node_run, node_script, node_weights
+from gpu import models, node_kills, node_load, node_run, node_scoring, node_script, node_weights
 from gpu.engine_process import EngineProcess
 from gpu.host import LAYOUTS, NodeHost
 from gpu.node_processes import Engine, stop_prm
@@ -141,6 +141,8 @@ STAGES = table(
     Stage("combine", 200, combine, "the same with hints and verdicts; then Ray's head is killed in a step", min_s=70),
     Stage("opd", 200, opd, "the same with on-policy distillation; then the trainer is stopped", min_s=70),
     Stage("script", 560, node_script.run, "a launch script as a user starts it (1 or 4 GPUs); `stop` first", min_s=150),
+    Stage("kills", 570, node_kills.run, "the launch script on one card; each process is killed in turn", min_s=150),
+    Stage("scoring", 150, node_scoring.run, "score a reply of 8,192 tokens: memory, slices, logits in chunks, fp8"),
     Stage("engine_kill", 240, engine_kill, "two updates; then the policy's SGLang is killed and restarted", min_s=150),
     Stage("recorded", 60, node_load.recorded, "recorded log-probs against plain passes under Megatron's exports"),
     Stage("weights", 40, node_weights.run, "the engine's tensors after the pushes against Megatron's exports"),
@@ -155,6 +157,7 @@ def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, STAGES)
     own.add_argument("--gpus", type=int, choices=tuple(LAYOUTS), default=2, help=GPUS)
     own.add_argument("--budget-s", type=float, default=3600.0, help="time limit of all stages together")
+    own.add_argument("--kills", nargs="+", default=(), choices=node_kills.NAMES, help="only these in `kills`")
     own.add_argument("--go-on", action="store_true", help="run `combine` and `opd` even if `binary` failed")
     return own
 
@@ -167,6 +170,7 @@ def main() -> int:
         is_tiny=options.tiny,
         streams=options.streams,
         gpus=options.gpus,
+        kills=tuple(options.kills),
     )
     results: dict[str, bool | str] = {}
     end = time.monotonic() + options.budget_s

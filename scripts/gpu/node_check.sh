@@ -18,6 +18,9 @@
 # A launch script itself (no other process of the check may run), with the 4B's shape on four GPUs, the 0.6B's on one:
 #   node_check.sh --gpus 4 stop=30 script=540
 #   node_check.sh --gpus 1 stop=30 script=400
+# The same script while one process after the other is killed, about 10 minutes, on one GPU:
+#   node_check.sh --gpus 1 --streams 16 kills=570
+#   node_check.sh --gpus 1 --streams 16 kills=320 --kills engine
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1. The copy of slime in WORK loses that line, so that a host with NumPy 2 can run it.

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -77,6 +77,10 @@ def _start_engine(host: NodeHost, port: int) -> EngineProcess:
 VOTE = r"\\boxed\{(1|-1)\}"
 HINTS = "Say the most important thing first|Name one example that everybody knows|Leave out what is obvious"
 HINT = rf"(\\boxed\{{-1\}}|\\boxed\{{1\}}\n\[HINT_START\]({HINTS})\[HINT_END\])"
+THOUGHT_TOKENS = 3000
+LONG_HINT_SAYS = "Say only what three thousand thoughts left over"
+LONG_HINT = rf"<think>[0-9]{{{THOUGHT_TOKENS}}}</think>\n\\boxed\{{1\}}\n\[HINT_START\]{LONG_HINT_SAYS}\[HINT_END\]"
+"""A hint behind a long thought: in the check's tokenizer each digit is a token."""
 MOST_TOKENS = 128
 """Enough where the engine samples a constrained answer character by character."""
 PRM_ARGS = (
@@ -120,6 +124,19 @@ class Votes:
     url: str
     """OpenAI-compatible URL of the passthrough, for `judge.url`."""
     answers: Counter[str] = field(default_factory=Counter)
+    long_hints: list[dict[str, Any]] = field(default_factory=list)
+    """Figures of each answer that was given a long thought."""
+    _still_long: deque[None] = field(default_factory=deque)
+
+    def think_long(self, hints: int) -> None:
+        """Give the next hints a long thought, within the token budget that our server asked for."""
+        self._still_long.extend([None] * hints)
+
+    def takes_long(self) -> bool:
+        with suppress(IndexError):
+            self._still_long.pop()
+            return True
+        return False
 
 
 class _Passthrough(ThreadingHTTPServer):
@@ -142,10 +159,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        form = HINT if HINT_START in json.dumps(body["messages"]) else VOTE
-        reply = self.server.client.post(self.path, json=body | {"regex": form, "max_tokens": MOST_TOKENS})
-        self.server.votes.answers[_content_of(reply)] += 1
+        votes, is_hint = self.server.votes, HINT_START in json.dumps(body["messages"])
+        if is_hint and votes.takes_long():
+            reply = self._think_long(body)
+        else:
+            form = {"regex": HINT if is_hint else VOTE, "max_tokens": MOST_TOKENS}
+            reply = self.server.client.post(self.path, json=body | form)
+            votes.answers[_content_of(reply)] += 1
         self._answer(reply)
+
+    def _think_long(self, body: dict[str, Any]) -> httpx.Response:
+        began = time.monotonic()
+        reply = self.server.client.post(self.path, json=body | {"regex": LONG_HINT})
+        figures: dict[str, Any] = {"budget": body["max_tokens"], "s": round(time.monotonic() - began, 1)}
+        if reply.is_success:
+            (choice,), usage = reply.json()["choices"], reply.json().get("usage") or {}
+            text = str(choice["message"]["content"])
+            figures |= {"finish": choice["finish_reason"], "tokens": usage.get("completion_tokens")}
+            figures |= {"thought characters": text.find("</think>") - len("<think>"), "ends": text[-60:]}
+        else:
+            figures["refused"] = f"{reply.status_code}: {reply.text[:300]}"
+        self.server.votes.long_hints.append(figures)
+        return reply
 
     def _answer(self, reply: httpx.Response) -> None:
         self.send_response(reply.status_code)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,10 +132,10 @@ def run(host: NodeHost) -> dict[str, Any]:
     cards = Cards()
     cards.watch()
     with voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
-        script = _start(host, checkpoint, votes.url)
+        script = start(host, checkpoint, votes.url)
         started = []
         try:
-            _come_up(script, figures["start-up s"], end)
+            come_up(script, figures["start-up s"], end)
             started = script.below()
             load = Load(script.url, host.streams)
             load.start()
@@ -152,7 +152,7 @@ def run(host: NodeHost) -> dict[str, Any]:
         except (RuntimeError, TimeoutError, OSError, httpx.HTTPError) as error:
             figures["failed"] = repr(error)[:500]
             started = started or (script.below() if script.process.poll() is None else [])
-        figures |= _stop(script, started, END_S[host.gpus] - 20)
+        figures |= stop(script, started, END_S[host.gpus] - 20)
         cards.stop()
         figures["most memory of a card MiB"] = cards.most
         figures["the judge said"] = dict(votes.answers)
@@ -162,9 +162,18 @@ def run(host: NodeHost) -> dict[str, Any]:
     return figures | {"findings": _findings(figures)}
 
 
-def _start(host: NodeHost, checkpoint: Path, judge_url: str) -> Script:
-    data_dir, log = host.work / "script-data", host.out / "script.log"
-    variables = {
+def start(
+    host: NodeHost,
+    checkpoint: Path,
+    judge_url: str,
+    *,
+    name: str = "script",
+    variables: Mapping[str, str] | None = None,
+    settings: Sequence[str] = SETTINGS,
+) -> Script:
+    """Start the script. name: begins the names of its data directory and its log. variables: more of the script's."""
+    data_dir, log = host.work / f"{name}-data", host.out / f"{name}.log"
+    given = {
         "HF_CKPT": str(checkpoint),
         "SAVE_CKPT": str(data_dir),
         **CARDS[host.gpus],
@@ -175,10 +184,11 @@ def _start(host: NodeHost, checkpoint: Path, judge_url: str) -> Script:
         "PYTHON": host.slime_python,
         "SERVER_PYTHON": host.ours_python,
         "ENGINE_PYTHON": host.engine_python,
+        **(variables or {}),
     }
     flags = [
         "--no-transformer-engine",
-        *(word for setting in SETTINGS for word in ("--set", setting)),
+        *(word for setting in settings for word in ("--set", setting)),
     ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
     flags += ["--set", f"engine.args={engine}"]
@@ -189,7 +199,7 @@ def _start(host: NodeHost, checkpoint: Path, judge_url: str) -> Script:
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
-            env=host.environ | variables,
+            env=host.environ | given,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -198,12 +208,17 @@ def _start(host: NodeHost, checkpoint: Path, judge_url: str) -> Script:
     return Script(process, data_dir, log, time.monotonic())
 
 
-def _come_up(script: Script, took: dict[str, float], end: float) -> None:
+def come_up(
+    script: Script, took: dict[str, float], end: float, *, on_server: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until the driver serves. took: gets the seconds of each part. on_server: called when chats can begin."""
+
     def prm_answers() -> bool:
         return httpx.get(f"http://127.0.0.1:{PRM_PORT}/model_info", timeout=5).is_success
 
     took["judge"] = script.wait("the judge answers", prm_answers, end)
     took["server"] = script.wait("the server answers", (script.data_dir / "run" / "server.json").is_file, end)
+    on_server()
 
     def driver_serves() -> bool:
         if script.log.read_text(errors="replace").count("[launch] driver ended") >= GIVE_UP:
@@ -236,7 +251,7 @@ def _learn(script: Script, load: Load, end: float) -> dict[str, Any]:
     }
 
 
-def _stop(script: Script, started: list[psutil.Process], grace_s: float) -> dict[str, Any]:
+def stop(script: Script, started: list[psutil.Process], grace_s: float) -> dict[str, Any]:
     """End the script as Ctrl-C does; report the processes that it left behind, then kill them."""
     asked = time.monotonic()
     if script.process.poll() is None:

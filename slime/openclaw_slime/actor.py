@@ -8,14 +8,20 @@ slime gets the class by its own argument (`create_training_models(..., actor_cls
 import secrets
 from typing import Any
 
+import torch
 from megatron.core import mpu
 from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 from slime.backends.megatron_utils.update_weight.update_weight_from_distributed import UpdateWeightFromDistributed
+from slime.utils.distributed_utils import get_gloo_group
 
+from openclaw_rl.trainer_protocol import LeaseRef
+from openclaw_rl.trainers.client import TrainerClient
 from openclaw_slime import heartbeat, megatron_fixes
+from openclaw_slime.lease_guard import LeaseGuard, is_over_for_all
 from openclaw_slime.megatron_fixes import use_group_step_adam
 from openclaw_slime.node import NodeConfig, without_ours
 from openclaw_slime.outcome import RankShare
+from openclaw_slime.rollout import lease_of
 from openclaw_slime.rows import Row, row_of, share_of
 
 
@@ -45,6 +51,9 @@ class PolicyActor(MegatronTrainRayActor):
         start = super().init(*args, **kwargs)
         megatron_fixes.set_factor(self.args, self.model)
         megatron_fixes.use_given_rates(self.args, self.optimizer, self.opt_param_scheduler)
+        config = NodeConfig.of(self.args)
+        self._client = TrainerClient(config.url, config.token.get_secret_value())
+        self._guard = LeaseGuard(self.optimizer, self._is_over)
         if type(self.weight_updater) is UpdateWeightFromDistributed:
             self.weight_updater.__class__ = NamedUpdates
         return start
@@ -55,11 +64,17 @@ class PolicyActor(MegatronTrainRayActor):
         self._rows = []
         before = self.opt_param_scheduler.num_steps
         super().train(rollout_id, rollout_data_ref, external_data=external_data)
-        share = share_of(self._rows, stepped=self.opt_param_scheduler.num_steps > before, counts=_counts())
+        share = share_of(
+            self._rows,
+            stepped=self.opt_param_scheduler.num_steps > before,
+            counts=_counts(),
+            is_lease_over=self._guard.has_left_out,
+        )
         self._rows = []
         return share
 
     def train_actor(self, rollout_id: int, rollout_data: dict[str, Any], external_data: Any = None) -> None:
+        self._guard.watch(lease_of(rollout_id, rollout_data))
         super().train_actor(rollout_id, rollout_data, external_data=external_data)
         self._rows = [row_of(tensor) for tensor in rollout_data.get("advantages", ())]
 
@@ -71,6 +86,10 @@ class PolicyActor(MegatronTrainRayActor):
         """Set the ledger's number for the next push."""
         # slime counts its own pushes, and adds one before it sends.
         self.weight_updater.weight_version = weight_version - 1
+
+    def _is_over(self, lease: LeaseRef) -> bool:
+        torch.cuda.synchronize()  # the gradients: the answer must be the newest when the optimizer begins
+        return is_over_for_all(self._client, lease, get_gloo_group())
 
 
 def _counts() -> bool:

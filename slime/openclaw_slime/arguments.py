@@ -17,6 +17,7 @@ from typing import Any
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import installed_methods
 from openclaw_slime.layout import Layout
+from openclaw_slime.memory import CARD_GB
 
 QWEN3_4B: Mapping[str, Any] = {
     "model_type": "qwen3",
@@ -64,6 +65,11 @@ def model_arguments(config: Mapping[str, Any]) -> list[str]:
     kind = config.get("model_type")
     if kind not in _KINDS:
         raise SettingsError(f"HF_CKPT: architecture {kind!r} is not one of {', '.join(_KINDS)}")
+    if quantised := config.get("quantization_config"):
+        raise SettingsError(
+            f"HF_CKPT: its weights are quantised ({quantised.get('quant_method')}). Megatron starts from them, and "
+            "slime reads unquantised tensors only: use the checkpoint in bfloat16"
+        )
     # Qwen3.5 has a vision part beside the text model; slime trains and sends the text model.
     config = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **(config.get("text_config") or config)}
     heads = config["num_attention_heads"]
@@ -135,6 +141,9 @@ HOOKS: Mapping[str, str] = {
     "--custom-loss-function-path": "openclaw_slime.losses.policy_loss",
 }
 PUSHES = ("nccl", "disk")
+PRECISIONS = ("bf16", "fp8")
+FP8_BLOCK = 128
+"""Side of the blocks that share a scale; Transformer Engine cuts no smaller one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,11 @@ class NodeOptions:
     """The server's `sampling.temperature`. The reference is measured at it, so a KL term needs the same."""
     push: str = "nccl"
     """Way of the weights to the engine: `nccl` from GPU to GPU, or `disk` by files that both sides see."""
-    optimizer_on_cpu: bool = True
+    optimizer_on_cpu: bool = False
+    card_gb: float = CARD_GB
+    """Memory of a GPU that trains, for the estimate (`memory`)."""
+    precision: str = "bf16"
+    """Of the matrix products in training; `fp8`: in blocks, of weights that stay bfloat16."""
     has_transformer_engine: bool = True
     """False: our layer spec replaces Transformer Engine's, with fusions off."""
 
@@ -182,7 +195,11 @@ class NodeOptions:
                 "the optimizer's state on the CPU needs Transformer Engine; keep it on the GPUs without"
             )
         if not self.has_transformer_engine and self.layout.context_parallel > 1:
-            raise SettingsError("CONTEXT_PARALLEL > 1 needs Transformer Engine: our own layer spec has none")
+            raise SettingsError("CP > 1 needs Transformer Engine: our own layer spec has no context parallelism")
+        if self.precision not in PRECISIONS:
+            raise SettingsError(f"TRAIN_PRECISION {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        if self.precision == "fp8" and not self.has_transformer_engine:
+            raise SettingsError("TRAIN_PRECISION fp8 needs Transformer Engine: it has the fp8 matrix products")
 
 
 def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str]:
@@ -195,6 +212,7 @@ def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str
         raise SettingsError(
             f"HF_CKPT: {config['model_type']} needs Transformer Engine: our own layers have no such part"
         )
+    _check_shape(options, {**config, **(config.get("text_config") or {})})
     groups: list[list[object]] = [
         ["--hf-checkpoint", options.hf_checkpoint, "--ref-load", options.ref_load or options.hf_checkpoint],
         list(model_arguments(config)),
@@ -208,12 +226,39 @@ def slime_arguments(options: NodeOptions, config: Mapping[str, Any]) -> list[str
     return [str(argument) for group in groups for argument in group]
 
 
+def _check_shape(options: NodeOptions, config: Mapping[str, Any]) -> None:
+    """Check that Megatron can cut the model as the layout says. Raises SettingsError in the variables' names."""
+    layout = options.layout
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    cut = {
+        f"{heads} attention heads": heads,
+        # slime reads each rank's part of them back as whole heads.
+        f"{config.get('num_key_value_heads', heads)} key and value heads": config.get("num_key_value_heads", heads),
+        f"{width} units of a layer": width,
+    }
+    for what, count in cut.items():
+        if count % layout.actor_tp:
+            raise SettingsError(f"TP {layout.actor_tp} does not divide the model's {what}")
+    if config["num_hidden_layers"] % layout.pipeline_parallel:
+        raise SettingsError(f"PP {layout.pipeline_parallel} does not divide the {config['num_hidden_layers']} layers")
+    if options.precision == "fp8":
+        if config.get("model_type") != "qwen3":
+            raise SettingsError(f"TRAIN_PRECISION fp8 is mapped for qwen3 alone, not for {config.get('model_type')}")
+        head = config.get("head_dim") or hidden // heads
+        sides = {"hidden size": hidden, "attention": heads * head // layout.actor_tp, "layer": width // layout.actor_tp}
+        for what, side in sides.items():
+            if side % FP8_BLOCK:
+                raise SettingsError(f"TRAIN_PRECISION fp8: the {what} of a rank is {side}, no multiple of {FP8_BLOCK}")
+
+
 def _layout(layout: Layout) -> list[object]:
     # slime does not see the engines' GPUs: the driver sees the actor's only.
     group: list[object] = ["--actor-num-nodes", max(1, layout.actor_nodes)]
     group += ["--actor-num-gpus-per-node", layout.actor_gpus]
     group += ["--num-gpus-per-node", layout.actor_gpus, "--rollout-num-gpus-per-engine", layout.engine_tp]
-    group += ["--tensor-model-parallel-size", layout.actor_tp, "--pipeline-model-parallel-size", 1]
+    group += ["--tensor-model-parallel-size", layout.actor_tp]
+    group += ["--pipeline-model-parallel-size", layout.pipeline_parallel]
     group += ["--context-parallel-size", layout.context_parallel]
     if layout.actor_tp > 1:
         group.append("--sequence-parallel")
@@ -271,6 +316,9 @@ def _memory(options: NodeOptions) -> list[object]:
     ]
     group += ["--log-probs-chunk-size", 1024, "--attention-dropout", 0.0, "--hidden-dropout", 0.0]
     group += ["--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32"]
+    if options.precision == "fp8":
+        # Without --fp8-param-gather: it does not go with the optimizer on the CPU, and slime's export reads bfloat16.
+        group += ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]
     if options.has_transformer_engine:
         return [*group, "--attention-backend", "flash"]
     group += ["--transformer-impl", "local", "--spec", "openclaw_slime.spec", "get_spec"]

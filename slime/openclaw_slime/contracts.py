@@ -24,6 +24,7 @@ MODEL = "slime/backends/megatron_utils/model.py"
 LOSS = "slime/backends/megatron_utils/loss.py"
 DATA = "slime/backends/megatron_utils/data.py"
 CONTEXT_PARALLEL = "slime/backends/megatron_utils/cp_utils.py"
+GROUPS = "slime/utils/distributed_utils.py"
 NCCL_PUSH = "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py"
 
 
@@ -70,6 +71,7 @@ CALLS = (
     Call(ACTOR, "MegatronTrainRayActor.train", ("self", "rollout_id", "rollout_data_ref"), ("external_data",)),
     Call(ACTOR, "MegatronTrainRayActor.train_actor", ("self", "rollout_id", "rollout_data"), ("external_data",)),
     Call(ACTOR, "MegatronTrainRayActor.save_model", ("self", "rollout_id"), ("force_sync",)),
+    Call(GROUPS, "get_gloo_group"),
     Call(CONTEXT_PARALLEL, "slice_log_prob_with_cp", ("log_prob", "total_length", "response_length")),
     Call(
         LOSS,
@@ -87,6 +89,12 @@ LINES = (
     ),
     Line(DATA, "DataIterator.get_next", "[vals[i] for i in indices]", "credit and top-k may not reach the loss"),
     Line(LOSS, "loss_function", "func(args, batch, logits, sum_of_sample_mean)", "our loss may not be the one"),
+    Line(
+        MODEL,
+        "train_one_step",
+        "found_inf_flag = optimizer.prepare_grads()",
+        "a lease that ends in a step costs a start of the driver",
+    ),
     Line(MODEL, "train_one_step", "if valid_step:", "a step that is not finite may move the weights"),
     Line(
         MODEL,
@@ -204,6 +212,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "slime/ray/placement_group.py": "3c5064102ea3",
         "slime/observability/logging_utils.py": "30ba0ccefdee",
         "slime/utils/arguments.py": "434f78ffce78",
+        "slime/utils/distributed_utils.py": "ee95a4775ece",
         "slime/backends/megatron_utils/actor.py": "fba3c8d92c61",
         "slime/backends/megatron_utils/model.py": "f413ab3d486a",
         "slime/backends/megatron_utils/loss.py": "f3a0f85db2d5",

@@ -4,7 +4,8 @@
 
 The driver names its whole checkpoints to the server, which answers with the tip. It starts slime's parts with the tip,
 and runs the loop over them (`loop`). Exit 75: the driver is to be started again, from the newest durable version; a
-start, step or checkpoint that hangs ends so too. Exit 2: it cannot start. `launch` starts it again.
+start, step or checkpoint that hangs ends so too. Exit 2: no start can work until a person has changed a setting or the
+environment. `launch` starts it again after either, and tells the server.
 """
 
 import argparse

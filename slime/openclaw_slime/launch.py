@@ -22,15 +22,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.sglang.launch import look
+from openclaw_rl.engines.sglang.launch import ENVIRON, look
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
-from openclaw_rl.settings import installed_methods, settings_class
-from openclaw_slime.arguments import PUSHES, QWEN3_4B, NodeOptions, read_config, slime_arguments
+from openclaw_rl.settings import settings_class
+from openclaw_slime.arguments import QWEN3_4B, NodeOptions, read_config, slime_arguments
+from openclaw_slime.command_line import PRM_PORT, launch_parser
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
+from openclaw_slime.memory import SHARE, ActorMemory, actor_memory
 from openclaw_slime.node_settings import (
-    DATA_DIR,
     DRIFT_KL,
     ServerOptions,
     kept_checkpoints,
@@ -38,9 +39,14 @@ from openclaw_slime.node_settings import (
     server_values,
     under_settings,
 )
-from openclaw_slime.processes import Command, is_free, run
+from openclaw_slime.processes import Command, DoesNotStart, is_free, run
 
-PRM_PORT = 30001
+PRM_STARTS = 3
+"""First starts of the PRM, each on another port: a port can be taken, or refused by SGLang, after it was chosen."""
+WHY_NO_QUANTISED_ENGINE = (
+    "the engine serves bfloat16. slime quantises the weights that it sends only if HF_CKPT itself is quantised. Its "
+    "loader can then read neither HF_CKPT nor a version's export; int4 also needs a call of slime's patched SGLang"
+)
 IMPORT_S = 180.0
 """Longest import of the server, from a cold disk too."""
 PRM_FLAGS = ("--host", "--port", "--model-path")
@@ -88,11 +94,13 @@ class Plan:
     prm: Command | None
     server: Command
     driver: Command
+    memory: str = ""
+    """Estimate of an actor GPU's memory, for people."""
     notes: tuple[str, ...] = ()
     """Facts that the user should know before the start."""
 
     def text(self) -> str:
-        parts = ["layout", self.layout.table()]
+        parts = ["layout", self.layout.table(), *([self.memory] if self.memory else [])]
         for command in (self.prm, self.server, self.driver):
             if command is not None:
                 parts += ["", command.name, _lines(command)]
@@ -109,15 +117,15 @@ def make_plan(
     prm_checkpoint: str | None,
 ) -> Plan:
     """Return the plan of a launch. Raises SettingsError if it cannot work. Reads only the checkpoint's config."""
-    checkpoint, layout = Path(options.hf_checkpoint), options.layout
-    config = read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
+    layout, config = options.layout, _config_of(options)
+    memory = actor_memory(config, layout, options.max_tokens_per_gpu)
     needs_judge = server.judge == "llm"
     if needs_judge and not layout.prm_gpus and server.judge_url is None:
         raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
     if layout.actor_nodes and training.ray_address is None:
         raise SettingsError(f"ACTOR_NODES {layout.actor_nodes} needs RAY_ADDRESS: the cluster those nodes belong to")
     if server.top_k and layout.context_parallel > 1:
-        raise SettingsError("TOP_K needs CONTEXT_PARALLEL=1: a top-k is not cut over ranks")
+        raise SettingsError("TOP_K needs CP=1: a top-k is not cut over ranks")
     if server.top_k and "top_k" not in settings_class(options.method).model_fields:
         raise SettingsError(f"TOP_K is for methods that distil: {options.method} has no top-k")
     prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
@@ -129,11 +137,41 @@ def make_plan(
         prm,
         _server(server, pythons, values, layout),
         _driver(under_settings(options, values), server, pythons, training, config),
-        _notes(options, server),
+        memory.line(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu),
+        (*_drift_notes(options, server), *_memory_notes(options, memory)),
     )
 
 
-def _notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
+def _config_of(options: NodeOptions) -> Mapping[str, Any]:
+    checkpoint = Path(options.hf_checkpoint)
+    return read_config(checkpoint) if checkpoint.is_dir() else QWEN3_4B
+
+
+def _place_optimizer(options: NodeOptions, place: str) -> NodeOptions:
+    """Return the options with the optimizer's state on the GPUs or on the CPU. Raises SettingsError."""
+    # Parts that share a card are a check of small models; the estimate knows one part.
+    memory = actor_memory(_config_of(options), options.layout, options.max_tokens_per_gpu)
+    fits = options.layout.is_shared or memory.fits(options.card_gb, optimizer_on_cpu=False)
+    on_cpu = place == "cpu" or (place == "auto" and not fits)
+    if on_cpu and not options.has_transformer_engine and place == "auto":
+        estimate = memory.line(options.card_gb, optimizer_on_cpu=False).strip()
+        raise SettingsError(
+            f"the optimizer's state does not fit ({estimate}), and on the CPU it needs Transformer Engine. Set more "
+            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB; OPTIMIZER=gpu tries it all the same"
+        )
+    return replace(options, optimizer_on_cpu=on_cpu)
+
+
+def _memory_notes(options: NodeOptions, memory: ActorMemory) -> tuple[str, ...]:
+    notes = []
+    if not options.layout.is_shared and not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu):
+        notes.append(f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB")
+    if options.optimizer_on_cpu:
+        notes.append("the optimizer's state on the CPU has never run here; OPTIMIZER=gpu is what our runs used")
+    return tuple(notes)
+
+
+def _drift_notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
     if not moves_with_policy(options.method, server):
         return ()
     return (
@@ -165,7 +203,7 @@ def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: st
     arguments = ["--model-path", checkpoint, "--host", "127.0.0.1", "--port", str(server.prm_port)]
     arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
     arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}", *server.prm_args]
-    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), **ENVIRON}
     return Command(
         "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint
     )
@@ -191,76 +229,18 @@ def _lines(command: Command) -> str:
     return " \\\n".join(variables + [words[0]] + ["    " + line for line in words[1:]])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m openclaw_slime.launch",
-        description="Train on a node of GPUs: Megatron through slime, SGLang engines, our server in front.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--method", required=True, choices=sorted(installed_methods()), help="what is learned from")
-    add("--hf-checkpoint", required=True, help="folder of the policy in Hugging Face format (HF_CKPT)")
-    add("--ref-load", help="reference weights; the checkpoint when unset (REF_LOAD)")
-    add("--data-dir", default=DATA_DIR, help="ledger, versions and checkpoints; resumed from here (SAVE_CKPT)")
-    add("--checkpoint-every", type=int, default=20, help="updates between two checkpoints")
-    add("--checkpoint-minutes", type=float, default=30.0, help="of an update that is on no disk, at most")
-    add("--prm-checkpoint", help="the judge's model; the policy's checkpoint when unset (PRM_MODEL_PATH)")
-    for name, default, what in (
-        ("num", 8, "GPUs of the node"),
-        ("actor", 4, "GPUs that train, of each node that does"),
-        ("rollout", 2, "GPUs that serve the policy"),
-        ("prm", 2, "GPUs of the judge; 0: one elsewhere, --prm-url"),
-    ):
-        add(f"--{name}-gpus", type=int, default=default, help=what)
-    add("--actor-nodes", type=int, default=0, help="other nodes that train, while all of this one serves")
-    add("--actor-tp", type=int, default=4, help="tensor-parallel size of Megatron (TP)")
-    add("--engine-tp", type=int, default=2, help="GPUs of one policy engine")
-    add("--prm-tp", type=int, default=2, help="GPUs of one PRM engine")
-    add("--batch-size", type=int, default=16, help="samples of one update")
-    add("--learning-rate", type=float, default=1e-5)
-    drift = f"weight of the KL to the reference; unset: 0, or {DRIFT_KL} where the policy is its own teacher (KL_COEF)"
-    add("--kl-coef", type=float, help=drift)
-    add("--temperature", type=float, default=0.6, help="of chats that name none (TEMPERATURE)")
-    add("--max-new-tokens", type=int, default=8192, help="of a chat that names no limit (MAX_NEW_TOKENS)")
-    add("--max-tokens-per-gpu", type=int, default=32768, help="token budget of one micro-batch")
-    add("--mem-fraction-static", type=float, default=0.85, help="share of a serving GPU for weights and KV cache")
-    add("--context-length", type=int, default=32768)
-    add("--host", default="127.0.0.1", help="anything but loopback needs a chat key (SGLANG_API_KEY)")
-    add("--port", type=int, default=30000)
-    add("--served-model-name")
-    add("--tool-call-parser", default="qwen25")
-    add("--reasoning-parser", default="qwen3")
-    add("--judge", choices=("llm", "rules"), default="llm", help="rules: no model judges; hints are users' own words")
-    add("--prm-url", help="base URL of an OpenAI-compatible judge elsewhere (PRM_URL)")
-    add("--prm-port", type=int, help=f"of the PRM that is started here; unset: {PRM_PORT}, or a free one (PRM_PORT)")
-    add("--prm-args", default="", help="more words for the PRM's SGLang, quoted as for a shell (PRM_ARGS)")
-    add("--prm-votes", type=int, default=3, help="judge samples per turn (PRM_M)")
-    add("--prm-temperature", type=float, default=0.6)
-    add("--prm-max-new-tokens", type=int, default=4096)
-    add("--top-k", type=int, default=0, help="distil over the teacher's top k; 0: over the sampled tokens")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
-    add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
-    add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
-    add("--optimizer-on-gpu", action="store_true", help="keep the optimizer's state on the GPUs")
-    add(
-        "--no-transformer-engine",
-        action="store_true",
-        help="for hosts without it: our own layer spec, and the optimizer on the GPU",
-    )
-    add("--ray-address", help="a running Ray cluster; a local Ray when unset")
-    add("--server-python", help="interpreter of the server's environment; this one when unset")
-    add("--engine-python", help="interpreter of SGLang's environment; this one when unset")
-    add("--dry-run", action="store_true", help="print the layout and every argv, start nothing")
-    return parser
-
-
-def _plan_of(given: argparse.Namespace) -> Plan:
+def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
+    """Return the plan of a command line. redraw_port: the PRM gets a free port that no plan had."""
+    if given.engine_precision != "bf16":
+        raise SettingsError(f"ENGINE_PRECISION {given.engine_precision}: {WHY_NO_QUANTISED_ENGINE}")
     layout = Layout(
         given.num_gpus,
         given.actor_gpus,
         given.rollout_gpus,
         given.prm_gpus,
-        actor_tp=given.actor_tp,
+        actor_tp=_actor_tp(given),
+        context_parallel=given.actor_cp,
+        pipeline_parallel=given.actor_pp,
         engine_tp=given.engine_tp,
         prm_tp=given.prm_tp,
         actor_nodes=given.actor_nodes,
@@ -279,7 +259,7 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         judge_temperature=given.prm_temperature,
         judge_max_new_tokens=given.prm_max_new_tokens,
         judge_url=given.prm_url,
-        prm_port=_prm_port(given),
+        prm_port=free_port() if redraw_port else _prm_port(given),
         prm_args=_prm_args(given.prm_args),
         prm_holds_base=given.prm_gpus > 0 and _is_one(given.prm_checkpoint, given.hf_checkpoint),
         mem_fraction_static=given.mem_fraction_static,
@@ -301,14 +281,23 @@ def _plan_of(given: argparse.Namespace) -> Plan:
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
         push=given.push,
-        # Megatron's offload asks for Transformer Engine's version, and fails where there is none.
-        optimizer_on_cpu=not (given.optimizer_on_gpu or given.no_transformer_engine),
+        precision=given.train_precision,
+        card_gb=given.gpu_gb,
         has_transformer_engine=not given.no_transformer_engine,
     )
     python = "python3" if given.dry_run else sys.executable
     pythons = Pythons(python, given.server_python or python, given.engine_python or python)
     training = Training(given.checkpoint_every, given.checkpoint_minutes, ray_address=given.ray_address)
+    node = _place_optimizer(node, given.optimizer)
     return make_plan(node, server, pythons, training, prm_checkpoint=given.prm_checkpoint)
+
+
+def _actor_tp(given: argparse.Namespace) -> int:
+    """Return Megatron's tensor-parallel size: the given one, else the GPUs of a node that CP and PP leave."""
+    if given.actor_tp is not None:
+        return int(given.actor_tp)
+    others = given.actor_cp * given.actor_pp
+    return max(1, given.actor_gpus // others) if others > 0 else 1  # the layout refuses the others
 
 
 def _is_one(judge: str | None, policy: str) -> bool:
@@ -364,13 +353,26 @@ def _check_interpreters(plan: Plan) -> None:
         look(plan.prm.python)
 
 
+def _run(plan: Plan, given: argparse.Namespace) -> int:
+    """Run the plan. A PRM that does not start gets another port, unless the user chose it. Raises SettingsError."""
+    for _ in range(PRM_STARTS - 1):
+        try:
+            return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
+        except DoesNotStart as error:
+            if error.command is not plan.prm or given.prm_port is not None:
+                raise
+            plan = _plan_of(given, redraw_port=True)
+            _warn(f"{error}; again on another port")
+    return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
+
+
 def _warn(difference: str) -> None:
     sys.stderr.write(f"warning: {difference}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or Ctrl-C, then stop the started processes only. Return 2 if the plan cannot work."""
-    given = _parser().parse_args(argv)
+    given = launch_parser().parse_args(argv)
     try:
         plan = _plan_of(given)
         if not given.dry_run:
@@ -380,7 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # The processes check too, but only after minutes of loading models.
             check_start(os.environ, _warn)
             _check_interpreters(plan)
-            return run(plan.prm, plan.server, plan.driver, data_dir=Path(plan.data_dir).expanduser())
+            return _run(plan, given)
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

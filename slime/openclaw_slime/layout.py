@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from openclaw_rl.errors import SettingsError
 
+VARIABLES = {"actor_tp": "TP", "context_parallel": "CP", "pipeline_parallel": "PP"}
+"""Fields whose variable in the launch scripts has another name."""
+SLIMES_LENGTH = 4096
+"""Sequence length that slime gives Megatron. No batch has it, but Megatron wants it to split over CP."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -23,6 +28,9 @@ class Layout:
     actor_tp: int = 4
     """Tensor-parallel size of Megatron; the rest of the actor's GPUs is data parallel."""
     context_parallel: int = 1
+    """GPUs that share one sequence."""
+    pipeline_parallel: int = 1
+    """Stages of layers."""
     engine_tp: int = 2
     """GPUs of one policy engine."""
     prm_tp: int = 2
@@ -33,10 +41,11 @@ class Layout:
     """Every part begins at GPU 0: for a check on one card, where NCCL cannot send weights."""
 
     def __post_init__(self) -> None:
-        needed = ["num_gpus", "actor_gpus", "rollout_gpus", "actor_tp", "context_parallel", "engine_tp"]
+        needed = ["num_gpus", "actor_gpus", "rollout_gpus", *VARIABLES, "engine_tp"]
         for name in needed + ["prm_tp"] * (self.prm_gpus > 0):
             if getattr(self, name) < 1:
-                raise SettingsError(f"{name.upper()} is {getattr(self, name)}; at least 1 is needed")
+                variable = VARIABLES.get(name, name.upper())
+                raise SettingsError(f"{variable} is {getattr(self, name)}; at least 1 is needed")
         if self.actor_nodes < 0 or (self.actor_nodes and self.is_shared):
             raise SettingsError(f"ACTOR_NODES is {self.actor_nodes}; other nodes train, or this one does (0)")
         if self.prm_gpus < 0:
@@ -46,11 +55,7 @@ class Layout:
         if used > self.num_gpus:
             named = " + ".join(f"{name} {count}" for name, count in parts.items() if count)
             raise SettingsError(f"{named} = {used}, but NUM_GPUS is {self.num_gpus}")
-        parallel = self.actor_tp * self.context_parallel
-        if self.actor_gpus % parallel:
-            raise SettingsError(
-                f"ACTOR_GPUS {self.actor_gpus} is no multiple of TP × CP = {self.actor_tp} × {self.context_parallel}"
-            )
+        self._check_parallel()
         if self.rollout_gpus != self.engine_tp:
             raise SettingsError(
                 f"ROLLOUT_GPUS {self.rollout_gpus} must be one engine of ENGINE_TP {self.engine_tp} GPUs: the proxy "
@@ -59,9 +64,29 @@ class Layout:
         if self.prm_gpus and self.prm_gpus % self.prm_tp:
             raise SettingsError(f"PRM_GPUS {self.prm_gpus} is no multiple of PRM_TP {self.prm_tp}")
 
+    def _check_parallel(self) -> None:
+        """Check Megatron's part. A replica may lie on several nodes, but a tensor-parallel group lies on one."""
+        if self.actor_gpus % self.actor_tp:
+            raise SettingsError(f"ACTOR_GPUS {self.actor_gpus} is no multiple of TP {self.actor_tp}")
+        sizes = f"{self.actor_tp} × {self.context_parallel} × {self.pipeline_parallel}"
+        if self.training_gpus % self._replica:
+            nodes = f" of {self.actor_nodes} nodes" if self.actor_nodes else ""
+            raise SettingsError(f"ACTOR_GPUS {self.actor_gpus}{nodes} is no multiple of TP × CP × PP = {sizes}")
+        if SLIMES_LENGTH % (2 * self.context_parallel):
+            raise SettingsError(f"CP {self.context_parallel} is no power of two: Megatron halves each rank's part")
+
+    @property
+    def training_gpus(self) -> int:
+        """All GPUs that train, over the nodes."""
+        return max(1, self.actor_nodes) * self.actor_gpus
+
+    @property
+    def _replica(self) -> int:
+        return self.actor_tp * self.context_parallel * self.pipeline_parallel
+
     @property
     def data_parallel(self) -> int:
-        return max(1, self.actor_nodes) * self.actor_gpus // (self.actor_tp * self.context_parallel)
+        return self.training_gpus // self._replica
 
     @property
     def _actor_gpus_here(self) -> int:
@@ -80,7 +105,9 @@ class Layout:
 
     def table(self) -> str:
         """Return a table for people: one line a part."""
-        megatron = f"Megatron, TP {self.actor_tp}, CP {self.context_parallel}, DP {self.data_parallel}"
+        sizes = {"TP": self.actor_tp, "CP": self.context_parallel, "PP": self.pipeline_parallel}
+        megatron = ", ".join(["Megatron", *(f"{name} {size}" for name, size in sizes.items())])
+        megatron += f", DP {self.data_parallel}"
         rows = [self._row("rollout", self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")]
         if self.prm_gpus:
             rows.append(self._row("prm", self.prm_gpus, f"SGLang, {self.prm_gpus // self.prm_tp} × TP {self.prm_tp}"))

@@ -5,7 +5,7 @@ Promises:
 - The loop sends the weights right after their step, through the server's hold on chats.
 - The ancestry of the serving version holds each sample once, and loses none. A step that failed gives its batch back.
   When this process dies, the ledger marks the versions without a checkpoint as lost, and their samples wait again.
-- A step whose lease ends before it begins is left out. The process goes on.
+- A step whose lease ends before the optimizer moves a weight is left out. The process goes on.
 - The loop writes a checkpoint after some steps or minutes, flushes it to the disk, and then reports it.
 - On SIGTERM the loop finishes the running step and writes its checkpoint.
 - The server learns of failed steps, of weights that were not sent and of checkpoints that could not be kept, and shows
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from openclaw_rl.errors import TrainerError
+from openclaw_rl.errors import CommitRefused, TrainerError
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.trainer_protocol import GAP_ALERT, Commit, LeaseBody, Manifest, Report, Tip
 from openclaw_rl.trainers.client import LeaseSession, ServerGone
@@ -152,6 +152,9 @@ class NodeLoop:
             self._session.release(lease, reason, drop | _too_long(lease, error))
             self._session.report(reason)
             raise StartAgain(f"the step failed: {error!r}") from error
+        if outcome.is_lease_over:
+            log.warning("step left out: lease %s ended while the step was computed", lease.lease_id)
+            return None
         if not outcome.stepped:
             self._left_out(lease, outcome, drop)
             return None
@@ -242,6 +245,7 @@ class NodeLoop:
         """Write a checkpoint of the held version, if it is on no disk, and report the version as durable.
 
         A checkpoint that cannot be kept is reported too: until the next one, a crash costs the steps since the last.
+        Raises StartAgain if the version was rolled back meanwhile.
         """
         if (fence := self._fence) is None:
             return
@@ -254,7 +258,11 @@ class NodeLoop:
             except Exception as error:
                 self._not_kept(fence, reason_of(error))
                 return
-        self._client.durable(self._held)
+        try:
+            self._client.durable(self._held)
+        except CommitRefused as error:
+            self._checkpoints.discard(fence)
+            raise StartAgain(f"version {self._held} was abandoned while it was written: {error}") from error
         log.info("version %d is durable: iteration %d", self._held, fence)
         self._fence = None
         self._due.kept()

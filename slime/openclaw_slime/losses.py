@@ -211,7 +211,7 @@ def _gathered(
             found.append(None)
             continue
         if len(piece.local) != len(piece.row.sample.response_ids):
-            raise TrainerError("a top-k is not cut under context parallelism: use CONTEXT_PARALLEL=1")
+            raise TrainerError("a top-k is not cut under context parallelism: use CP=1")
         ids = torch.tensor(wanted, dtype=torch.long, device=selected.device)
         ones = torch.ones(len(ids), device=selected.device)
         found.append(gathered_log_probs(part, ids, ones, shard, chunk=chunk))

@@ -4,6 +4,7 @@ slime's command line takes its numbers from the same table (`under_settings`), s
 alone. A key that no part of a node reads is refused by its name.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -48,6 +49,9 @@ _SET_BY = {
     "trainer.micro_batch_tokens": "MAX_TOKENS_PER_GPU",
 }
 """Keys that other processes of the node depend on, and the variable in their place."""
+
+TENSOR_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
+"""SGLang's names of ENGINE_TP."""
 
 B = TypeVar("B", bound=Branch)
 Values = Mapping[str, object]
@@ -163,8 +167,20 @@ def _given(extra: Sequence[str], values: Values) -> dict[str, object]:
         branch, _, name = key.partition(".")
         if branch == "trainer" and name in TrainerSettings.model_fields and name not in {"kind", *_TRAINED_WITH}:
             raise SettingsError(f"--set {key}: it is for the local trainer; slime trains here")
-        given[key] = value
+        given[key] = _engine_args(value, values.get(key)) if key == "engine.args" else value
     return given
+
+
+def _engine_args(given: str, ours: object) -> object:
+    """Return the user's arguments of SGLang behind ours. Raises SettingsError for weights that no push would reach."""
+    words = parse_value(given)
+    if not isinstance(words, list):
+        return given  # the settings name the error
+    flags = {str(word).partition("=")[0] for word in words}
+    if "--quantization" in flags:
+        raise SettingsError("--set engine.args --quantization: the weights that the driver sends are bfloat16")
+    kept = parse_value(str(ours)) if ours is not None and not flags & set(TENSOR_FLAGS) else []
+    return json.dumps([*(kept if isinstance(kept, list) else []), *words])
 
 
 def under_settings(options: NodeOptions, values: Values) -> NodeOptions:

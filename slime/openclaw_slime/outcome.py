@@ -20,7 +20,7 @@ class RankShare:
     """One worker's figures of a step, sent over Ray."""
 
     stepped: bool
-    """True if the optimizer stepped; False if a gradient was not finite."""
+    """True if the optimizer stepped; False if a gradient was not finite, or the lease over."""
     counts: bool
     """False on ranks that repeat another rank's numbers (tensor parallelism) or run no loss (earlier stages)."""
     loss: float = 0.0
@@ -29,6 +29,8 @@ class RankShare:
     tallies: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
     """Sample ids."""
+    is_lease_over: bool = False
+    """True if the step was left out because its lease ended while it was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Outcome:
     stepped: bool
     metrics: Mapping[str, float]
     not_finite: tuple[str, ...]
+    is_lease_over: bool = False
 
 
 def merged(shares: Sequence[RankShare], *, samples: int, batch_size: int) -> Outcome:
@@ -62,7 +65,7 @@ def merged(shares: Sequence[RankShare], *, samples: int, batch_size: int) -> Out
     metrics |= {name: tally.total / tally.over for name, tally in tallies.items() if tally.over}
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     not_finite = tuple(sorted({name for share in seen for name in share.not_finite}))
-    return Outcome(shares[0].stepped, finite, not_finite)
+    return Outcome(shares[0].stepped, finite, not_finite, any(share.is_lease_over for share in shares))
 
 
 def reason_of(error: Exception, before: str = "") -> str:

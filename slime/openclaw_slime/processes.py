@@ -7,8 +7,9 @@ Promises:
 - A driver or PRM that dies is started again with growing pauses, while the server and its chats go on. The server gets
   the driver's last error, for `/healthz`.
 - A server that dies is started again too, and the run goes on from the checkpoints that are on disk.
-- A server that was asked to stop (exit 0), one that does not come up again, or a driver that cannot start (exit 2) ends
-  the run.
+- A driver that says that it cannot start (exit 2) is tried again after five minutes. Chats go on, and the server names
+  the driver at once.
+- A server that was asked to stop (exit 0), or one that does not come up again, ends the run.
 - When this process is killed, its children notice and exit (`openclaw_rl.processes.child_main`).
 """
 
@@ -33,7 +34,8 @@ START_TIMEOUT_S = 900.0
 DRIVER_GRACE_S, GRACE_S = 300.0, 60.0
 """Seconds from SIGTERM to SIGKILL; a driver finishes its step and writes a checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, HEALTHY_AFTER_S = 2.0, 60.0, 300.0
-CANNOT_START = 2
+CANNOT_START, CANNOT_START_PAUSE_S = 2, 300.0
+"""Exit code of a driver whose start cannot work as it is, and the pause before the next try: a person must mend it."""
 MOST_FAILED_STARTS = 5
 """Starts in a row after which a server that does not come up ends the run."""
 REPORT_S = 5.0
@@ -57,6 +59,14 @@ class Command:
     """Port that the process will listen on; another process there would answer in its place."""
     model: str | None = None
     """Model that its `/model_info` must name."""
+
+
+class DoesNotStart(SettingsError):
+    """A process of the first start ended, or did not come up."""
+
+    def __init__(self, command: Command, problem: str) -> None:
+        super().__init__(f"{command.name} {problem}")
+        self.command = command
 
 
 class Process:
@@ -113,8 +123,9 @@ class Process:
 class Restarted:
     """A command that is started again whenever it ends."""
 
-    def __init__(self, command: Command, log_file: Path | None) -> None:
-        self._command, self._log_file = command, log_file
+    def __init__(self, command: Command, log_file: Path | None, *, cannot_start: int | None = None) -> None:
+        """cannot_start: exit code that says that the next start would end like this one."""
+        self._command, self._log_file, self._cannot_start = command, log_file, cannot_start
         self._pauses, self._again_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self.process = Process(command, log_file)
 
@@ -127,8 +138,9 @@ class Restarted:
             self.process.clear()
             if self.process.ran_s > HEALTHY_AFTER_S:
                 self._pauses.reset()
-            self._again_at = now + self._pauses.next_s()
-            _say(f"{self._command.name} ended with {code}: {self.process.last_error()}")
+            pause_s = CANNOT_START_PAUSE_S if code == self._cannot_start else self._pauses.next_s()
+            self._again_at = now + pause_s
+            _say(f"{self._command.name} ended with {code}, again in {pause_s:.0f} s: {self.process.last_error()}")
             return code
         if may_start and now >= self._again_at:
             self._again_at = 0.0
@@ -137,7 +149,10 @@ class Restarted:
 
 
 def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path) -> int:
-    """Start the processes, keep them running, and stop them on a signal. Return the exit code. Raises SettingsError."""
+    """Start the processes, keep them running, and stop them on a signal. Return the exit code.
+
+    Raises DoesNotStart if the PRM or the server does not come up, and SettingsError if a start cannot work.
+    """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -160,43 +175,46 @@ def run(prm: Command | None, server: Command, driver: Command, *, data_dir: Path
         running.append((front, GRACE_S))
         if not _wait(stop, front.process, announced.exists):
             return 0
-        trainer = Restarted(driver, logs / "driver.log")
+        trainer = Restarted(driver, logs / "driver.log", cannot_start=CANNOT_START)
         running.append((trainer, DRIVER_GRACE_S))
         failed_starts = 0
+        unsaid: int | None = None
+        """Exit code of the driver that the server has not heard of."""
         while not stop.wait(POLL_S):
             if (code := front.look()) is not None:
                 is_up = announced.exists() or front.process.ran_s > HEALTHY_AFTER_S
                 failed_starts = 0 if is_up else failed_starts + 1
                 announced.unlink(missing_ok=True)  # of the server that died
+                unsaid = trainer.process.exit_code  # the next one has not heard of it
                 if code == 0 or failed_starts >= MOST_FAILED_STARTS:
                     return code
             if judge is not None:
                 judge.look()
             # A driver without a server would only end again.
-            code = trainer.look(may_start=announced.exists())
-            if code == CANNOT_START:
-                return CANNOT_START
-            if code:
-                _report(data_dir, trainer.process, code)
+            unsaid = trainer.look(may_start=announced.exists()) or unsaid
+            if trainer.process.exit_code is None or (unsaid and _report(data_dir, trainer.process, unsaid)):
+                unsaid = None
         return 0
     finally:
         for part, grace_s in reversed(running):
             (part.process if isinstance(part, Restarted) else part).stop(grace_s)
 
 
-def _report(data_dir: Path, process: Process, code: int) -> None:
-    """Tell the server that the driver ended, and why: it cannot tell so itself."""
-    name = process.command.name
-    reason = f"it ended with {code} after {process.ran_s:.0f} s: {process.last_error()}"
-    body = {"trainer": name, "reason": reason[:LONGEST_REASON], "has_ended": True}
+def _report(data_dir: Path, process: Process, code: int) -> bool:
+    """Tell the server that the driver ended, and why. Return False if the server is away, or starts."""
+    name, cannot_start = process.command.name, code == CANNOT_START
+    what = "it cannot start" if cannot_start else f"it ended with {code} after {process.ran_s:.0f} s"
+    reason = f"{what}: {process.last_error()}"[:LONGEST_REASON]
+    body = {"trainer": name, "reason": reason, "has_ended": True, "cannot_start": cannot_start}
     try:
         url = json.loads((data_dir / "run" / "server.json").read_text())["url"]
         token = (data_dir / "keys" / "trainer.token").read_text().strip()
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         request = urllib.request.Request(f"{url}/v1/trainer/failed", json.dumps(body).encode(), headers)
         _OPENER.open(request, timeout=REPORT_S).close()
-    except (OSError, ValueError, LookupError) as error:  # a server that is away, or starts
-        _say(f"the end of {name} was not reported to the server: {error}")
+    except (OSError, ValueError, LookupError):
+        return False
+    return True
 
 
 def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) -> bool:
@@ -206,9 +224,9 @@ def _wait(stop: threading.Event, process: Process, is_up: Callable[[], bool]) ->
         if is_up():
             return True
         if process.exit_code is not None:
-            raise SettingsError(f"{process.command.name} does not start: {process.last_error()}")
+            raise DoesNotStart(process.command, f"does not start: {process.last_error()}")
         if time.monotonic() > end:
-            raise SettingsError(f"{process.command.name} did not come up within {START_TIMEOUT_S:g} s")
+            raise DoesNotStart(process.command, f"did not come up within {START_TIMEOUT_S:g} s")
     return False
 
 

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.methods.base import Method, load_method
 from openclaw_rl.settings import TrainerSettings
-from openclaw_rl.trainer_protocol import SampleBody
+from openclaw_rl.trainer_protocol import LeaseRef, SampleBody
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import DropReason
 from openclaw_slime.node import NodeConfig
@@ -47,6 +47,7 @@ class Extras(BaseModel):
     advantages: list[float]  # [T]
     parent: int | None = None
     """The version trained from. Its own samples show whether the engine got its weights."""
+    lease_id: str = ""
     is_filler: bool = False
 
 
@@ -69,6 +70,7 @@ def extras_of(
     batch_size: int,
     *,
     parent: int | None = None,
+    lease_id: str = "",
 ) -> list[Extras]:
     """Return the batch in lease order, filled up to `batch_size`.
 
@@ -77,7 +79,7 @@ def extras_of(
     if not 0 < len(samples) <= batch_size:
         raise TrainerError(f"a batch of {len(samples)} samples cannot make a step of {batch_size}")
     rows = [
-        Extras(sample=sample, advantages=list(credit), parent=parent)
+        Extras(sample=sample, advantages=list(credit), parent=parent, lease_id=lease_id)
         for sample, credit in zip(samples, advantages, strict=True)
     ]
     shortest = min(rows, key=lambda row: len(row.sample.prompt_ids) + len(row.sample.response_ids))
@@ -143,7 +145,7 @@ class LeasedBatches:
         state = dict(self._state)
         credit = self._method.advantages([body.to_sample() for body in bodies], self._config.method, state)
         self._open = _OpenBatch(fence, lease.parent, state)
-        return extras_of(bodies, credit, self._batch_size, parent=lease.parent)
+        return extras_of(bodies, credit, self._batch_size, parent=lease.parent, lease_id=lease.lease_id)
 
     # slime's `DataSource`
 
@@ -202,6 +204,11 @@ def _sample(row: Extras, index: int) -> Any:
         status=Sample.Status.COMPLETED,
         metadata={"openclaw": row.model_dump()},
     )
+
+
+def lease_of(rollout_id: int, data: Mapping[str, Any]) -> LeaseRef:
+    """Return the lease of a rank's part of the training data; every part has a row."""
+    return LeaseRef(lease_id=Extras.model_validate_json(data[EXTRAS_KEY][0]).lease_id, fence=rollout_id)
 
 
 def _state_file(folder: str | None, rollout_id: int) -> Path:

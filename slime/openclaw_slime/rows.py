@@ -58,7 +58,7 @@ def row_of(tensor: Tensor) -> Row:
     return row
 
 
-def share_of(rows: Sequence[Row], *, stepped: bool, counts: bool) -> RankShare:
+def share_of(rows: Sequence[Row], *, stepped: bool, counts: bool, is_lease_over: bool = False) -> RankShare:
     """Sum one rank's rows for the driver."""
     tallies: dict[str, tuple[float, float]] = {}
     for row in rows:
@@ -72,4 +72,5 @@ def share_of(rows: Sequence[Row], *, stepped: bool, counts: bool) -> RankShare:
         trained_tokens=sum(row.trained_tokens for row in rows),
         tallies=tallies,
         not_finite=tuple(row.sample.sample_id for row in rows if not row.is_finite),
+        is_lease_over=is_lease_over,
     )

@@ -41,13 +41,18 @@ async def goes_on_unrecorded(here: Any) -> None:
     """Check that chats are answered and marked, that one line reports all of them, and that `/healthz` lists the
     ledger.
     """
-    replies = [await here.chat(session=f"full-{n}", max_tokens=60) for n in range(4)]
-    assert {reply.status_code for reply in replies} == {200}
-    assert replies[-1].headers["x-openclaw-recorded"] == "false"
+    for _ in range(20):  # a checkpoint of SQLite may have made room in its log for a few more turns
+        replies = [await here.chat(session=f"full-{n}", max_tokens=60) for n in range(4)]
+        assert {reply.status_code for reply in replies} == {200}
+        if replies[-1].headers.get("x-openclaw-recorded") == "false":
+            break
+    else:
+        pytest.fail("all turns are recorded")
     assert await here.health() == "degraded"
     assert any(problem.startswith("ledger:") for problem in await here.problems())
     assert 'openclaw_rl_out_of_order{part="ledger"} 1' in await here.admin("/metrics")
-    assert here.lines["ledger_cannot_write"] + here.lines["ledger_cannot_sync"] == 1
+    failures = here.lines["ledger_cannot_write"] + here.lines["ledger_cannot_sync"]
+    assert failures == 1 + here.lines["ledger_writes_again"]
     assert not {"request_not_recorded", "turn.not_recorded", "not an event"} & set(here.lines)
 
 
@@ -56,7 +61,7 @@ async def records_again(here: Any) -> None:
     reply = await here.chat(session="again")
     assert "x-openclaw-recorded" not in reply.headers
     assert await here.state(reply.json()["id"]) == ("served", None)
-    assert here.lines["ledger_writes_again"] == 1
+    assert here.lines["ledger_writes_again"] == here.lines["ledger_cannot_write"] + here.lines["ledger_cannot_sync"]
 
 
 async def test_a_disk_that_is_full_costs_records_and_no_chat(place: Any, small_disk: Path) -> None:

@@ -247,6 +247,18 @@ async def test_combined_makes_of_a_turn_what_there_is(start: Any) -> None:
     assert "teacher" in (await loop.admin("/v1/admin/status")).json()["problems"][0]
 
 
+async def test_a_guided_sample_says_so(start: Any) -> None:
+    loop: Loop = await start("opd", guidance=1.0)
+    record = await loop.ended(await loop.turn("grade -1, hint short"), "sampled")
+    assert terms(record)[1:] == (True, True)
+    assert hint_of(record)["guidance"] == 1.0
+    assert hint_of(record).keys() >= {"gain", "hinted_gap"}
+    means = (await loop.admin("/v1/admin/status")).json()["scoring"]["means"]
+    # At version 0 the base is the policy: the gap of w = 1 is twice that of the hint.
+    assert means["guided_gap_abs"] == pytest.approx(2 * means["gap_abs"])
+    assert 'openclaw_rl_scoring_mean{what="guided_gap_abs"}' in (await loop.admin("/metrics")).text
+
+
 async def test_opd_makes_samples_of_hints_alone(start: Any) -> None:
     loop: Loop = await start("opd", score_timeout_s=SCORE_S)
     for following in ("grade -1, hint short", "grade 0, hint short", "grade 1, hint short"):

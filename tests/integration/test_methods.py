@@ -41,7 +41,7 @@ def gap(record: Any) -> list[float]:
 @pytest.mark.parametrize(("method", "teacher"), [("opd", "ema"), ("combine", "base")])
 def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path: Path, short_model: Path) -> None:
     settings = ["--method", method, "--set", f"method.teacher={teacher}", "--batch-size", "2"]
-    settings += ["--set", f"model.path={short_model}", "--set", "trainer.nice=0"]
+    settings += ["--set", f"model.path={short_model}", "--set", "trainer.nice=0", "--set", "practice.enabled=false"]
     with RunningServer(tmp_path / "data", settings) as learner:
         answers = [CORRECTION, "Thanks, that is perfect!" if method == "combine" else f"{CORRECTION} Shorter."]
         ids = [chat(learner, number, answer) for number, answer in enumerate(answers)]

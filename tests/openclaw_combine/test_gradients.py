@@ -151,7 +151,8 @@ def slow_loss(
                 q.append(1 - math.fsum(q))
                 loss = loss + opd * torch.stack([a * torch.log(a / b) for a, b in zip(p, q, strict=True)]).sum()
             difference = base[t, token] - current
-            loss = loss + trainer.kl_coef * (torch.exp(difference) - difference - 1).clamp(max=10.0)
+            since = trainer.kl_coef * min(disagreement, 2.0)
+            loss = loss + since * (torch.exp(difference) - difference - 1).clamp(max=10.0)
             losses.append(loss)
         total = total + torch.stack(losses).mean() / len(batch)
     return total

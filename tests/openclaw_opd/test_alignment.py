@@ -24,7 +24,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from openclaw_opd.hindsight import Hindsight
-from openclaw_opd.hinted_prompt import hinted
 from openclaw_opd.method import hindsight
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.admission import VersionAdmission
@@ -32,6 +31,7 @@ from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import EngineSettings, ModelSettings, TrainerSettings

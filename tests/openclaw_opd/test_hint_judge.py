@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_opd.hint_judge import HINT_CHARS, INSTRUCTIONS, hint_prompt, parse_hint
-from openclaw_opd.hinted_prompt import hinted
 from openclaw_rl.messages import Message
+from openclaw_rl.methods.hinted_prompt import hinted
 
 NAME = "Name the file before showing the diff."
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from openclaw_opd import teacher
-from openclaw_opd.hinted_prompt import hinted
 from openclaw_opd.method import Absent, hindsight
 from openclaw_opd.teacher import NOISE_SHARE, gain
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused, JudgeError, RequestError
 from openclaw_rl.messages import Message
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import HintTerm, Ids
 

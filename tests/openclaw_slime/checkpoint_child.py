@@ -3,8 +3,9 @@ loads the checkpoint and makes the third step again.
 
     python checkpoint_child.py RANK RANKS tp|dp STORE_FILE FOLDER [--plain]
 
-Prints a JSON line: how far apart the two third steps are, and how far a step goes. The calls that ask for a CUDA device
-are answered with the CPU. --plain: on torch's Adam, as Megatron would.
+A fourth step, whose lease is over, is left out and then made. A third model loads the checkpoint for a run at a tenth
+of the learning rate. Prints a JSON line: how far apart the two third steps are, how far a step goes, and the rates. The
+calls that ask for a CUDA device are answered with the CPU. --plain: on torch's Adam, as Megatron would.
 """
 
 import json
@@ -17,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openclaw_slime.megatron_fixes import use_group_step_adam
+from openclaw_rl.trainer_protocol import LeaseRef
+from openclaw_slime.lease_guard import LeaseGuard
+from openclaw_slime.megatron_fixes import use_given_rates, use_group_step_adam
 from openclaw_slime.node import without_ours
 
 
@@ -65,7 +68,7 @@ class Ours:
 
 
 class Trainer:
-    def __init__(self, tp: int, seed: int) -> None:
+    def __init__(self, tp: int, seed: int, rate: float = 1e-2) -> None:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.models.gpt import GPTModel
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -93,17 +96,19 @@ class Trainer:
         self.model = DistributedDataParallel(config, how, model)
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
-                optimizer="adam", lr=1e-2, weight_decay=0.0, bf16=True, params_dtype=torch.bfloat16,
+                optimizer="adam", lr=rate, weight_decay=0.0, bf16=True, params_dtype=torch.bfloat16,
                 use_distributed_optimizer=True,
             ),
             [self.model],
         )  # fmt: skip
         self.scheduler = OptimizerParamScheduler(
-            self.optimizer, init_lr=0.0, max_lr=1e-2, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=100,
+            self.optimizer, init_lr=0.0, max_lr=rate, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=100,
             lr_decay_style="constant", start_wd=0.0, end_wd=0.0, wd_incr_steps=1, wd_incr_style="constant",
+            override_opt_param_scheduler=True, use_checkpoint_opt_param_scheduler=False,
         )  # fmt: skip
 
     def step(self, number: int) -> None:
+        """Make a step, as slime's `train_one_step` does."""
         from megatron.core.distributed import finalize_model_grads
 
         dice = torch.Generator().manual_seed(number)
@@ -113,13 +118,40 @@ class Trainer:
         logits = self.model(input_ids=ids, position_ids=None, attention_mask=None)
         (logits.float() * torch.randn(logits.shape, generator=dice)).sum().backward()
         finalize_model_grads([self.model])
-        assert self.optimizer.step()[0]
-        self.scheduler.step(increment=1)
+        if not self.optimizer.prepare_grads():
+            assert self.optimizer.step()[0]
+            self.scheduler.step(increment=1)
+
+    @property
+    def rates(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
 
     def weights(self) -> Tensor:
         """The fp32 masters of this rank, which show what bf16 hides."""
         groups = self.optimizer.chained_optimizers[0].shard_fp32_from_float16_groups
         return torch.cat([p.detach().flatten() for group in groups for p in group]).clone()
+
+
+def left_out(trainer: Trainer) -> dict[str, float]:
+    """Leave a step out because its lease is over, and then make it."""
+    before, made = trainer.weights(), trainer.scheduler.num_steps
+    guard = LeaseGuard(trainer.optimizer, lambda _: True)
+    guard.watch(LeaseRef(lease_id="lease-4", fence=4))
+    trainer.step(4)
+    found = {"left_out": float((trainer.weights() - before).abs().max()), "steps": trainer.scheduler.num_steps - made}
+    trainer.step(4)  # the next one; Megatron itself prepares the gradients once more inside it
+    return {**found, "made": float((trainer.weights() - before).abs().max())}
+
+
+def at_another_rate(tp: int, loaded: Tensor) -> dict[str, object]:
+    from megatron.training.checkpointing import load_checkpoint
+
+    other = Trainer(tp, seed=7, rate=1e-3)
+    load_checkpoint([other.model], other.optimizer, other.scheduler)
+    found = {"checkpoints_rates": other.rates}
+    use_given_rates(Namespace(lr=1e-3, min_lr=0.0, adam_beta1=0.9, adam_beta2=0.999), other.optimizer, other.scheduler)
+    other.step(3)
+    return {**found, "rates": other.rates, "moved_slower": float((other.weights() - loaded).abs().max())}
 
 
 def main(rank: int, ranks: int, kind: str, store: str, folder: str, flags: list[str]) -> None:
@@ -159,6 +191,8 @@ def main(rank: int, ranks: int, kind: str, store: str, folder: str, flags: list[
         "continued": float((again.weights() - first.weights()).abs().max()),
         "moved": float((first.weights() - saved).abs().max()),
     }
+    answer |= at_another_rate(tp, loaded)
+    answer |= left_out(again)
     sys.stdout.write(json.dumps(answer) + "\n")
     dist.destroy_process_group()
 

@@ -1,11 +1,14 @@
 """Samples of every kind a batch may hold, the node's part of slime's args, and checkouts that look like slime's."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import slime_sources
+from node_run import Run
+from pydantic import SecretStr
+from toy_node import TOKEN, ToyServer
 
 from openclaw_combine.method import CombineSettings
 from openclaw_rl.settings import TrainerSettings
@@ -34,6 +37,14 @@ def node_config() -> Callable[..., NodeConfig]:
         return NodeConfig(url="http://server", token="t", trainer=trainer, method=settings)
 
     return make
+
+
+@pytest.fixture
+def run(tmp_path: Path, node_config: Callable[..., NodeConfig]) -> Iterator[Run]:
+    server = ToyServer(tmp_path)
+    config = node_config("combine").model_copy(update={"url": server.url, "token": SecretStr(TOKEN)})
+    yield Run(server, config, every=2)
+    server.close()
 
 
 @pytest.fixture

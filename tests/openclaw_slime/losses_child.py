@@ -110,6 +110,12 @@ def alone(method, config: NodeConfig, sample: Sample, credit, logits: Tensor, re
     return found.loss_sum / found.token_count
 
 
+def fresh(body: SampleBody, logits: Tensor) -> SampleBody:
+    scaled = (logits[len(body.prompt_ids) - 1 : -1] / body.temperature).log_softmax(-1)
+    log_probs = scaled.gather(-1, torch.tensor(body.response_ids)[:, None])[:, 0]
+    return body.model_copy(update={"rollout_log_probs": log_probs.tolist()})
+
+
 def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks, init_method=f"file://{store}")
@@ -118,17 +124,24 @@ def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
     given = json.loads(Path(batch_file).read_text())
     # slime truncates the importance weight and masks nothing.
     trainer = {**given["config"]["trainer"], "tis_mask": 1e9}
-    config = NodeConfig.model_validate({**given["config"], "trainer": trainer})
+    with_kl = NodeConfig.model_validate({**given["config"], "trainer": trainer})
+    without_kl = NodeConfig.model_validate({**given["config"], "trainer": {**trainer, "kl_coef": 0.0}})
     bodies = [SampleBody.model_validate(body) for body in given["samples"]]
-    method, args = load_method(config.method.name), slime_args(config)
+    config, method = with_kl, load_method(with_kl.method.name)
     samples = [body.to_sample() for body in bodies]
     credit = method.advantages(samples, config.method, {})
     answer = {"rank": rank}
 
-    def compare(size: int, chosen: list[int], *, with_slime: bool) -> dict[str, float]:
-        data = train_data_of(extras_of([bodies[n] for n in chosen], [credit[n] for n in chosen], size))
-        dice = torch.Generator().manual_seed(3)
-        whole = [2 * torch.randn(len(ids), VOCABULARY, generator=dice) for ids in data["tokens"]]
+    def compare(
+        size: int, chosen: list[int], *, with_slime: bool, config: NodeConfig = with_kl, is_fresh: bool = False
+    ) -> dict[str, float]:
+        """is_fresh: the engine sampled by the very weights that are trained."""
+        args, dice = slime_args(config), torch.Generator().manual_seed(3)
+        lengths = [len(bodies[n].prompt_ids) + len(bodies[n].response_ids) for n in chosen]
+        fillers = [min(lengths)] * (size - len(chosen))
+        whole = [2 * torch.randn(length, VOCABULARY, generator=dice) for length in lengths + fillers]
+        mine_bodies = [fresh(bodies[n], whole[k]) if is_fresh else bodies[n] for k, n in enumerate(chosen)]
+        data = train_data_of(extras_of(mine_bodies, [credit[n] for n in chosen], size))
         references = [-3.5 - torch.rand(length, generator=dice) for length in data["response_lengths"]]
         columns = VOCABULARY // (ranks if kind == "tp" else 1)
         mine = slice(rank * columns, (rank + 1) * columns) if kind == "tp" else slice(None)
@@ -140,8 +153,8 @@ def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
         loss, gradient = through_slime(args, found, logits, "custom_loss")
         plain = [values.requires_grad_() for values in whole]
         expected = sum(
-            alone(method, config, samples[n], credit[n], plain[k][len(bodies[n].prompt_ids) - 1 : -1], references[k])
-            for k, n in enumerate(chosen)
+            alone(method, config, body.to_sample(), credit[n], plain[k][len(body.prompt_ids) - 1 : -1], references[k])
+            for k, (n, body) in enumerate(zip(chosen, mine_bodies, strict=True))
         ) / len(chosen)
         expected.backward()
         scale = mpu.get_data_parallel_world_size(with_context_parallel=True)  # Megatron averages over these
@@ -162,7 +175,10 @@ def main(rank: int, ranks: int, kind: str, store: str, batch_file: str) -> None:
     verdicts = [n for n, s in enumerate(samples) if s.reward and s.temperature == TEMPERATURE and not s.scored_version]
     verdicts = [n for n in verdicts if samples[n].teacher_log_probs is None]
     answer["partial"] = compare(BATCH, everything, with_slime=False)
-    answer["verdicts"] = compare(len(verdicts), verdicts, with_slime=True)
+    # slime's KL term has no weights for tokens of older versions, so its whole loss is ours on fresh tokens alone.
+    answer["verdicts"] = compare(len(verdicts), verdicts, with_slime=True, config=without_kl)
+    answer["fresh"] = compare(len(verdicts), verdicts, with_slime=True, is_fresh=True)
+    answer["stale"] = compare(len(verdicts), verdicts, with_slime=False)
     sys.stdout.write(json.dumps(answer) + "\n")
     dist.destroy_process_group()
 

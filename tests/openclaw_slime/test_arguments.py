@@ -11,6 +11,7 @@ import pytest
 
 from openclaw_rl.errors import SettingsError
 from openclaw_slime.arguments import QWEN3_4B, NodeOptions, model_arguments, read_config, slime_arguments
+from openclaw_slime.layout import Layout
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
@@ -164,6 +165,7 @@ def test_newer_configs_keep_the_rope_in_rope_parameters(name: str) -> None:
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "HF_CKPT: its weights are quantised (fp8)"),
     ],
 )
 def test_what_has_no_map_is_refused_by_name(change: dict[str, Any], says: str) -> None:
@@ -191,3 +193,42 @@ def test_layers_that_our_own_spec_lacks_need_transformer_engine(name: str) -> No
     assert slime_arguments(options, MODELS[name]).count("--spec") == (name == "qwen3.5-4B")
     with pytest.raises(SettingsError, match="needs Transformer Engine"):
         slime_arguments(replace(options, has_transformer_engine=False), MODELS[name])
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "says"),
+    [
+        ({"actor_gpus": 8, "actor_tp": 8}, "qwen2.5-0.5B", "TP 8 does not divide the model's 14 attention heads"),
+        ({"actor_tp": 4}, "qwen2.5-7B", None),
+        ({"actor_gpus": 8, "actor_tp": 8}, "qwen3-30B-A3B", "TP 8 does not divide the model's 4 key and value heads"),
+        ({"actor_gpus": 8, "actor_tp": 1, "pipeline_parallel": 8}, "qwen3-4B", "PP 8 does not divide the 36 layers"),
+        ({"actor_tp": 1, "pipeline_parallel": 4}, "qwen3-4B", None),
+    ],
+)
+def test_a_model_that_the_layout_cannot_cut_is_refused(layout: dict[str, int], name: str, says: str | None) -> None:
+    options = NodeOptions("CK", layout=Layout(12, engine_tp=2, **layout), batch_size=16)
+    if says is None:
+        words = table(slime_arguments(options, MODELS[name]))
+        assert words["--pipeline-model-parallel-size"] == [float(layout.get("pipeline_parallel", 1))]
+        return
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        slime_arguments(options, MODELS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "says"),
+    [
+        ("qwen3-4B", 4, None),
+        ("qwen2.5-7B", 4, "mapped for qwen3 alone, not for qwen2"),
+        ("qwen3-30B-A3B", 4, "not for qwen3_moe"),
+        ("qwen3-4B", 8, "the layer of a rank is 1216, no multiple of 128"),
+        ("qwen3-0.6B", 8, None),
+    ],
+)
+def test_fp8_needs_blocks_of_its_scale(name: str, tp: int, says: str | None) -> None:
+    options = NodeOptions("CK", layout=Layout(12, actor_gpus=8, actor_tp=tp), precision="fp8")
+    if says is None:
+        assert table(slime_arguments(options, MODELS[name]))["--fp8-recipe"] == ["blockwise"]
+        return
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        slime_arguments(options, MODELS[name])

@@ -53,6 +53,11 @@ def test_what_is_loaded_goes_on_as_if_nothing_had_been(path, tmp_path, ranks, ki
         assert (found["iteration"], found["scheduler"]) == (2, 3)
         assert found["moved"] > 1e-3
         assert found["loaded"] == found["continued"] == 0
+        assert (found["left_out"], found["steps"]) == (0, 0)  # a lease that ended
+        assert found["made"] > 1e-3
+        assert set(found["checkpoints_rates"]) == {1e-2}  # Megatron's override of the scheduler does not reach them
+        assert set(found["rates"]) == {1e-3}
+        assert found["moved_slower"] == pytest.approx(found["moved"] / 10, rel=1e-3)
 
 
 def test_on_torchs_adam_megatron_cannot_save(path, tmp_path):

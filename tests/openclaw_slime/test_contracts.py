@@ -8,6 +8,7 @@ import ast
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from openclaw_slime.arguments import HOOKS, QWEN3_4B, NodeOptions, slime_argumen
 from openclaw_slime.checkpoints import Checkpoints
 from openclaw_slime.contracts import CALLS, FILES, LINES, MEGATRON, SLIME, broken, gone, renamed
 from openclaw_slime.driver import engine_arguments
-from openclaw_slime.layout import Layout
+from openclaw_slime.layout import SLIMES_LENGTH, Layout
 from openclaw_slime.rollout import extras_of, train_data_of
 
 BESIDE = Path(__file__).parents[3]
@@ -65,12 +66,14 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
         layout=Layout(actor_tp=2),
         has_transformer_engine=transformer_engine,
         optimizer_on_cpu=transformer_engine,
+        precision="fp8" if transformer_engine else "bf16",
     )
     ours = {word for word in slime_arguments(options, QWEN3_4B) if word.startswith("--")}
     if transformer_engine:
         router = {"num_experts": 8, "moe_intermediate_size": 768, "num_experts_per_tok": 2, "norm_topk_prob": True}
         for change in ({"model_type": "qwen3_moe", **router}, {"model_type": "qwen3_5", "partial_rotary_factor": 0.25}):
-            ours |= {word for word in slime_arguments(options, {**QWEN3_4B, **change}) if word.startswith("--")}
+            words = slime_arguments(replace(options, precision="bf16"), {**QWEN3_4B, **change})
+            ours |= {word for word in words if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
     ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", DataDir(Path("D"))) if word[:2] == "--")}
     ours |= {word for word in checkpoints.save_arguments() + checkpoints.load_arguments(tip, "CK") if word[:2] == "--"}
@@ -87,6 +90,22 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
     known |= {"--" + name.replace("_", "-") for name in fields}
     unknown = {flag for flag in ours - known if not flag.startswith("--sglang-")}
     assert not unknown
+
+
+def test_a_layout_that_we_let_through_is_one_that_megatron_takes(slime, megatron):
+    """Their own words for what `layout` and `arguments` check before anything loads."""
+    theirs = (megatron / "megatron/core/transformer/transformer_config.py").read_text()
+    theirs += (megatron / "megatron/training/arguments.py").read_text()
+    for words in (
+        "self.num_attention_heads % self.tensor_model_parallel_size != 0",
+        "num_layers % args.transformer_pipeline_model_parallel_size == 0",
+        "args.seq_length % (args.context_parallel_size * 2) == 0",
+        "assert args.use_precision_aware_optimizer",
+    ):
+        assert words in theirs, words
+    own = (slime / "slime/backends/megatron_utils/arguments.py").read_text()
+    assert f"args.seq_length = {SLIMES_LENGTH}" in own
+    assert "args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node" in own
 
 
 def test_every_hook_has_its_flag(slime):

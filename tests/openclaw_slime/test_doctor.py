@@ -1,6 +1,8 @@
 """An environment beside the pins."""
 
 import hashlib
+import importlib.metadata
+import sys
 
 import pytest
 
@@ -61,3 +63,27 @@ def test_it_ends_with_one_where_something_is_missing(tmp_path, monkeypatch, caps
     monkeypatch.setenv("SLIME_ROOT", str(tmp_path))
     assert doctor.main([]) == 1
     assert "! slime" in capsys.readouterr().out
+
+
+def test_each_missing_part_of_a_node_is_a_line_of_its_own_with_what_mends_it(tmp_path, monkeypatch, capsys):
+    """An environment without any of them: nothing is loaded or imported to find that out."""
+
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    for variable in ("SLIME_ROOT", "MEGATRON_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    imported = set(sys.modules)
+    assert doctor.main([]) == 1
+    assert not {"ray", "slime", "megatron", "sglang"} & (set(sys.modules) - imported)
+    lines = capsys.readouterr().out.splitlines()
+    missing = {line[2:].split()[0]: line for line in lines if line.startswith("! ")}
+    assert missing.keys() == {"slime", "Megatron-LM", "sglang", "ray", "sglang-router", "torch", "numpy"}
+    assert "SLIME_ROOT names no checkout" in missing["slime"]
+    assert "MEGATRON_ROOT names no checkout" in missing["Megatron-LM"]
+    assert all(pin.version in missing[pin.name] for pin in (*contracts.PINS, *contracts.PACKAGES))
+    (other,) = [line for line in lines if line.startswith("? ")]
+    assert "transformer-engine" in other
+    assert "--no-transformer-engine" in other

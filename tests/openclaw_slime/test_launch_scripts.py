@@ -33,7 +33,7 @@ def test_dry_run_prints_the_layout_and_every_argv(name):
 
 def test_the_layout_follows_the_variables():
     done = launch(SCRIPTS["openclaw_combine"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="2", ROLLOUT_GPUS="4", TP="1")
-    assert "GPU 0–1   actor    Megatron, TP 1, CP 1, DP 2" in done.stdout
+    assert "GPU 0–1   actor    Megatron, TP 1, CP 1, PP 1, DP 2" in done.stdout
     assert """'engine.args=["--tp", "4"]'""" in done.stdout
     assert "CUDA_VISIBLE_DEVICES=2,3,4,5" in done.stdout
 
@@ -51,7 +51,7 @@ def test_other_nodes_train_on_a_cluster_by_its_address():
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "error: ACTOR_NODES 2 needs RAY_ADDRESS: the cluster those nodes belong to\n"
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run", **variables, RAY_ADDRESS="10.0.0.1:6379")
-    assert "2 other × 8 GPUs   actor    Megatron, TP 8, CP 1, DP 2" in done.stdout
+    assert "2 other × 8 GPUs   actor    Megatron, TP 8, CP 1, PP 1, DP 2" in done.stdout
     driver = done.stdout.partition("\ndriver\n")[2]
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in driver  # it uses none, but Megatron's arguments are read where one is
     assert "MASTER_ADDR" not in driver  # the loopback of a cluster that is only here
@@ -100,13 +100,63 @@ def test_words_that_cannot_be_given_to_the_prm_are_refused(given, says):
     assert "Traceback" not in done.stderr
 
 
+def test_the_optimizers_state_is_on_the_gpus_where_it_fits_and_by_a_variable():
+    shown = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C")
+    assert "optimizer 12.1 (on the GPU): 26 of 80 GB" in shown.stdout
+    assert "offload" not in shown.stdout
+    moved = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", OPTIMIZER="cpu")
+    small = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", GPU_GB="24")
+    for done in (moved, small):
+        assert "optimizer 12.1 (on the CPU): 14 of" in done.stdout
+        assert "--optimizer-cpu-offload" in done.stdout
+        assert "note: the optimizer's state on the CPU has never run here" in done.stdout
+    tiny = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", GPU_GB="12", OPTIMIZER="gpu")
+    assert "note: an actor GPU may run out of memory: the estimate is past 85% of GPU_GB" in tiny.stdout
+
+
 def test_without_transformer_engine_the_optimizer_stays_on_the_gpus():
-    with_it = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C")
     without = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C")
-    assert "--optimizer-cpu-offload" in with_it.stdout
     assert "openclaw_slime.spec" in without.stdout
     assert "offload" not in without.stdout
     assert "precision-aware" not in without.stdout
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C", GPU_GB="24")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: the optimizer's state does not fit (an actor GPU: weights 2.0")
+
+
+def test_context_and_pipeline_parallelism_by_variables():
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", CP="2", PP="2")
+    assert "Megatron, TP 1, CP 2, PP 2, DP 1" in done.stdout  # TP is what they leave
+    for words in ("--context-parallel-size 2", "--pipeline-model-parallel-size 2", "--tensor-model-parallel-size 1"):
+        assert words in done.stdout
+    assert "trainer.max_tokens=65536" in done.stdout  # a sample may fill the budget of both GPUs
+    topk = launch(SCRIPTS["openclaw_opd_topk"], "--dry-run", HF_CKPT="C", CP="2")
+    assert topk.stderr == "error: TOP_K needs CP=1: a top-k is not cut over ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"ENGINE_PRECISION": "fp8"}, "ENGINE_PRECISION fp8: the engine serves bfloat16. slime quantises"),
+        ({"ENGINE_PRECISION": "int4"}, "int4 also needs a call of slime's patched SGLang"),
+        ({"PP": "5", "ACTOR_GPUS": "5", "NUM_GPUS": "9"}, "PP 5 does not divide the 36 layers"),
+        ({"CP": "two"}, "argument --actor-cp: invalid int value: 'two'"),
+        ({"CP": "0"}, "error: CP is 0; at least 1 is needed"),
+        ({"CP": "2", "ACTOR_GPUS": "3", "TP": "1"}, "ACTOR_GPUS 3 is no multiple of TP × CP × PP = 1 × 2 × 1"),
+    ],
+)
+def test_what_slime_cannot_do_is_refused_before_anything_starts(variables, says):
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_training_in_fp8_by_a_variable():
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", TRAIN_PRECISION="fp8")
+    assert "--fp8-format e4m3" in done.stdout
+    assert "--fp8-recipe blockwise" in done.stdout
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C", TRAIN_PRECISION="fp8")
+    assert refused.stderr == ("error: TRAIN_PRECISION fp8 needs Transformer Engine: it has the fp8 matrix products\n")
 
 
 def test_the_checkpoint_is_needed():

@@ -7,7 +7,7 @@ from openclaw_slime.layout import Layout
 
 def test_the_mission_layout_uses_every_gpu_once():
     assert Layout().table().splitlines() == [
-        "  GPU 0–3   actor    Megatron, TP 4, CP 1, DP 1",
+        "  GPU 0–3   actor    Megatron, TP 4, CP 1, PP 1, DP 1",
         "  GPU 4–5   rollout  SGLang, one engine of TP 2",
         "  GPU 6–7   prm      SGLang, 1 × TP 2",
     ]
@@ -22,11 +22,28 @@ def test_the_mission_layout_uses_every_gpu_once():
         ({"prm_gpus": 1}, "PRM_GPUS 1 is no multiple of PRM_TP 2"),
         ({"prm_gpus": -1}, "PRM_GPUS is -1"),
         ({"actor_gpus": 0}, "ACTOR_GPUS is 0"),
+        ({"actor_tp": 0}, "^TP is 0"),
+        ({"actor_tp": 1, "context_parallel": 0}, "^CP is 0"),
+        ({"actor_tp": 1, "pipeline_parallel": -1}, "^PP is -1"),
+        (
+            {"actor_tp": 2, "context_parallel": 2, "pipeline_parallel": 2},
+            "4 is no multiple of TP × CP × PP = 2 × 2 × 2",
+        ),
+        ({"num_gpus": 10, "actor_gpus": 6, "actor_tp": 2, "context_parallel": 3}, "CP 3 is no power of two"),
     ],
 )
 def test_a_layout_that_cannot_work_is_refused_in_the_variables_own_names(wrong, what):
     with pytest.raises(SettingsError, match=what):
         Layout(**wrong)
+
+
+def test_context_and_pipeline_parallelism_leave_less_data_parallelism_and_cut_within_a_node():
+    layout = Layout(actor_gpus=4, actor_tp=1, context_parallel=2, pipeline_parallel=2)
+    assert layout.data_parallel == 1
+    assert "GPU 0–3   actor    Megatron, TP 1, CP 2, PP 2, DP 1" in layout.table()
+    assert Layout(8, 8, 4, 4, actor_nodes=2, engine_tp=4, actor_tp=8, pipeline_parallel=2).data_parallel == 1
+    with pytest.raises(SettingsError, match="ACTOR_GPUS 8 is no multiple of TP 16"):  # over two nodes
+        Layout(8, 8, 4, 4, actor_nodes=2, engine_tp=4, actor_tp=16)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -54,7 +71,7 @@ def test_where_other_nodes_train_all_of_this_one_serves():
     assert layout.table().splitlines() == [
         "  GPU 0–3   rollout  SGLang, one engine of TP 4",
         "  GPU 4–7   prm      SGLang, 2 × TP 2",
-        "  2 other × 8 GPUs   actor    Megatron, TP 4, CP 1, DP 4",
+        "  2 other × 8 GPUs   actor    Megatron, TP 4, CP 1, PP 1, DP 4",
     ]
     with pytest.raises(SettingsError, match=r"ROLLOUT_GPUS 4 \+ PRM_GPUS 6 = 10, but NUM_GPUS is 8"):
         Layout(8, 8, 4, 6, actor_nodes=2, engine_tp=4)

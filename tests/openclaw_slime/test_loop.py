@@ -3,107 +3,23 @@
 Killed or failing at every point, it starts again; in the end every sample is in the serving weights once.
 """
 
-import threading
+import asyncio
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
-from toy_node import Killed, ToyMegatron, ToyServer
+from ledger import give_sample
+from node_run import POINTS, Run, turn_and_save, turns
+from toy_node import Killed
+from turns import make_request, make_turn
 
-from openclaw_rl.backoff import Backoff
-from openclaw_rl.trainer_protocol import Commit, LeaseBody, Tip
-from openclaw_rl.trainers.client import LeaseSession, ServerGone
-from openclaw_rl.types import TurnState, Version, VersionState, WeightKind
-from openclaw_slime import checkpoints
-from openclaw_slime.checkpoints import Checkpoints, Due
-from openclaw_slime.loop import NodeLoop, StartAgain
-from openclaw_slime.node import TRAINER, NodeConfig
-from openclaw_slime.outcome import RankShare, merged
+from openclaw_rl.trainer_protocol import Commit, LeaseBody
+from openclaw_rl.trainers.client import ServerGone
+from openclaw_rl.types import TurnState, VersionState
+from openclaw_slime.loop import StartAgain
 from openclaw_slime.rollout import Extras
-
-
-class Run:
-    """Starts drivers on one data directory until the work is done."""
-
-    def __init__(self, server: ToyServer, config: NodeConfig, *, every: int) -> None:
-        self.server, self.config = server, config
-        self.checkpoints = Checkpoints(server.folder, every=every)
-        self.client = server.client()
-        self.starts = 0
-        self.now = 0.0
-        """The clock by which a checkpoint that failed is tried again."""
-        self.hung = threading.Event()
-
-    def start(self) -> tuple[NodeLoop, ToyMegatron]:
-        self.starts += 1
-        started = self.client.start(TRAINER, self.checkpoints.whole_fences())
-        megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
-        session = LeaseSession(
-            self.client,
-            TRAINER,
-            threading.Event(),
-            wait_s=0.2,
-            pauses=Backoff(0.01, 0.1),
-            on_hang=self.hung.set,
-        )
-        due = Due(self.checkpoints.every, clock=lambda: self.now)
-        driver = NodeLoop(session, megatron.node(), self.config, self.checkpoints, started.tip, due=due)
-        driver._meet_engine()
-        return driver, megatron
-
-    def finish(self, driver: NodeLoop | None = None) -> None:
-        """Turn until no sample waits; start a driver again when it asks for it."""
-        driver = driver or self.start()[0]
-        while True:
-            try:
-                if driver.turn() is None and not self.counts().get("sampled"):
-                    driver._save()
-                    return
-            except StartAgain:
-                driver, _ = self.start()
-
-    def counts(self) -> dict[str, int]:
-        return self.server.do(self.server.ledger.counts())
-
-    def samples(self, n: int) -> list[str]:
-        return [self.server.do(self.server.sample(self.server.serving.current)) for _ in range(n)]
-
-    def check(self, samples: list[str]) -> None:
-        """Every sample is in the weights that serve, once, and the ledger says so too."""
-        ledger, engine = self.server.ledger, self.server.engine
-        assert sorted(engine.holds) == sorted(samples)
-        serving = self.server.do(ledger.serving_version())
-        assert (self.server.serving.current, engine.weight_version) == (serving, serving)
-        assert self.server.do(ledger.audit()) == []
-        for name in samples:
-            assert self.server.do(ledger.turn(name)).state is TurnState.TRAINED
-
-
-@pytest.fixture
-def run(tmp_path: Path, node_config: Callable[..., NodeConfig]) -> Iterator[Run]:
-    server = ToyServer(tmp_path)
-    config = node_config("combine").model_copy(update={"url": server.url, "token": SecretStr("trainer-token")})
-    yield Run(server, config, every=2)
-    server.close()
-
-
-def test_updates_are_pushed_at_once_and_checkpointed_now_and_then(run: Run) -> None:
-    samples = run.samples(7)
-    run.finish()
-    run.check(samples)  # the last batch was of one, and a filler
-    versions = run.server.do(run.server.ledger.versions())
-    assert [v.weight_version for v in versions if v.durable] == [0, 2, 4]
-    assert [v.state for v in versions[:-1]] == [VersionState.RETIRED] * 4
-    assert len(list(run.checkpoints.megatron.glob("iter_*"))) == 2
-    assert run.starts == 1
-
-
-POINTS = ["generate", "train", "trained", "push", "pushing", "pushed", "save", "saved"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -121,6 +37,56 @@ def test_feedback_on_replies_of_versions_that_are_lost_is_learned_from(run: Run,
     names += run.samples(2) if run.server.serving.is_open else []
     run.finish()
     run.check(names)
+
+
+@pytest.mark.parametrize("with_rollback", [False, True])
+def test_a_lease_that_ends_while_its_step_is_computed_is_a_step_left_out(run: Run, with_rollback: bool) -> None:
+    """The gradients are there, and no weight has moved: the driver goes on, and the batch comes again."""
+    samples = run.samples(6)
+    driver, megatron = run.start()
+    driver.turn()
+    at = megatron.at
+
+    def revoke(point: str) -> None:
+        if point == "computed":
+            megatron.at = at  # type: ignore[method-assign]
+            run.server.do(run.server.ledger.revoke(trainer=None, reason="a sample was deleted"))
+
+    megatron.at = revoke  # type: ignore[method-assign]
+    held = list(megatron.weights)
+    assert driver.turn() is None
+    assert megatron.weights == held
+    assert run.server.health.failures == {}
+    if with_rollback:
+        run.server.do(run.server.ledger.rollback(0, requeue=True))
+    run.finish(driver)
+    run.check(samples)
+    assert run.starts == 1 + with_rollback
+
+
+def test_a_deletion_while_the_optimizer_steps_waits_for_the_commit(run: Run) -> None:
+    """The weights hold the sample then, and the deletion names their version. The driver goes on."""
+    ledger = run.server.ledger
+
+    def sample(name: str, session: str) -> str:
+        return run.server.do(give_sample(ledger, make_request(name, session=session), make_turn(name, version=0)))
+
+    both = [sample("mine", "mine"), sample("other", "other")]
+    driver, megatron = run.start()
+    at, deletions = megatron.at, []
+
+    def forget(point: str) -> None:
+        at(point)
+        if point == "trained":
+            deletions.append(asyncio.run_coroutine_threadsafe(ledger.forget("mine"), run.server._loop))
+            with pytest.raises(TimeoutError):
+                deletions[0].result(0.3)
+
+    megatron.at = forget  # type: ignore[method-assign]
+    assert driver.turn() == 1
+    assert deletions[0].result(30).trained_in == (1,)
+    assert sorted(run.server.engine.holds) == both
+    assert (run.server.do(ledger.audit()), run.starts, driver.turn()) == ([], 1, None)
 
 
 def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) -> None:
@@ -148,117 +114,6 @@ def test_a_lease_that_is_revoked_before_its_step_is_a_step_left_out(run: Run) ->
     run.finish(driver)
     run.check(samples)
     assert run.starts == 1
-
-
-def test_a_checkpoint_whose_report_met_no_server_is_found_by_the_next_start(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server dies, the driver ends after it, and both start again."""
-    names: list[str] = []
-    driver, _ = run.start()
-    for _ in range(3):
-        names += run.samples(2)
-        driver.turn()
-    waiting = run.samples(2)  # of a version that no checkpoint before this one holds
-
-    def away(*_: object) -> None:
-        raise ServerGone("away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run.client, "durable", away)
-        driver._session.stop.set()
-        driver.run()
-    assert run.checkpoints.whole_fences()[-1] == driver._fence
-    run.finish()
-    run.check(names + waiting)
-    assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
-
-
-def test_a_checkpoint_that_is_on_disk_is_not_written_again_to_report_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.samples(4)
-    driver, _ = run.start()
-    real, answers = run.client.durable, [ServerGone("away")]
-
-    def durable(*given: Any) -> None:
-        if answers:
-            raise answers.pop()
-        real(*given)
-
-    monkeypatch.setattr(run.client, "durable", durable)
-    driver.turn()
-    with pytest.raises(ServerGone):
-        driver.turn()
-    turns(driver, 1)
-    assert run.server.do(run.server.ledger.version(2)).durable
-
-
-def test_a_checkpoint_without_its_mark_is_half_a_checkpoint(run: Run) -> None:
-    run.samples(4)
-    driver, megatron = run.start()
-    driver.turn()
-    megatron.dies_at = "saved"
-    with pytest.raises(Killed):
-        driver.turn()
-    assert len(list(run.checkpoints.megatron.glob("iter_*"))) == 1
-    assert run.checkpoints.whole_fences() == []
-
-
-def test_every_file_of_a_checkpoint_is_flushed_before_it_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.samples(4)
-    driver, _ = run.start()
-    flushed: list[str] = []
-    real = run.client.durable
-
-    def durable(*given: Any) -> None:
-        flushed.append("reported")
-        real(*given)
-
-    monkeypatch.setattr(checkpoints, "_flush", lambda place: flushed.append(place.name))
-    monkeypatch.setattr(run.client, "durable", durable)
-    turns(driver, 2)
-    assert flushed.count("weights.json") == 2
-    mark = next(name for name in flushed if name.startswith("whole_"))
-    assert flushed.index("weights.json") < flushed.index(mark) < flushed.index("reported")
-    assert {"megatron", "versions"} <= set(flushed)
-
-
-def test_a_checkpoint_is_due_by_time_as_well_as_by_steps() -> None:
-    now = 0.0
-    due = Due(20, 120, clock=lambda: now)
-    now = 500.0
-    assert not due.is_now  # no step is missing on disk
-    due.stepped()
-    now = 619.0
-    due.stepped()
-    assert not due.is_now
-    now = 620.0
-    assert due.is_now
-    due.kept()
-    due.stepped()
-    assert not due.is_now
-
-
-def test_a_checkpoint_that_hangs_ends_the_process_with_its_reason(run: Run) -> None:
-    run.samples(4)
-    driver, megatron = run.start()
-    driver.turn()
-    driver.save_timeout_s = 0.2
-    megatron.save_model = lambda *_, **__: run.hung.wait(60)  # type: ignore[assignment,method-assign]
-    driver.turn()
-    assert run.hung.is_set()
-    assert run.server.health.failures["trainer"] == 1
-
-
-def turn_and_save(driver: NodeLoop) -> None:
-    driver.turn()
-    driver._save()
-
-
-def turns(driver: NodeLoop, n: int) -> None:
-    for _ in range(n):
-        driver.turn()
 
 
 @pytest.mark.parametrize(
@@ -322,73 +177,6 @@ def test_weights_that_were_not_sent_and_a_step_that_is_not_finite_are_told(run: 
     assert run.server.health.failures["trainer"] == 2
     run.finish()
     run.check(samples[1:])
-
-
-@pytest.mark.parametrize("point", ["save", "saved"])
-def test_a_checkpoint_that_fails_is_told_and_tried_again_while_training_goes_on(run: Run, point: str) -> None:
-    samples = run.samples(8)
-    driver, megatron = run.start()
-    megatron.fails_at = point
-    turns(driver, 2)
-    said = f"checkpoints: failed once: the trainer cannot keep checkpoints: RuntimeError: {point} failed"
-    assert run.server.health.problems() == [said]
-    turns(driver, 2)  # before its pause is over it is not tried
-    assert run.server.health.failures["checkpoints"] == 1
-    ledger = run.server.ledger
-    assert [v.durable for v in sorted(run.server.do(ledger.versions()), key=number)] == [True] + 4 * [False]
-    assert not list(run.checkpoints.megatron.glob("iter_*"))  # no half of one is left
-    megatron.fails_at, run.now = "", 31.0
-    samples += run.samples(2)
-    driver.turn()
-    assert run.server.health.problems() == []
-    assert run.server.do(ledger.version(4)).durable
-    run.finish(driver)
-    run.check(samples)
-    assert run.starts == 1
-    assert not any(v.state is VersionState.LOST for v in run.server.do(ledger.versions()))
-
-
-def number(version: Version) -> int:
-    return version.weight_version
-
-
-def test_no_more_is_learned_than_a_crash_may_cost_while_no_checkpoint_can_be_kept(run: Run) -> None:
-    samples, (driver, megatron) = [], run.start()
-    megatron.fails_at = "save"
-    for _ in range(12):
-        samples += run.samples(2)
-        driver.turn()
-    assert tip(run) == 10  # five times two steps
-    run.now = 31.0
-    turns(driver, 2)
-    assert run.server.health.failures["checkpoints"] == 2
-    assert tip(run) == 10
-    megatron.fails_at, run.now = "", 31.0 + 61.0
-    driver.turn()
-    assert run.server.do(run.server.ledger.version(10)).durable
-    run.finish(driver)
-    run.check(samples)
-
-
-def tip(run: Run) -> int:
-    return run.server.do(run.server.ledger.tip()).weight_version
-
-
-def test_pauses_between_checkpoints_that_fail_grow_to_ten_minutes() -> None:
-    now = 0.0
-    due = Due(1, clock=lambda: now)
-    assert not due.is_now
-    due.stepped()
-    assert due.is_now
-    pauses = [due.failed() for _ in range(7)]
-    assert pauses == [30, 60, 120, 240, 480, 600, 600]
-    now = 599.0
-    assert not due.is_now
-    now = 600.0
-    assert due.is_now
-    due.kept()
-    assert not due.is_now
-    assert due.failed() == 30
 
 
 def test_a_step_that_hangs_is_told_from_one_that_is_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,38 +279,3 @@ def test_a_rollback_makes_the_driver_start_again_from_there(run: Run) -> None:
     run.server.do(run.server.ledger.rollback(2, requeue=True))
     run.finish()
     run.check(samples)
-
-
-def test_on_a_stop_what_was_learned_is_checkpointed(run: Run) -> None:
-    run.samples(2)
-    driver, _ = run.start()
-    driver.turn()
-    driver._session.stop.set()
-    driver.run()
-    assert run.server.do(run.server.ledger.version(1)).durable
-    assert run.client.start(TRAINER).tip.weight_version == 1  # nothing was lost
-
-
-def test_what_is_loaded(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-
-    def of(folder: str | None) -> list[str]:
-        tip = Tip(weight_version=3, kind=WeightKind.FULL, base_hash="b", folder=folder)
-        return checkpoints.load_arguments(tip, "CK")
-
-    assert of(None) == ["--load", "CK"]
-    assert of("versions/full-12") == ["--load", str(tmp_path / "versions/full-12")]  # Megatron's own was pruned
-    (tmp_path / "megatron/iter_0000012").mkdir(parents=True)
-    assert of("versions/full-12") == ["--load", str(tmp_path / "megatron"), "--ckpt-step", "12"]
-
-
-def test_ranks_that_repeat_a_number_are_not_counted_twice() -> None:
-    first = RankShare(True, True, loss=2.0, trained_tokens=5, tallies={"gap": (3.0, 5.0)})
-    twin = RankShare(True, False, loss=2.0, trained_tokens=5, tallies={"gap": (3.0, 5.0)})
-    other = RankShare(True, True, loss=1.0, trained_tokens=3, tallies={"gap": (1.0, 3.0)}, not_finite=("s",))
-    outcome = merged([first, twin, other], samples=3, batch_size=4)
-    assert outcome.metrics["loss"] == pytest.approx(3 / 4)
-    assert outcome.metrics["gap"] == pytest.approx(4 / 8)
-    assert outcome.not_finite == ("s",)
-    with pytest.raises(ValueError, match="some ranks stepped"):
-        merged([first, RankShare(False, True)], samples=1, batch_size=1)

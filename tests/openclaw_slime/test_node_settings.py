@@ -36,11 +36,16 @@ JUDGED = JudgedTurn(
 )
 
 
+@pytest.fixture(autouse=True)
+def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_free", lambda port: True)
+
+
 def plan(*words: str, method: str = "opd", sets: tuple[str, ...] = ()) -> Plan:
     given = ["--method", method, "--hf-checkpoint", "POLICY", *words]
     for setting in sets:
         given += ["--set", setting]
-    return launch._plan_of(launch._parser().parse_args(given))
+    return launch._plan_of(launch.launch_parser().parse_args(given))
 
 
 def settings_of(found: Plan) -> Settings:
@@ -117,6 +122,15 @@ def test_the_judges_own_checkpoint_is_the_fixed_teacher():
     assert named.method.teacher_url == "http://127.0.0.1:31000"
 
 
+@pytest.mark.parametrize("method", ["opd", "combine"])
+def test_guidance_goes_with_the_judges_base_and_with_no_other_teacher(method):
+    found = settings_of(plan(method=method, sets=("method.guidance=0.5",)))
+    assert (found.method.guidance, found.method.teacher) == (0.5, "base")
+    assert settings_of(plan(method=method)).method.guidance == 0, "no model of a node was measured"
+    with pytest.raises(SettingsError, match=r"method\.guidance is for"):
+        settings_of(plan("--prm-checkpoint", "OTHER", method=method, sets=("method.guidance=0.5",)))
+
+
 @pytest.mark.parametrize("words", [("--prm-checkpoint", "OTHER"), ("--prm-gpus", "0", "--prm-url", "http://j/v1")])
 def test_without_a_fixed_teacher_the_policy_is_held_near_its_base(words):
     found = plan(*words)
@@ -180,3 +194,20 @@ def test_openclaws_block_for_the_node_is_what_the_script_serves():
     assert model["reasoning"] is (settings.model.reasoning_parser == "qwen3")
     assert settings.sampling.temperature == 0.6
     assert "deny" not in block.get("tools", {})
+
+
+def test_more_arguments_of_the_engine_come_behind_its_tensor_parallel_size():
+    """They replaced it: an engine of two GPUs then ran on one."""
+
+    def engine_args(*sets: str) -> list[str]:
+        return list(settings_of(plan(sets=sets)).engine.args)
+
+    assert engine_args() == ["--tp", "2"]
+    assert engine_args('engine.args=["--log-level", "debug"]') == ["--tp", "2", "--log-level", "debug"]
+    assert engine_args('engine.args=["--tp-size=2"]') == ["--tp-size=2"]
+    with pytest.raises(SettingsError, match=r"engine\.args --quantization: the weights"):
+        plan(sets=('engine.args=["--quantization", "fp8"]',))
+
+
+def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does():
+    assert plan().prm.environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"

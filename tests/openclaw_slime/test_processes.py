@@ -76,6 +76,11 @@ if kind == "gone":
 if kind == "loops":
     print("AssertionError: this rank has another shape\\nkilled 3 processes", flush=True)
     sys.exit(1)
+if kind == "refuses":
+    with (folder / "events").open("a") as file:
+        file.write("refused\\n")
+    print("slime: placement_group.py has no create_placement_groups", flush=True)
+    sys.exit(2)
 if kind == "broken":
     sys.exit("--hf-checkpoint: no such folder")
 while True:
@@ -195,6 +200,33 @@ sys.exit(processes.run(None, command("mortal", port={free_port()}), command("loo
     assert (body["trainer"], body["has_ended"]) == ("loops", True)
     assert body["reason"].startswith("it ended with 1 after ")
     assert f"AssertionError: this rank has another shape ({toys}/logs/driver.log)" in body["reason"]
+
+
+def test_a_driver_that_cannot_start_is_told_at_once_and_ends_neither_the_run_nor_the_chats(toys: Path) -> None:
+    code = f"""
+from openclaw_slime.processes import Command
+folder = Path({str(toys)!r})
+processes.CANNOT_START_PAUSE_S = 0.5
+def command(kind, *more, **fields):
+    return Command(kind, sys.executable, "node_toys", (kind, str(folder), *more), {{}}, **fields)
+(folder / "events").write_text("mortal\\n")  # as if it had died once: it lives now
+sys.exit(processes.run(None, command("mortal", port={free_port()}), command("refuses"), data_dir=folder))
+"""
+    launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
+    reports = toys / "reports"
+    end = time.monotonic() + 120
+    while not reports.exists() or reports.read_text().count("\n") < 2:
+        assert launch.poll() is None, launch.communicate()
+        assert time.monotonic() < end, launch.kill()
+        time.sleep(0.05)
+    launch.send_signal(signal.SIGTERM)
+    _, said = launch.communicate(timeout=120)
+    assert launch.returncode == 0
+    assert "refuses ended with 2, again in 0 s: slime: placement_group.py has no create_placement_groups" in said
+    assert (toys / "events").read_text().count("mortal None") == 1  # the server and its chats went on
+    _, _, body = json.loads(reports.read_text().splitlines()[0])
+    assert (body["cannot_start"], body["has_ended"]) == (True, True)
+    assert body["reason"].startswith("it cannot start: slime: placement_group.py has no create_placement_groups (")
 
 
 def test_a_server_that_does_not_come_up_again_ends_the_run(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

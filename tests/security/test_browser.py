@@ -6,7 +6,16 @@ PAGE = "https://evil.example"
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/feedback", "/v1/admin/train", "/v1/trainer/tip", "/healthz", "/v1/models"]
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/feedback",
+        "/v1/wishes/1",
+        "/v1/admin/train",
+        "/v1/trainer/tip",
+        "/healthz",
+        "/v1/models",
+    ],
 )
 @pytest.mark.parametrize("doors", ["keyed", "open_server"])
 def test_cors_is_closed(request, doors, path):
@@ -29,7 +38,7 @@ def test_without_keys_no_page_may_post_a_chat_or_feedback(open_server, origin):
     """A simple request (text/plain) needs no preflight: its answer is hidden from the page, and its effect is not."""
     before = open_server.server.admin("/v1/admin/status")["counts"]["requests"]
     headers = {"Origin": origin, "Content-Type": "text/plain"}
-    for path in ("/v1/chat/completions", "/chat/completions", "/v1/feedback"):
+    for path in ("/v1/chat/completions", "/chat/completions", "/v1/feedback", "/v1/wishes/1"):
         reply = open_server.ask(
             "POST", path, headers=headers, content=b'{"messages": [{"role": "user", "content": "a"}]}'
         )

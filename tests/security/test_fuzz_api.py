@@ -9,6 +9,7 @@ Every run makes the same requests. A campaign: FUZZ_EXAMPLES=400 FUZZ_SEED=1 pyt
 import contextlib
 import json
 import os
+import re
 import sys
 from collections import Counter
 from contextlib import closing
@@ -39,10 +40,12 @@ QUICK = settings(
 )
 
 
+OWN = re.compile(r"(completions|feedback|models)$|/wishes")
+"""Paths that a user's own key opens."""
+
+
 def key_of(path: str) -> str:
-    return (
-        "trainer" if "/trainer/" in path else "ann" if path.endswith(("completions", "feedback", "models")) else "admin"
-    )
+    return "trainer" if "/trainer/" in path else "ann" if OWN.search(path) else "admin"
 
 
 def check(doors: Any, reply: httpx.Response | Any) -> None:
@@ -83,7 +86,13 @@ def test_every_operation_answers_whatever_schemathesis_sends(keyed, mode):
         with contextlib.suppress(Unsatisfiable):  # a path of any text can not be wrong
             (answers if SEED is None else seed(int(SEED))(answers))()
     asked = {name for name, _ in answered}
-    assert asked >= {"POST /v1/chat/completions", "POST /v1/feedback", "POST /v1/trainer/commit", "GET /v1/turns"}
+    assert asked >= {
+        "POST /v1/chat/completions",
+        "POST /v1/feedback",
+        "POST /v1/wishes/{wish_id}",
+        "POST /v1/trainer/commit",
+        "GET /v1/turns",
+    }
     assert len(asked) >= 20
     assert not [name for name, status in answered if status == 401], "they were sent without their key"
     if SEED is not None:

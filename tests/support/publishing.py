@@ -6,31 +6,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ledger import commit_of, give_sample, probe_of
+from turns import make_request, make_turn
+
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.messages import Message
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED
-from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
-from openclaw_rl.types import (
-    LogProbs,
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.types import LogProbs, VersionState, WeightKind
 
 PROMPT, REPLY = (1, 5, 9), (11, 12, 13, 14)
 
@@ -48,22 +36,10 @@ class World:
 
     async def sampled(self, version: int) -> None:
         self.count += 1
-        turn_id = f"turn-{self.count}"
-        scope = Scope("u", "s")
-        messages = (Message(role="user", content="q"),)
-        await self.ledger.begin(
-            Request(f"r-{self.count}", scope, 0.0, messages, None, None, PROMPT, SamplingParams(max_new_tokens=8))
-        )
-        runs = (VersionRun(version, len(REPLY)),)
-        lps = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), self._seed(version))
-        mask = (True,) * len(REPLY)
-        reply = Message(role="assistant", content="a")
-        turn = Turn(turn_id, f"r-{self.count}", 0.0, REPLY, lps, mask, runs, "stop", reply)
-        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
-        thanks = NextState((Message(role="user", content="thanks"),))
-        await self.ledger.pair(turn_id, thanks, by_request_id=f"r-{self.count}")
-        await self.ledger.record_verdict(turn_id, Verdict(1, (1,), "rules"))
-        await self.ledger.record_sample(Sample(turn_id, PROMPT, REPLY, mask, lps, runs, 0.7, reward=1.0))
+        name, seed = f"turn-{self.count}", self._seed(version)
+        log_probs = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), seed)
+        turn = make_turn(name, ids=REPLY, log_probs=log_probs, version=version)
+        await give_sample(self.ledger, make_request(name, prompt=PROMPT), turn)
 
     def _seed(self, version: int) -> int:
         return self.engine.adapters.get(adapter_name(version) or "", 0)
@@ -91,36 +67,20 @@ class World:
             (folder / "ema").mkdir()
             (folder / "ema" / "adapter_model.safetensors").write_bytes(b"a mean")
         await self.engine.load_adapter("probe", folder)
-        lps = (await self.engine.score(PROMPT, REPLY, lora_path="probe", extra_key=None)).log_probs
+        true = (await self.engine.score(PROMPT, REPLY, lora_path="probe", extra_key=None)).log_probs
         await self.engine.unload_adapter("probe")
-        probe = Probe(
-            prompt_ids=list(PROMPT),
-            response_ids=list(REPLY),
-            log_probs=[lp + probe_error for lp in lps],
-            parent_log_probs=[lp + 0.01 for lp in lps],
-        )
-        manifest = Manifest(folder=f"versions/{lease.lease_id}", kind=WeightKind.LORA, base_hash="base", sha256="x")
-        report = Report(metrics=metrics or {"loss": 0.1}, probes=[probe] if has_probe else [])
-        body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
-        return await self.ledger.commit(body)
+        probes = [probe_of(PROMPT, REPLY, true, error=probe_error, parent_error=0.01)] if has_probe else []
+        return await self.ledger.commit(commit_of(lease, metrics=metrics, probes=probes))
 
     async def commit_full(self, *, probe_error: float = 0.0, step: float = 0.1) -> int:
         """One step of full weights: its probe is what the engine will answer once they are pushed, less an error."""
         await self.sampled((await self.ledger.tip()).weight_version)
         lease = await self.ledger.lease(trainer="test", now=True)
         assert lease is not None
-        log_probs = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), BASE_SEED ^ (lease.parent + 1))
-        probe = Probe(
-            prompt_ids=list(PROMPT),
-            response_ids=list(REPLY),
-            log_probs=[value + probe_error for value in log_probs],
-            parent_log_probs=[value + step for value in log_probs],
-        )
-        folder = f"versions/{lease.lease_id}"
-        (self.folder / folder).mkdir(parents=True)
-        manifest = Manifest(folder=folder, kind=WeightKind.FULL, base_hash="base", sha256="x", weights_file="model")
-        report = Report(metrics={"loss": 0.1}, probes=[probe])
-        body = Commit(lease_id=lease.lease_id, fence=lease.fence, parent=lease.parent, manifest=manifest, report=report)
+        true = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), BASE_SEED ^ (lease.parent + 1))
+        probes = [probe_of(PROMPT, REPLY, true, error=probe_error, parent_error=step)]
+        body = commit_of(lease, kind=WeightKind.FULL, probes=probes, weights_file="model")
+        (self.folder / body.manifest.folder).mkdir(parents=True)
         return await self.ledger.commit(body)
 
     async def state(self, number: int) -> VersionState:

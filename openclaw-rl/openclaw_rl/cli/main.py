@@ -5,6 +5,7 @@ commands that steer it are in `control`; those that read the ledger's file are i
 """
 
 import asyncio
+import io
 import json
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.cli import control, experiment, ledger, render
+from openclaw_rl.cli import control, experiment, ledger, render, wishes
 from openclaw_rl.cli import doctor as doctor_module
 from openclaw_rl.cli.options import (
     ConfigOption,
@@ -51,6 +52,7 @@ _LONGEST_LINE = 120
 app.add_typer(control.app)
 app.add_typer(ledger.app)
 app.add_typer(experiment.app, name="experiment")
+app.add_typer(wishes.app)
 
 
 @app.command(short_help="Serve a model and train it on its chats.")
@@ -278,4 +280,6 @@ def _print_setting(line: str, meaning: str) -> None:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a chat may hold a character that this terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
     app()

@@ -1,6 +1,6 @@
 """Parts that the commands share: options, settings, calls to the running server, and the exit on a failure."""
 
-import json
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -9,7 +9,7 @@ import httpx
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.data_dir import DataDir
+from openclaw_rl.data_dir import Announcement, DataDir
 from openclaw_rl.errors import SettingsError
 
 ConfigOption = Annotated[
@@ -59,16 +59,17 @@ def call(
     key: the bearer token; None: the admin key; empty: no token.
     """
     settings = target(config, data_dir)
-    where = url_of(settings)
+    server = _announced(settings)
     if key is None:
         key = DataDir.of(settings.data_dir).secret("admin.key", settings.server.admin_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env=False: the admin key must not pass through a proxy that the environment names.
-        with httpx.Client(timeout=150.0, trust_env=False) as client:
-            reply = client.request(method, where + path, headers=headers, **kwargs)
+        with httpx.Client(base_url=server.url, timeout=150.0, trust_env=False) as client:
+            _check_is_ours(client, server)
+            reply = client.request(method, path, headers=headers, **kwargs)
     except httpx.HTTPError as error:
-        fail(f"the server at {where} does not answer: {error}")
+        fail(f"the server at {server.url} does not answer: {error}")
     if reply.is_error:
         try:
             message = reply.json()["error"]["message"]
@@ -79,15 +80,39 @@ def call(
 
 
 def url_of(settings: settings_module.Settings) -> str:
-    """Return the URL of the running server of these settings."""
-    root = DataDir.of(settings.data_dir)
+    """Return the URL of the running server of these settings, once it has proved to be that server."""
+    server = _announced(settings)
     try:
-        return str(json.loads(root.server_file.read_text())["url"])
+        with httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client:
+            _check_is_ours(client, server)
+    except httpx.HTTPError as error:
+        fail(f"the server at {server.url} does not answer: {error}")
+    return server.url
+
+
+def _announced(settings: settings_module.Settings) -> Announcement:
+    data = DataDir.of(settings.data_dir)
+    no_server = (
+        f"no server is ready in {data.root} (`openclaw-rl serve` starts one, and logs `ready` when it serves;"
+        " --data-dir names another folder)"
+    )
+    try:
+        return Announcement.read(data)
     except OSError:
-        fail(
-            f"no server is ready in {root.root} (`openclaw-rl serve` starts one, and logs `ready` when it serves;"
-            " --data-dir names another folder)"
-        )
+        fail(no_server)
+    except SettingsError as error:
+        fail(f"{no_server}\n{error}")
+
+
+def _check_is_ours(client: httpx.Client, server: Announcement) -> None:
+    """Check that the server of this data directory answers, before it gets a key.
+
+    After a crash the address file is stale, and another program or another user's server may have the port.
+    """
+    challenge = secrets.token_urlsafe(16)
+    answer = client.get("/healthz", headers={"X-OpenClaw-Challenge": challenge})
+    if not server.proves(challenge, answer.headers.get("x-openclaw-proof")):
+        fail(f"another program answers at {server.url}: the server of this data directory has ended")
 
 
 def fail(message: str) -> NoReturn:

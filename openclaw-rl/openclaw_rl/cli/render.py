@@ -31,6 +31,8 @@ def status(body: _Body, url: str) -> str:
     counts = body["counts"]
     up = _span(time.time() - body["started_at"])
     lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}", _serving(body), _learning(body)]
+    if body.get("practice") is not None:
+        lines.append(str(body["practice"]["line"]))
     lines += [f"  ! {problem}" for problem in body["problems"]]
     lines += ["", "turns, by state"]
     lines += [f"  {state:9}{counts[state]:>8}  wait {what}" for state, what in _WAITS.items()]
@@ -38,6 +40,8 @@ def status(body: _Body, url: str) -> str:
         _line("trained", counts, "in one version each"),
         _line("dropped", counts, _parts("dropped", counts)),
     ]
+    if counts.get("practice"):
+        lines.append(_line("practice", counts, f"replies that nobody asked for: {_parts('practice', counts)}"))
     lines += ["", "requests"]
     lines += [
         _line("all", {"all": counts["requests"]}, f"{counts['running']} running"),
@@ -83,11 +87,34 @@ def turn(record: _Body) -> str:
         lines += [f"  {'verdict':9}{verdict['value']:+d} ({verdict['source']}{why})"]
     if sample is not None and sample["reward"] is not None:
         lines += [f"  {'reward':9}{sample['reward']:+g}"]
+    if record.get("practice"):
+        lines += [f"  {'practice':9}{_practice(record)}: no user asked for this reply"]
     lines += ["", f"it is {_state(record)}"]
     lines += [
         f"  {when(event['at'])}  {event['state']:8}  {plain(event['detail'])}".rstrip() for event in record["events"]
     ]
     return "\n".join(lines)
+
+
+def wishes(rows: Sequence[_Body]) -> Iterator[str]:
+    """Yield two lines for each wish: its state in figures, and its words."""
+    for row in rows:
+        figures = [str(row["state"])]
+        if row["state"] == "active":
+            figures = [f"rests: {plain(row['rests'])}" if row["rests"] else "practised"]
+        if row["reason"]:
+            figures.append(plain(row["reason"]))
+        if row["learned"] is not None:
+            figures.append(f"learned {100 * row['learned']:.0f} %")
+        if row["kl"] is not None:
+            figures.append(f"KL {row['kl']:.2f}")
+        figures.append(f"{row['practised']} practice replies in {row['updates']} updates")
+        if row["since"] is not None:
+            figures.append(f"since version {row['since']}")
+        scope = "everywhere" if row["is_general"] else "where it was asked"
+        yield f"{row['wish_id']:>4}  {_short(row['text'])}"
+        asked = f"{len(row['sources'])} {'time' if len(row['sources']) == 1 else 'times'}"
+        yield f"      {when(row['created_at'])}, asked {asked}, {scope}; {'; '.join(figures)}"
 
 
 def when(at: float) -> str:
@@ -134,6 +161,8 @@ def _turn(row: _Body) -> tuple[str, ...]:
         state += f" (its user said {said:+g}" + (", too late)" if is_late else ")")
     if row["demonstration_of"] is not None:
         state += f" (a better reply to {row['demonstration_of']})"
+    if row.get("practice"):
+        state += f" (practice: {_practice(row)})"
     return (
         row["turn_id"],
         when(row["finished_at"]),
@@ -150,6 +179,12 @@ def _state(row: _Body) -> str:
     if row["trained_in"] is not None:
         return f"{row['state']} in version {row['trained_in']}"
     return f"{row['state']}: {row['reason']}" if row["reason"] else str(row["state"])
+
+
+def _practice(row: _Body) -> str:
+    """Return what a practice reply rehearses."""
+    what = f"wish {row['wish_id']}" if row["practice"] == "wish" else "anchor"
+    return what + ("" if row["practice_of"] is None else f", on {row['practice_of']}")
 
 
 def _said(label: str, message: _Body) -> str:

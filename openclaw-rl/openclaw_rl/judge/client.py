@@ -10,7 +10,7 @@ import httpx
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.errors import EngineError, JudgeError
+from openclaw_rl.errors import EngineError, JudgeError, RequestError
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
@@ -22,6 +22,20 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 _MAX_RETRY_AFTER_S = 30.0
 
 
+_CAN_DO_WITHOUT = ("max_tokens", "max_completion_tokens", "temperature")
+"""Parameters that some judges refuse."""
+_MOST_WORDS = 200
+"""Characters of a refusal that are kept. The whole could hold the conversation."""
+
+
+class _RefusedError(JudgeError):
+    """The judge refused the request, in these words."""
+
+    def __init__(self, message: str, words: str) -> None:
+        super().__init__(message)
+        self.words = words
+
+
 class HttpJudgeClient:
     """Client of any OpenAI-compatible server. The owner of the HTTP client closes it."""
 
@@ -30,27 +44,42 @@ class HttpJudgeClient:
             raise ValueError("judge.url is not set")
         self._client = client
         self._settings = settings
-        self._base = settings.url.rstrip("/")
+        self._base = settings.url.rstrip("/").removesuffix("/chat/completions").rstrip("/")
         self._model = settings.model
+        self._refused: set[str] = set()
+        """Parameters that this judge refused; it is asked without them from then on."""
 
     async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 if self._model is None:
                     self._model = str((await self._call("GET", "/models"))["data"][0]["id"])
-                body = {
-                    "model": self._model,
-                    "messages": [message.model_dump(exclude_none=True) for message in prompt],
-                    "temperature": self._settings.temperature,
-                    "max_tokens": max_new_tokens,
-                }
-                choice = (await self._call("POST", "/chat/completions", body))["choices"][0]
+                choice = (await self._complete(prompt, max_new_tokens))["choices"][0]
                 text = choice["message"].get("content") or ""
                 return Answer(str(text), is_cut=choice.get("finish_reason") == "length")
         except TimeoutError as error:
             raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
         except (LookupError, TypeError, AttributeError) as error:
             raise JudgeError(f"judge sent a reply of another form: {error!r}") from error
+
+    async def _complete(self, prompt: Sequence[Message], max_new_tokens: int) -> Any:
+        """Ask for a completion. A parameter that the judge refuses by name is renamed or left out from then on."""
+        while True:
+            limit = "max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"
+            body: dict[str, Any] = {
+                "model": self._model,
+                "messages": [message.model_dump(exclude_none=True) for message in prompt],
+                "temperature": self._settings.temperature,
+                limit: max_new_tokens,
+            }
+            body = {name: value for name, value in body.items() if name not in self._refused}
+            try:
+                return await self._call("POST", "/chat/completions", body)
+            except _RefusedError as error:
+                named = [name for name in _CAN_DO_WITHOUT if name in body and name in error.words]
+                if not named:
+                    raise
+                self._refused.update(named)
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         key = self._settings.api_key
@@ -65,11 +94,14 @@ class HttpJudgeClient:
                     method, self._base + path, json=body, headers=headers, timeout=self._settings.timeout_s
                 )
             except httpx.HTTPError as error:
-                failure = f"judge did not answer: {error!r}"
+                failure = f"judge did not answer at {self._base}{path}: {error!r}"
             else:
                 if reply.is_success:
                     return _parsed(reply)
-                failure = f"judge answered {reply.status_code}"
+                words = _words(reply)
+                failure = f"judge answered {reply.status_code} at {self._base}{path}" + (f": {words}" if words else "")
+                if reply.status_code in (400, 422):
+                    raise _RefusedError(failure, words)
                 if reply.status_code != 429 and reply.status_code < 500:
                     break  # the request is at fault: another try would fail too
                 pause = max(pause, _retry_after(reply))
@@ -100,7 +132,7 @@ class EngineJudgeClient:
         self._decode = decode
 
     async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
-        prompt_ids = await asyncio.to_thread(self._render, prompt)
+        prompt_ids = await asyncio.to_thread(self._rendered, prompt)
         sampling = EngineSampling(max_new_tokens=max_new_tokens, temperature=self._settings.temperature)
         request = GenerateRequest(
             input_ids=list(prompt_ids), sampling_params=sampling, extra_key="judge", priority=PRIORITY_BACKGROUND
@@ -120,12 +152,42 @@ class EngineJudgeClient:
             raise JudgeError("judge's engine broke off")
         return Answer(text, is_cut=finish.type == "length")
 
+    def _rendered(self, prompt: Sequence[Message]) -> Ids:
+        """Render the prompt; blocks. Raises JudgeError when the model's template refuses it."""
+        try:
+            return self._render(prompt)
+        except RequestError as refused:
+            try:
+                return self._render(without_system(prompt))
+            except RequestError:
+                raise JudgeError(f"this model cannot be its own judge: {refused.message}") from refused
+
+
+def without_system(prompt: Sequence[Message]) -> list[Message]:
+    """Return the prompt with its system messages in front of the first user message's text.
+
+    Some templates have no system role (Gemma 1 and 2, Mistral 0.1 and 0.2).
+    """
+    told = "\n\n".join(message.text() for message in prompt if message.role == "system")
+    rest = [message for message in prompt if message.role != "system"]
+    if not told or not rest or rest[0].role != "user":
+        return list(prompt)
+    return [rest[0].model_copy(update={"content": f"{told}\n\n{rest[0].text()}"}), *rest[1:]]
+
 
 def _parsed(reply: httpx.Response) -> Any:
     try:
         return reply.json()
     except ValueError as error:
         raise JudgeError("judge sent no JSON") from error
+
+
+def _words(reply: httpx.Response) -> str:
+    """Return the message of an error in OpenAI's form; empty without one."""
+    try:
+        return " ".join(str(reply.json()["error"]["message"]).split())[:_MOST_WORDS]
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _retry_after(reply: httpx.Response) -> float:

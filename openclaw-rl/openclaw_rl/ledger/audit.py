@@ -28,11 +28,33 @@ _NEVER = {
         SELECT coalesce(turn_id, id) FROM open_turn LEFT JOIN turn USING (id) WHERE state IS NOT 'served'""",
     "turn {} is past pairing without a next state": """
         SELECT turn_id FROM turn LEFT JOIN next_state USING (id)
-        WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL AND demonstration_of IS NULL
+        WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL AND demonstration_of IS NULL AND practice IS
+            NULL
             AND NOT EXISTS (SELECT 1 FROM feedback WHERE turn = turn.id)""",
-    "turn {} began as a sample, and is no demonstration": """
+    "turn {} began as a sample, and is neither a demonstration nor practice": """
         SELECT turn_id FROM turn JOIN event ON turn = turn.id
-        WHERE n = 0 AND event.state = 'sampled' AND demonstration_of IS NULL""",
+        WHERE n = 0 AND event.state = 'sampled' AND demonstration_of IS NULL AND practice IS NULL""",
+    "practice reply {} did not begin as a sample": """
+        SELECT turn_id FROM turn JOIN event ON turn = turn.id
+        WHERE n = 0 AND event.state <> 'sampled' AND practice IS NOT NULL""",
+    "practice reply {} was taken for a turn of its user": """
+        SELECT turn_id FROM turn WHERE practice IS NOT NULL AND (
+            EXISTS (SELECT 1 FROM verdict WHERE verdict.id = turn.id)
+            OR EXISTS (SELECT 1 FROM next_state WHERE next_state.id = turn.id)
+            OR EXISTS (SELECT 1 FROM open_turn WHERE open_turn.id = turn.id)
+            OR EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id))""",
+    "practice reply {} is not of its user's own turn and wish": """
+        SELECT turn_id FROM turn JOIN request USING (id) LEFT JOIN request AS of ON of.id = practice_of
+            LEFT JOIN wish AS asked ON asked.id = turn.wish
+        WHERE (practice IS NULL AND (practice_of IS NOT NULL OR turn.wish IS NOT NULL))
+            OR (practice = 'wish' AND (of.user IS NOT request.user OR asked.user IS NOT request.user))
+            OR (practice = 'anchor' AND (turn.wish IS NOT NULL
+                OR (practice_of IS NOT NULL AND of.user IS NOT request.user)))""",
+    "wish {} has no turn that asked for it": """
+        SELECT wish.id FROM wish LEFT JOIN wish_source ON wish = wish.id WHERE wish_source.id IS NULL""",
+    "wish {} was asked for by somebody else": """
+        SELECT wish.id FROM wish JOIN wish_source ON wish = wish.id JOIN request ON request.id = turn
+        WHERE wish.user <> request.user""",
     "turn {} and its sample do not agree on who wrote it": """
         SELECT turn_id FROM turn JOIN sample USING (id) WHERE is_demonstration <> (demonstration_of IS NOT NULL)""",
     "turn {} came back from an end that is final": f"""
@@ -47,7 +69,7 @@ _NEVER = {
         WHERE effect = 'late' AND state NOT IN ('leased', 'trained', 'dropped')""",
     "turn {} has a reward, and no verdict of ±1": """
         SELECT turn_id FROM turn JOIN sample USING (id) LEFT JOIN verdict USING (id)
-        WHERE reward IS NOT NULL AND coalesce(value, 0) = 0""",
+        WHERE reward IS NOT NULL AND coalesce(value, 0) = 0 AND practice IS NULL""",
     "turn {} waits or trained without a sample": """
         SELECT turn_id FROM turn LEFT JOIN sample USING (id)
         WHERE state IN ('sampled', 'leased', 'trained') AND (sample.id IS NULL OR sampled_at IS NULL)""",
@@ -134,9 +156,11 @@ def _counters(db: sqlite3.Connection) -> Iterator[str]:
     kept = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
     counted: dict[str, int] = {}
     for query in (
-        "SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn GROUP BY 1",
+        "SELECT iif(practice IS NULL, '', 'practice.') || iif(reason IS NULL, state, 'dropped.' || reason), count(*)"
+        " FROM turn GROUP BY 1",
         "SELECT 'abandoned.' || reason, count(*) FROM request WHERE outcome = 'abandoned' GROUP BY 1",
-        "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL",
+        "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
+        " AND practice IS NULL",
         "SELECT 'running', count(*) FROM request WHERE outcome = 'running'",
         "SELECT 'side.' || kind, count(*) FROM side GROUP BY 1",
         "SELECT 'feedback.' || effect, count(*) FROM feedback GROUP BY 1",

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import wishes
 from openclaw_rl.ledger.blobs import Connection, Watch, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 
@@ -65,14 +66,15 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
     """Delete requests and their rows in all tables; return the number of turns among them."""
     turns = 0
     with zeroed(db):
-        for some in cut(sorted(rows, reverse=True)):  # a demonstration goes before the turn that it corrects
+        for some in cut(sorted(rows, reverse=True)):  # demonstrations and practice go before the turn that they are of
             marks, values = in_list(some)
             _uncount(db, marks, values)  # triggers count inserts and updates, but no deletions
             turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
-            for table in ("event", "feedback", "lease_sample"):
+            for table in ("event", "feedback", "lease_sample", "wish_source"):
                 db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", values)
             for table in ("sample", "verdict", "next_state", "open_turn", "reply", "turn", "request"):
                 db.execute(f"DELETE FROM {table} WHERE id IN ({marks})", values)
+        wishes.delete_orphans(db)
     return turns
 
 
@@ -157,9 +159,10 @@ def _ids(blob: bytes) -> NDArray[np.unsignedinteger]:
 
 def _uncount(db: sqlite3.Connection, marks: str, values: Sequence[int]) -> None:
     for query in (
-        f"SELECT iif(reason IS NULL, state, 'dropped.' || reason), count(*) FROM turn WHERE id IN ({marks}) GROUP BY 1",
+        "SELECT iif(practice IS NULL, '', 'practice.') || iif(reason IS NULL, state, 'dropped.' || reason), count(*)"
+        f" FROM turn WHERE id IN ({marks}) GROUP BY 1",
         "SELECT 'requests', count(*) FROM request LEFT JOIN turn USING (id)"
-        f" WHERE demonstration_of IS NULL AND id IN ({marks})",
+        f" WHERE demonstration_of IS NULL AND practice IS NULL AND id IN ({marks})",
         "SELECT 'abandoned.' || reason, count(*) FROM request"
         f" WHERE outcome = 'abandoned' AND id IN ({marks}) GROUP BY 1",
         f"SELECT 'feedback.' || effect, count(*) FROM feedback WHERE turn IN ({marks}) GROUP BY 1",

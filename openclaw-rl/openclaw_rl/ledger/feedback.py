@@ -44,7 +44,7 @@ class UserFeedback(LedgerPart):
         """Return this user's turn of that id, or the newest turn of that session; None if there is none."""
         found = db.execute(
             "SELECT turn_id, prompt_tokens, turn.reason FROM turn JOIN request USING (id)"
-            " WHERE +user = ? AND demonstration_of IS NULL AND "
+            " WHERE +user = ? AND demonstration_of IS NULL AND practice IS NULL AND "
             + ("session_id = ? ORDER BY request.id DESC LIMIT 1" if turn_id is None else "turn_id = ?"),
             (user, session_id if turn_id is None else turn_id),
         ).fetchone()
@@ -68,7 +68,7 @@ class UserFeedback(LedgerPart):
         ids = demonstration if kept.demonstration == said.demonstration else None  # ids would reveal a masked secret
         found = db.execute(
             "SELECT turn.id, turn.reason FROM turn JOIN request USING (id)"
-            " WHERE turn_id = ? AND user = ? AND demonstration_of IS NULL",
+            " WHERE turn_id = ? AND user = ? AND demonstration_of IS NULL AND practice IS NULL",
             (kept.turn_id, user),
         ).fetchone()
         if found is None:

@@ -1,11 +1,13 @@
 """Deletion of turns: of a session, a conversation or a user on request; of the oldest by age and size.
 
-Forgetting deletes the requests, turns, samples and feedback of a `selection`, and every message that no other request
-refers to. It has two parts, so that chats do not wait for the long one: `plan` reads, from a snapshot; `carry_out`
-deletes, in one transaction, unless the selection grew meanwhile: then a new plan is needed (`deletion`).
+Forgetting deletes the requests, turns, samples, feedback and wishes of a `selection`, the practice on its prompts, and
+every message that no other request refers to. It has two parts, so that chats do not wait for the long one: `plan`
+reads, from a snapshot; `carry_out` deletes, in one transaction, unless the selection grew meanwhile: then a new plan is
+needed (`deletion`).
 
 Weights that were trained on the turns cannot be taken back. `Forgotten` names their versions; `untrained` finds the
-newest version before them. A trainer that holds one of the samples loses its lease. Versions keep the figures of their
+newest version before them. A trainer that holds one of the samples loses its lease, unless its optimizer steps at that
+moment: then the deletion waits for the commit. Versions keep the figures of their
 probes, which are prompts and replies of the batch, and lose the tokens at once, also before the gate has read them.
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
@@ -16,6 +18,7 @@ from snapshots, deletions are small transactions between those of chats.
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +34,7 @@ from openclaw_rl.ledger.records import Forgotten, Retained
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import DEAD
-from openclaw_rl.ledger.store import Clock, LedgerPart, Reader, write
+from openclaw_rl.ledger.store import Clock, LedgerPart, Reader, read, write
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
 
@@ -46,6 +49,7 @@ _SPARE = 0.05
 """Share of the limit by which a file over its limit is brought below it."""
 _PLANS = 5
 """Plans for one forgetting: each is void if the session went on while it was made."""
+_STEP_POLL_S = 0.05
 _RETAIN_ROWS = 20_000
 """Requests deleted in one round of retention; the next round continues."""
 
@@ -93,14 +97,25 @@ class Forgetting(LedgerPart):
                 done = await self._carry_out(planned)
                 if done is not None:
                     break
+                await self._step_over()
             else:
                 raise LedgerError(f"{planned.selection} goes on all the time: try again")
         # VACUUM needs a moment without a transaction, between two groups of the writer.
         return replace(done, is_scrubbed=await self._writer.alone(deletion.scrub))
 
+    async def _step_over(self) -> None:
+        """Wait for the commit of the step that runs, or for the end of its time."""
+        # Asked, not told: a lease ends in six ways, in the transactions of other parts.
+        while time.monotonic() < self._step[1] and await self._is_live(self._step[0]):  # noqa: ASYNC110
+            await asyncio.sleep(_STEP_POLL_S)
+
+    @read
+    def _is_live(self, db: sqlite3.Connection, fence: int) -> bool:
+        return db.execute("SELECT 1 FROM lease WHERE fence = ? AND state = 'live'", (fence,)).fetchone() is not None
+
     @write
     def _carry_out(self, db: sqlite3.Connection, plan: _Plan) -> Forgotten | None:
-        """Delete the planned rows. None: the selection has grown since, make a new plan."""
+        """Delete the planned rows. None: make a new plan, as the selection has grown, or an optimizer steps on it."""
         selection, rows = plan.selection, plan.rows
         later = selection.rows(db, after=plan.newest_request)
         running = db.execute("SELECT id FROM request WHERE outcome = 'running'")
@@ -126,6 +141,9 @@ class Forgetting(LedgerPart):
                     values,
                 )
             )
+        fence, until = self._step
+        if fence in fences and time.monotonic() < until:
+            return None  # the step is made: revoked now, it would be in weights whose commit is refused
         for fence in fences:
             leases.end(db, fence, "revoked", reason="a session was forgotten", at=self._clock())
         turns = deletion.delete_rows(db, rows)
@@ -193,10 +211,12 @@ class Forgetting(LedgerPart):
             row
             for (row,) in db.execute(
                 f"SELECT id FROM request LEFT JOIN turn USING (id) WHERE {_OVER} AND id IN ({marks})"
-                # a demonstration that stays keeps the turn that it corrects
+                # a demonstration or a practice reply that stays keeps the turn that it is of
                 " AND NOT EXISTS (SELECT 1 FROM turn AS demo WHERE demo.demonstration_of = request.id"
-                f" AND demo.id NOT IN ({marks}))",
-                (*values, *values),
+                f" AND demo.id NOT IN ({marks}))"
+                " AND NOT EXISTS (SELECT 1 FROM turn AS again WHERE again.practice_of = request.id"
+                f" AND again.id NOT IN ({marks}))",
+                (*values, *values, *values),
             )
         }
         touch(db, deletion.pieces_of(db, set(rows) - over))

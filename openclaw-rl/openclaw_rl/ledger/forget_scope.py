@@ -106,7 +106,7 @@ class Conversation:
         for row, by_request in _answered(db, asked):
             if by_request in (None, "side") or by_request in goes_on:
                 rows.add(row)
-        return _with_demonstrations(db, rows)
+        return _with_dependents(db, rows)
 
     def __str__(self) -> str:
         return "the conversation"
@@ -130,7 +130,7 @@ def of_turn(db: sqlite3.Connection, turn_id: str) -> Session | Conversation:
     """Return the session of a turn, else its conversation. Raises LedgerError when there is no such turn."""
     found = db.execute(
         "SELECT request.id, user, session_id, messages FROM turn JOIN request"
-        " ON request.id = coalesce(demonstration_of, turn.id) WHERE turn_id = ?",
+        " ON request.id = coalesce(demonstration_of, practice_of, turn.id) WHERE turn_id = ?",
         (turn_id,),
     ).fetchone()
     if found is None:
@@ -192,15 +192,19 @@ def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int
         yield from db.execute(query, values).fetchall()
 
 
-def _with_demonstrations(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:
-    """Add the demonstrations of these turns, and remove those of other turns: a demonstration goes with its turn."""
+def _with_dependents(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:
+    """Add the demonstrations and the practice of these turns, and remove those of other turns: they go with their
+    turn."""
     strangers: set[int] = set()
     added: set[int] = set()
     for some in cut(sorted(rows)):
         marks, values = in_list(some)
-        for row, of in db.execute(
-            f"SELECT id, demonstration_of FROM turn WHERE demonstration_of IS NOT NULL AND id IN ({marks})", values
+        for row, demonstration_of, practice_of in db.execute(
+            "SELECT id, demonstration_of, practice_of FROM turn"
+            f" WHERE (demonstration_of IS NOT NULL OR practice IS NOT NULL) AND id IN ({marks})",
+            values,
         ):
-            strangers.update(() if of in rows else (row,))
-        added.update(row for (row,) in db.execute(f"SELECT id FROM turn WHERE demonstration_of IN ({marks})", values))
+            strangers.update(() if (demonstration_of or practice_of) in rows else (row,))
+        for column in ("demonstration_of", "practice_of"):
+            added.update(row for (row,) in db.execute(f"SELECT id FROM turn WHERE {column} IN ({marks})", values))
     return frozenset((rows - strangers) | added)

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Collection
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import blobs, feedback, leases
+from openclaw_rl.ledger import blobs, feedback, leases, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import read_judged
 from openclaw_rl.ledger.states import find_turn, move
@@ -52,18 +52,19 @@ class Judging(LedgerPart):
         """Move a turn JUDGED → SAMPLED: it waits for a trainer.
 
         The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the method
-        knew. The turn stays JUDGED, and the method scores it again.
+        knew. The turn stays JUDGED, and the method scores it again. A hint in the user's words becomes a wish.
         """
         at, sample = self._clock(), self._redactor.sample(sample)
         row = find_turn(db, sample.sample_id)
         if feedback.has_news(db, row, seen_feedback):
             return
         move(db, row, TurnState.SAMPLED, at=at)
-        _insert_sample(db, row, sample)
+        insert_sample(db, row, sample)
         db.execute(
             "UPDATE turn SET is_tool = ?, sampled_at = ?, oldest_version = ? WHERE id = ?",
             (sample.is_tool_turn, at, sample.oldest_version, row),
         )
+        wishes.note(db, row, sample, at=at)
 
     async def drop_oldest(self, state: TurnState, keep: int) -> int:
         """Drop the oldest turns of `state` beyond `keep` as BACKLOG; return their number."""
@@ -107,7 +108,7 @@ def _count(db: sqlite3.Connection, state: TurnState) -> int:
     return int(n)
 
 
-def _insert_sample(db: sqlite3.Connection, row: int, sample: Sample) -> None:
+def insert_sample(db: sqlite3.Connection, row: int, sample: Sample) -> None:
     """Insert a sample; a column that equals the turn's stays NULL."""
     turn = db.execute(
         "SELECT prompt, ids, log_probs, mask, versions FROM request JOIN reply USING (id) WHERE id = ?", (row,)

@@ -4,6 +4,8 @@ At most one lease of a policy is live; its samples are LEASED, and no other leas
 (`lineage`), by `release`, by its deadline, or by being revoked: its trainer is dead, or its parent is no longer the tip
 or an ancestor of it. Its samples then wait again, in the old order.
 
+Practice waits behind the users' samples, and is leased a whole batch at a time.
+
 A lease past its deadline stays live until another trainer asks for one, or until the next start of the server. Until
 then its trainer may still renew or commit: a laptop that slept, or a clock that jumped, loses no step. A trainer that
 asks for a lease holds none: a live lease in its name is revoked.
@@ -13,7 +15,8 @@ asks for a lease holds none: a live lease in its name is revoked.
 
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -26,6 +29,8 @@ from openclaw_rl.ledger.states import move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import DropReason, Lease, TurnState
 
+STEP_S = 30.0
+"""Longest wait of a deletion for the commit of an optimizer's step. An optimizer takes seconds, not its whole step."""
 _SWEEP = 256
 """Waiting samples that one transaction looks at beyond the batch; chats wait until it ends."""
 
@@ -60,9 +65,9 @@ class Leases(LedgerPart):
         """Grant a batch of `n` samples (default `batch_size`).
 
         After `max_wait_s` a batch needs only `min_batch` samples, and with `now` only one. User turns come first; tool
-        turns fill up to `max_tool_share` of the batch. Samples that are too old, or that no ancestor of the tip
-        sampled, are dropped on the way. None while too few samples wait, another trainer's lease is live, or learning
-        is paused.
+        turns fill up to `max_tool_share` of the batch. Where these are too few for a batch, a batch of practice that
+        waits is granted whole, and they fill it up. Samples that are too old, or that no ancestor of the tip sampled,
+        are dropped on the way. None while too few samples wait, another trainer's lease is live, or learning is paused.
         """
         while (granted := await self._grant(trainer, n, now)) is _AGAIN:
             pass
@@ -93,7 +98,12 @@ class Leases(LedgerPart):
         is_late = bool(chosen) and at - min(chosen)[0] >= training.max_wait_s
         needed = 1 if now else min(training.min_batch, size) if is_late else size
         if len(chosen) < needed:
-            return None
+            practice = _practice(db, size=size, tip=tip, max_staleness=training.max_staleness, at=at)
+            if practice is None:
+                return _AGAIN
+            if not practice:
+                return None
+            chosen = chosen[: size - len(practice)] + practice
         return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
 
     async def _read_granted(self, granted: _Grant) -> Lease:
@@ -124,6 +134,18 @@ class Leases(LedgerPart):
         expires_at = self._clock() + self._training.lease_s
         db.execute("UPDATE lease SET expires_at = ? WHERE lease_id = ?", (expires_at, lease_id))
         return expires_at
+
+    async def begin_step(self, lease_id: str, fence: int) -> float:
+        """Renew a lease whose optimizer steps next; a deletion of its samples waits for the commit, at most `STEP_S`.
+
+        Raises CommitRefused when the lease has ended.
+        """
+        before, self._step = self._step, (fence, time.monotonic() + STEP_S)  # first: no deletion comes between
+        try:
+            return await self.renew(lease_id, fence)
+        except BaseException:
+            self._step = before
+            raise
 
     @write
     def release(
@@ -232,9 +254,10 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
 
 
 def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> Iterator[_Waiting]:
-    """Yield samples that wait, the oldest first; rows are read as the caller asks for them."""
+    """Yield users' samples that wait, the oldest first; rows are read as the caller asks for them."""
     rows = db.execute(
-        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND is_tool = ? ORDER BY sampled_at, id LIMIT ?",
+        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND practice IS NULL AND is_tool = ?"
+        " ORDER BY sampled_at, id LIMIT ?",
         (is_tool, limit),
     )
     return ((sampled_at, row) for sampled_at, row in rows)
@@ -244,9 +267,33 @@ def _fit(
     db: sqlite3.Connection, *, is_tool: bool, size: int, tip: int, max_staleness: int, at: float
 ) -> list[_Waiting] | None:
     """Return the oldest `size` samples that can be trained on. None: some could not, and were dropped."""
+    waiting = oldest(db, is_tool=is_tool, limit=size + _SWEEP)
+    return _sifted(db, waiting, size=size, tip=tip, max_staleness=max_staleness, at=at)
+
+
+def _practice(db: sqlite3.Connection, *, size: int, tip: int, max_staleness: int, at: float) -> list[_Waiting] | None:
+    """Return the oldest batch of practice. None: some of it could not be trained on, and was dropped."""
+    # A batch comes into the ledger in one transaction, so what waits of it is the whole of it.
+    first = db.execute(
+        "SELECT practice_batch FROM turn INDEXED BY turn_practice_waiting WHERE state = 'sampled' AND practice IS NOT"
+        " NULL ORDER BY practice_batch LIMIT 1"
+    ).fetchone()
+    rows = db.execute(
+        "SELECT sampled_at, id FROM turn INDEXED BY turn_practice_waiting WHERE state = 'sampled' AND practice IS NOT"
+        " NULL AND practice_batch = ? ORDER BY id LIMIT ?",
+        (None if first is None else first[0], size),
+    )
+    waiting = ((sampled_at, row) for sampled_at, row in rows.fetchall())
+    return _sifted(db, waiting, size=size, tip=tip, max_staleness=max_staleness, at=at)
+
+
+def _sifted(
+    db: sqlite3.Connection, waiting: Iterable[_Waiting], *, size: int, tip: int, max_staleness: int, at: float
+) -> list[_Waiting] | None:
+    """Return the first `size` that can be trained on. None: some could not, and were dropped."""
     fit: list[_Waiting] = []
     unfit: list[tuple[int, DropReason]] = []
-    for sampled_at, row in oldest(db, is_tool=is_tool, limit=size + _SWEEP):
+    for sampled_at, row in waiting:
         if (reason := why_unfit(db, row, tip=tip, max_staleness=max_staleness)) is not None:
             unfit.append((row, reason))
         else:

@@ -24,12 +24,14 @@ from openclaw_rl.ledger.judging import Judging
 from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.reports import Reports
 from openclaw_rl.ledger.store import Clock, Reader, read, write
 from openclaw_rl.ledger.turns import Turns
 from openclaw_rl.ledger.versions import Versions
+from openclaw_rl.ledger.wishes import Wishes
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
 
@@ -37,7 +39,9 @@ _CONNECTIONS = 4
 """Connections to the file: the writer's, its syncer's and two readers'."""
 
 
-class Ledger(Turns, Judging, UserFeedback, Leases, Lineage, Versions, Forgetting, Reports, Auditing):
+class Ledger(
+    Turns, Judging, UserFeedback, Wishes, Practising, Leases, Lineage, Versions, Forgetting, Reports, Auditing
+):
     """All operations of one ledger file. `open` makes it, `aclose` ends it. Every call may raise LedgerError."""
 
     def __init__(

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 import orjson
 
 from openclaw_rl.errors import CommitRefused, LedgerError
-from openclaw_rl.ledger import feedback, leases, schema, versions
+from openclaw_rl.ledger import feedback, leases, schema, versions, wishes
 from openclaw_rl.ledger.blobs import pack_bytes
 from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
@@ -141,14 +141,15 @@ class Lineage(LedgerPart):
     def reject(self, db: sqlite3.Connection, n: int, reason: str) -> list[int]:
         """Mark n, which the gate refused, and all versions built on it REJECTED; the tip becomes n's parent.
 
-        The batch of n ends `gate_rejected`. The batches of later versions wait again (the next lease drops those that
-        are stale by then). Return the rejected versions, newest first.
+        The batch of n ends `gate_rejected`, and the wishes that n practised are stopped. The batches of later versions
+        wait again (the next lease drops those that are stale by then). Return the rejected versions, newest first.
         """
         at, version = self._clock(), versions.row(db, n)
         parent = version["parent"]
         if version["state"] in DEAD or parent is None:
             raise LedgerError(f"version {n} is {version['state']} and cannot become rejected")
         rejected = versions.after(db, parent)
+        wishes.stop_practised_in(db, [n], f"version {n}, which practised it, was rejected: {reason}", at=at)
         for number in rejected:
             above = f"built on version {n}, which was rejected: {reason}"
             move_version(db, number, VersionState.REJECTED, reason=reason if number == n else above)
@@ -229,6 +230,8 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
         raise LedgerError(f"version {to} was never checkpointed: no trainer could go on from it")
     versions.check_has_weights(target)
     abandoned = versions.after(db, to)
+    if not requeue:
+        wishes.stop_practised_in(db, abandoned, f"it was practised after version {to}, which serves again", at=at)
     for number in abandoned:
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
         _free_samples(db, number, None if requeue else DropReason.ROLLED_BACK, f"rolled back to version {to}", at=at)

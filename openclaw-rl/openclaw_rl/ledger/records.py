@@ -14,6 +14,7 @@ from openclaw_rl.types import (
     HintTerm,
     JudgedTurn,
     NextState,
+    PracticeKind,
     Request,
     Sample,
     SamplingParams,
@@ -246,6 +247,12 @@ class TurnRecord:
     """Id of the lease that has it, or of the last lease that had it."""
     trained_in: int | None
     events: tuple[Event, ...]
+    practice: PracticeKind | None = None
+    """Kind of a practice reply, which no user asked for; None: a turn of a user."""
+    practice_of: str | None = None
+    """Id of the turn whose prompt this practice reply answers; None for a built-in prompt."""
+    wish_id: int | None = None
+    """The wish that this practice reply rehearses."""
 
     @property
     def judged(self) -> JudgedTurn | None:
@@ -275,3 +282,9 @@ class TurnSummary:
     """Newest value from a user. If its sign differs from the verdict's, it came too late."""
     demonstration_of: str | None = None
     """Id of the turn that this demonstration corrects; no policy sampled it."""
+    practice: PracticeKind | None = None
+    """Kind of a practice reply, which no user asked for; None: a turn of a user."""
+    practice_of: str | None = None
+    """Id of the turn whose prompt this practice reply answers; None for a built-in prompt."""
+    wish_id: int | None = None
+    """The wish that this practice reply rehearses."""

@@ -17,7 +17,7 @@ from openclaw_rl.ledger.records import (
 )
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
-from openclaw_rl.types import DropReason, Ids, TurnState
+from openclaw_rl.types import DropReason, Ids, PracticeKind, TurnState
 
 _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.NOT_TRAINABLE_SAMPLING,
@@ -65,7 +65,8 @@ class Reports(LedgerPart):
         rows = db.execute(
             "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
             " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
-            " WHERE of.id = turn.demonstration_of) AS demonstration_of, (SELECT feedback.value FROM feedback"
+            " WHERE of.id = turn.demonstration_of) AS demonstration_of, practice, (SELECT of.turn_id FROM turn AS of"
+            " WHERE of.id = turn.practice_of) AS practice_of, wish, (SELECT feedback.value FROM feedback"
             " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1)"
             " AS feedback FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
             f" WHERE {where} ORDER BY {newest} DESC LIMIT ?",
@@ -87,6 +88,9 @@ class Reports(LedgerPart):
                 trained_in=row["trained_in"],
                 feedback=row["feedback"],
                 demonstration_of=row["demonstration_of"],
+                practice=None if row["practice"] is None else PracticeKind(row["practice"]),
+                practice_of=row["practice_of"],
+                wish_id=row["wish"],
             )
             for row in rows
         ]
@@ -96,13 +100,14 @@ class Reports(LedgerPart):
         """Return the number of turns by state (always all states), and of requests.
 
         Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>` and `feedback.<effect>`, each group with its sum.
-        `sampled` is the number that waits for a trainer. A demonstration counts as a turn and not as a request. The
-        call reads a few rows, whatever the size of the file.
+        `sampled` is the number that waits for a trainer. A demonstration counts as a turn and not as a request.
+        Practice replies count apart, as `practice.<state>` and `practice.dropped.<reason>`. The call reads a few rows,
+        whatever the size of the file.
         """
         counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
         answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
         answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
-        for group in ("dropped", "abandoned", "side", "feedback"):
+        for group in ("dropped", "abandoned", "side", "feedback", "practice"):
             answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
         answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
         return answer | dict(sorted(counted.items()))
@@ -117,7 +122,7 @@ class Reports(LedgerPart):
         rows = db.execute(
             "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
             f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
-            " AND demonstration_of IS NULL"
+            " AND demonstration_of IS NULL AND practice IS NULL"
             + ("" if sampled_by is None else " AND oldest_version = ?")
             + " ORDER BY turn.id DESC LIMIT ?",
             (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
@@ -125,16 +130,21 @@ class Reports(LedgerPart):
         return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
 
     @read
-    def user_verdicts(self, db: sqlite3.Connection, *, limit: int) -> list[tuple[int, int]]:
+    def user_verdicts(
+        self, db: sqlite3.Connection, *, limit: int, before_waiting: bool = False
+    ) -> list[tuple[int, int]]:
         """Return (version that sampled the turn, verdict) of the newest turns that a user answered, oldest first.
 
-        Turns of dead versions are left out.
+        Turns of dead versions are left out. before_waiting: so are the turns from the first on that waits for the
+        judge. Behind it only users' own feedback has verdicts, which is no fair part of all.
         """
         marks = ",".join("?" * len(DEAD))
+        end = "(SELECT min(id) FROM turn WHERE state = 'paired' AND is_tool = 0)" if before_waiting else "NULL"
         rows = db.execute(  # CROSS fixes the order of the joins: any other reads and sorts every turn
             "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
             " CROSS JOIN version ON weight_version = oldest_version"
-            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) ORDER BY verdict.id DESC LIMIT ?",
+            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) AND verdict.id < ifnull({end}, {2**63 - 1})"
+            " ORDER BY verdict.id DESC LIMIT ?",
             (*map(str, DEAD), limit),
         ).fetchall()
         return [(version, value) for version, value in reversed(rows)]
@@ -147,7 +157,7 @@ class Reports(LedgerPart):
         """
         rows = db.execute(
             "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-            " AND prompt <> x'' ORDER BY id DESC LIMIT ?",
+            " AND practice IS NULL AND prompt <> x'' ORDER BY id DESC LIMIT ?",
             (_PROMPTS_LOOKED_AT,),
         ).fetchall()
         newest: dict[tuple[str, str | None], bytes] = {}
@@ -165,6 +175,9 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
     lease = db.execute(
         "SELECT lease_id FROM lease_sample JOIN lease USING (fence) WHERE turn = ? ORDER BY fence DESC LIMIT 1", (row,)
     ).fetchone()
+    practised = None
+    if found["practice_of"] is not None:
+        (practised,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (found["practice_of"],)).fetchone()
     events = db.execute("SELECT at, state, detail FROM event WHERE turn = ? ORDER BY n", (row,))
     return TurnRecord(
         request=read_request(db, row),
@@ -179,4 +192,7 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         lease_id=None if lease is None else lease[0],
         trained_in=found["trained_in"],
         events=tuple(Event(at, TurnState(state), detail or "") for at, state, detail in events),
+        practice=None if found["practice"] is None else PracticeKind(found["practice"]),
+        practice_of=practised,
+        wish_id=found["wish"],
     )

@@ -12,6 +12,8 @@ counts the entries that a file has had. The tables:
   row.
 * `feedback` has the feedback of users and its effect. A demonstration is a turn of its own (`demonstration_of`): it is
   leased, trained and counted like any other.
+* `wish` has what users asked for in words, and `wish_source` the turns that they corrected with it. A practice reply is
+  a turn of its own too (`practice`, its kind): it is leased and trained like any other, and counted apart.
 * `lease_sample` keeps for ever which lease trained which turn. The audit reads from it that no turn was trained twice
   in any ancestry.
 * `meta` has the single values: the owner's identity, the tip, the newest fence, the pin, the switches.
@@ -182,7 +184,55 @@ CREATE INDEX version_unfinished ON version (weight_version) WHERE state IN ('can
 CREATE INDEX version_folder ON version (folder, weight_version) WHERE folder IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
+_V4 = """
+CREATE TABLE wish (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- a number never comes again: people name wishes by it
+    policy TEXT NOT NULL, user TEXT NOT NULL, key TEXT NOT NULL, created_at REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('active', 'superseded', 'removed', 'stopped')), reason TEXT,
+    superseded_by INTEGER REFERENCES wish,
+    is_general INTEGER NOT NULL DEFAULT 0,
+    rests TEXT, learned_share REAL, kl REAL, measured_in INTEGER REFERENCES version,
+    CHECK ((state = 'active') = (reason IS NULL)),
+    CHECK (superseded_by IS NULL OR state = 'superseded')
+);
+CREATE INDEX wish_user ON wish (user, id);
+CREATE INDEX wish_key ON wish (user, key, id);
+CREATE INDEX wish_active ON wish (id) WHERE state = 'active';
+CREATE TABLE wish_source (
+    id INTEGER PRIMARY KEY,
+    wish INTEGER NOT NULL REFERENCES wish, turn INTEGER NOT NULL REFERENCES turn,
+    text TEXT NOT NULL, source TEXT NOT NULL, is_over INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (wish, turn)
+);
+CREATE INDEX wish_source_turn ON wish_source (turn);
+CREATE INDEX wish_source_wish ON wish_source (wish, id);
+
+ALTER TABLE turn ADD COLUMN practice TEXT CHECK (practice IN ('wish', 'anchor'));
+ALTER TABLE turn ADD COLUMN practice_of INTEGER REFERENCES turn;
+ALTER TABLE turn ADD COLUMN practice_batch INTEGER;
+ALTER TABLE turn ADD COLUMN wish INTEGER REFERENCES wish;
+CREATE INDEX turn_practice_of ON turn (practice_of) WHERE practice_of IS NOT NULL;
+CREATE INDEX turn_wish ON turn (wish) WHERE wish IS NOT NULL;
+-- Practice waits in a line of its own, behind the users' samples.
+DROP INDEX turn_waiting;
+CREATE INDEX turn_waiting ON turn (is_tool, sampled_at, id) WHERE state = 'sampled' AND practice IS NULL;
+CREATE INDEX turn_practice_waiting ON turn (practice_batch, id) WHERE state = 'sampled' AND practice IS NOT NULL;
+
+DROP TRIGGER turn_counted;
+CREATE TRIGGER turn_counted AFTER INSERT ON turn BEGIN
+    INSERT INTO counter VALUES (iif(NEW.practice IS NULL, '', 'practice.') || CASE WHEN NEW.reason IS NULL THEN
+        NEW.state ELSE 'dropped.' || NEW.reason END, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+DROP TRIGGER turn_recounted;
+CREATE TRIGGER turn_recounted AFTER UPDATE OF state ON turn BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = iif(OLD.practice IS NULL, '', 'practice.') || CASE WHEN OLD.reason IS NULL
+        THEN OLD.state ELSE 'dropped.' || OLD.reason END;
+    INSERT INTO counter VALUES (iif(NEW.practice IS NULL, '', 'practice.') || CASE WHEN NEW.reason IS NULL THEN
+        NEW.state ELSE 'dropped.' || NEW.reason END, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
 """Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 

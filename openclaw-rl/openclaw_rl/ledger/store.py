@@ -88,6 +88,8 @@ class LedgerPart:
     ) -> None:
         self._writer, self._reader, self._clock = writer, reader, clock
         self._training, self._redactor = training, redactor
+        self._step = (0, 0.0)
+        """Fence of the lease whose optimizer stepped last, and the end of the time (monotonic) that deletions wait."""
 
 
 def write(body: Body[Part, P, T]) -> Method[Part, P, T]:

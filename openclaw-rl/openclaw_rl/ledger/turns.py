@@ -40,28 +40,8 @@ class Turns(LedgerPart):
     def begin(self, db: sqlite3.Connection, request: Request) -> None:
         """Commit the request row, without an fsync. `kill -9` does not lose it."""
         prompt_tokens = len(request.prompt_ids)
-        request = self._redactor.request(request)  # without the ids, if the prompt has a secret
-        db.execute(
-            "INSERT INTO request (request_id, policy, user, session_id, received_at, episode, task, step, sampling,"
-            " tools, template_kwargs, prompt_tokens, prompt, messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
-            " ?)",
-            (
-                request.request_id,
-                request.scope.policy,
-                request.scope.user,
-                request.scope.session_id,
-                request.received_at,
-                request.episode,
-                request.task,
-                request.step,
-                blobs.put_text(db, orjson.dumps(request.sampling).decode()),
-                blobs.put_text(db, request.tools_json),
-                blobs.put_text(db, request.template_kwargs_json),
-                prompt_tokens,
-                blobs.put_prompt(db, request.prompt_ids),
-                pack_ids(blobs.put_messages(db, request.messages)),
-            ),
-        )
+        # Without the ids, if the prompt has a secret.
+        insert_request(db, self._redactor.request(request), prompt_tokens=prompt_tokens, outcome="running")
 
     @chat_write(is_synced=True)
     def finish(self, db: sqlite3.Connection, turn: Turn, key: TurnKey) -> DropReason | None:
@@ -77,20 +57,7 @@ class Turns(LedgerPart):
             "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens) VALUES (?, ?, ?, ?, ?, ?)",
             (row, turn.turn_id, str(state), reason, turn.oldest_version, len(turn.response_ids)),
         )
-        db.execute(
-            "INSERT INTO reply VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                row,
-                turn.finished_at,
-                turn.finish_reason,
-                turn.cached_tokens,
-                blobs.put_messages(db, [turn.reply])[0],
-                pack_ids(turn.response_ids),
-                pack_floats(turn.rollout_log_probs),
-                pack_mask(turn.loss_mask),
-                pack_runs(turn.versions),
-            ),
-        )
+        insert_reply(db, row, turn)
         if turn.drop is None:
             db.execute(
                 "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?)",
@@ -198,6 +165,51 @@ class Turns(LedgerPart):
             if not _has_feedback(db, row, TurnState.SERVED, at=at):
                 move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE)
         return [turn_id for _, turn_id in rows]
+
+
+def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: int, outcome: str) -> int:
+    """Insert the row of a request and return its id. The caller has masked its secrets."""
+    row = db.execute(
+        "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
+        " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            request.request_id,
+            request.scope.policy,
+            request.scope.user,
+            request.scope.session_id,
+            request.received_at,
+            outcome,
+            request.episode,
+            request.task,
+            request.step,
+            blobs.put_text(db, orjson.dumps(request.sampling).decode()),
+            blobs.put_text(db, request.tools_json),
+            blobs.put_text(db, request.template_kwargs_json),
+            prompt_tokens,
+            blobs.put_prompt(db, request.prompt_ids),
+            pack_ids(blobs.put_messages(db, request.messages)),
+        ),
+    ).lastrowid
+    return int(row or 0)
+
+
+def insert_reply(db: sqlite3.Connection, row: int, turn: Turn) -> None:
+    """Insert the reply of a turn, exactly as sampled. The caller has masked its secrets."""
+    db.execute(
+        "INSERT INTO reply VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row,
+            turn.finished_at,
+            turn.finish_reason,
+            turn.cached_tokens,
+            blobs.put_messages(db, [turn.reply])[0],
+            pack_ids(turn.response_ids),
+            pack_floats(turn.rollout_log_probs),
+            pack_mask(turn.loss_mask),
+            pack_runs(turn.versions),
+        ),
+    )
 
 
 def abandon_interrupted(db: sqlite3.Connection) -> int:

@@ -142,7 +142,7 @@ class Versions(LedgerPart):
 
     @read
     def needed_versions(self, db: sqlite3.Connection, newest: int) -> frozenset[int]:
-        """Return the versions whose files must stay, among them the `newest` with weights that passed the gate."""
+        """Return the versions whose files must stay, among them those of the `newest` weights that passed the gate."""
         return needed(db, newest)
 
     @write
@@ -294,16 +294,19 @@ def fallbacks(db: sqlite3.Connection) -> frozenset[int]:
 def _ways_back(db: sqlite3.Connection, newest: int) -> frozenset[int]:
     """Return the versions that stay for a rollback. All of them passed the gate and have weights.
 
-    They are the `newest`, and for each k the first version of 2^k or more commits: so a rollback that reaches behind
-    the newest ones still finds learned weights. `newest` = 0: none.
+    They are the versions of the `newest` weights, and for each k of the first weights of 2^k or more commits: so a
+    rollback that reaches behind the newest ones still finds learned weights. `newest` = 0: none.
     """
     columns = "SELECT weight_version, depth, state, durable, kind, folder, weights_file FROM version"
-    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL").fetchall()]
-    found = sorted((r["weight_version"], r["depth"]) for r in rows if r["state"] in PASSED and has_weights(r))
-    first: dict[int, int] = {}
-    for number, depth in found:
-        first.setdefault(int(depth).bit_length(), number)
-    return frozenset({number for number, _ in found[-newest:]} | set(first.values())) if newest else frozenset()
+    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL ORDER BY weight_version").fetchall()]
+    found = [r for r in rows if r["state"] in PASSED and has_weights(r)]
+    # After a loss one checkpoint serves under a new number too. Such numbers are one way back, and share one folder.
+    depths: dict[str | None, int] = {r["folder"]: r["depth"] for r in found}
+    first: dict[int, str | None] = {}
+    for folder, depth in depths.items():
+        first.setdefault(depth.bit_length(), folder)
+    kept = {*list(depths)[-newest:], *first.values()} if newest else set()
+    return frozenset(r["weight_version"] for r in found if r["folder"] in kept)
 
 
 def _check_pinnable(db: sqlite3.Connection, n: int) -> None:

@@ -24,7 +24,7 @@ class PolicyTerm:
 
 
 def clipped_objective(terms: TokenTerms, settings: TrainerSettings) -> PolicyTerm:
-    """Return the clipped objective on `terms.advantages`, plus β_KL times the k3 KL to the frozen reference.
+    """Return the clipped objective on `terms.advantages`, plus β_KL times the weighted k3 KL to the frozen reference.
 
     `old_log_probs = "recompute"`: old is this forward pass, detached, and truncated importance weights correct for the
     engine. `"rollout"`: old is what the engine measured, no weights, dual clip. Never both.
@@ -54,7 +54,11 @@ def clipped_objective(terms: TokenTerms, settings: TrainerSettings) -> PolicyTer
         "neg_log_prob": Tally(float(-current.sum()), count),
     }
     if terms.ref_log_probs is not None:
-        kl = losses.k3_kl(terms.log_probs, terms.ref_log_probs, terms.loss_mask).sum()
+        # k3 holds for tokens of the current policy. The weights correct for the version that sampled them, up to their
+        # ceiling; on fresh tokens they are 1.
+        since = losses.ratio(terms.log_probs.detach(), terms.rollout_log_probs, terms.loss_mask)
+        k3 = losses.k3_kl(terms.log_probs, terms.ref_log_probs, terms.loss_mask)
+        kl = (since.clamp(max=settings.tis_clip) * k3).sum()
         loss = loss + settings.kl_coef * kl
         tallies["ref_kl"] = Tally(float(kl.detach()), count)
     return PolicyTerm(loss, keep, tallies)

@@ -30,7 +30,10 @@ GROUP = 1000
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """Columns of one turn. `*_json` is JSON text; token columns have one entry per token."""
+    """Columns of one turn. `*_json` is JSON text; token columns have one entry per token.
+
+    `practice` is `wish` or `anchor` for a practice reply, which no user asked for.
+    """
 
     turn_id: str
     user: str
@@ -55,6 +58,9 @@ class TurnRow:
     feedback_json: str
     reward: float | None
     is_demonstration: bool
+    practice: str | None
+    practice_of: str | None
+    wish_id: int | None
     trained_in: int | None
     prompt_ids: Ids
     response_ids: Ids
@@ -72,6 +78,7 @@ class SampleRow:
     reason: str | None
     trained_in: int | None
     is_demonstration: bool
+    practice: str | None
     is_tool_turn: bool
     temperature: float
     reward: float | None
@@ -140,6 +147,9 @@ def _turn_rows(snapshot: Snapshot) -> Iterator[TurnRow]:
             feedback_json=orjson.dumps(record.feedback).decode(),
             reward=None if sample is None else sample.reward,
             is_demonstration=sample is not None and sample.is_demonstration,
+            practice=_practice(record),
+            practice_of=record.practice_of,
+            wish_id=record.wish_id,
             trained_in=record.trained_in,
             prompt_ids=request.prompt_ids,
             response_ids=turn.response_ids,
@@ -160,6 +170,7 @@ def _sample_rows(snapshot: Snapshot) -> Iterator[SampleRow]:
             reason=_reason(record),
             trained_in=record.trained_in,
             is_demonstration=sample.is_demonstration,
+            practice=_practice(record),
             is_tool_turn=sample.is_tool_turn,
             temperature=sample.temperature,
             reward=sample.reward,
@@ -177,6 +188,10 @@ def _sample_rows(snapshot: Snapshot) -> Iterator[SampleRow]:
 
 def _reason(record: TurnRecord) -> str | None:
     return None if record.reason is None else str(record.reason)
+
+
+def _practice(record: TurnRecord) -> str | None:
+    return None if record.practice is None else str(record.practice)
 
 
 def _json(messages: tuple[Message, ...]) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.messages import Message
+from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
@@ -54,3 +55,5 @@ class ProxyDeps:
     """Gets each success and failure of the engine, and of its log-probs."""
     clock: Callable[[], float] = time.time
     """The ledger's clock."""
+    activity: ChatActivity = field(default_factory=ChatActivity)
+    """Learns of each reply that runs."""

@@ -123,11 +123,13 @@ class Generation:
         decoding: Decoding,
         only_version: int | None = None,
         health: Health | None = None,
+        priority: int = PRIORITY_CHAT,
     ) -> None:
         """only_version: the version that must start the reply, because the client named it; a cut reply may resume
-        under another one. health: gets each success and failure of the engine."""
+        under another one. health: gets each success and failure of the engine. priority: of a practice reply, lower
+        than a chat's."""
         self._engine, self._serving = engine, serving
-        self._rid, self._prompt_ids, self._decoding = rid, prompt_ids, decoding
+        self._rid, self._prompt_ids, self._decoding, self._priority = rid, prompt_ids, decoding, priority
         self._top_logprobs = decoding.extras.top_logprobs
         self._only_version = only_version
         self._health = health or Health()
@@ -213,7 +215,7 @@ class Generation:
             top_logprobs_num=self._top_logprobs,
             lora_path=self._use.lora_path,
             extra_key=self._use.extra_key,
-            priority=PRIORITY_CHAT,
+            priority=self._priority,
         )
 
     def _record(self, reply: GenerateReply) -> int:

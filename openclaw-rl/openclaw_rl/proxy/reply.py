@@ -37,6 +37,12 @@ log = structlog.get_logger()
 
 _NUMBERS = "engine's numbers"
 """Part of the server in `Health`: the engine serves, but its turns cannot be trained on."""
+_CONTENT, _MOST_EMPTY = "replies' content", 0.2
+"""Part of the server in `Health`, and the share of turns that may end at their limit without content."""
+_LIMIT_IS_SMALL = (
+    "replies ended at their limit of tokens, in a thought or a call: raise the clients' max_tokens, or "
+    "sampling.max_new_tokens for clients that send none"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class Reply:
         # The task first runs when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
         # latency. If the process dies before the commit, the ledger has no such request and the client has no token.
         self._arrival = asyncio.create_task(self._arrive())
+        self._deps.activity.begin()
         return self
 
     async def __aexit__(
@@ -101,6 +108,7 @@ class Reply:
             if not self._is_committed:
                 await run_to_completion(self._give_up(error))
         finally:
+            self._deps.activity.end()
             await self._generation.__aexit__(kind, error, trace)
 
     async def steps(self) -> AsyncGenerator[Step, None]:
@@ -215,6 +223,9 @@ class Reply:
             self._deps.health.failed(_NUMBERS, f"{turn.drop} in {turn.turn_id}")
         elif turn.drop is None:
             self._deps.health.ok(_NUMBERS)
+        is_empty = finish_reason == "length" and not turn.reply.content
+        if finish_reason != "cancelled":
+            self._deps.health.answered(_CONTENT, is_bad=is_empty, limit=_MOST_EMPTY, error=_LIMIT_IS_SMALL)
         return turn
 
     def _drop_reason(self, finish_reason: str, kept: int) -> DropReason | None:

@@ -172,7 +172,7 @@ def sampling_of(
         frequency_penalty=chat.frequency_penalty or 0.0,
         presence_penalty=chat.presence_penalty or 0.0,
         repetition_penalty=chat.repetition_penalty or 1.0,
-        seed=chat.seed,
+        seed=None if chat.seed is not None and chat.seed < 0 else chat.seed,  # -1 is "any", as in llama.cpp and vLLM
         stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
         reshapes_logits=bool(chat.logit_bias) or chat.json_schema is not None,
     )

@@ -118,8 +118,16 @@ class _ChatRoute:
             await self._serve(Reply(self._deps, prepared, only_version), prepared, body, receive, send)
         except (RequestError, EngineError) as error:
             await _refuse(receive, send, error, is_read=is_read)
+        except (RecursionError, TypeError) as error:
+            # Templates, schemas and JSON writers recurse: the depth of a small body is their limit. orjson's is 254.
+            if isinstance(error, TypeError) and "ecursion" not in str(error):
+                raise
+            await _refuse(receive, send, RequestError("the body is nested too deeply"), is_read=is_read)
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            # The stop cut the reply after `drain_s`. It is recorded, and uvicorn would log the cancellation as a fault.
+            log.info("reply_cut_by_stop")
         finally:
             self._running -= 1
 
@@ -158,6 +166,7 @@ class _ChatRoute:
             is_held=lambda: reply.weight_version is None or not reply.has_arrived,
             open_after_s=_OPEN_AFTER_S,
             keepalive_s=self._deps.server.keepalive_s,
+            stall_s=self._deps.server.stall_s,
         )
 
         async def work() -> None:

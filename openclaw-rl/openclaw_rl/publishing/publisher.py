@@ -32,6 +32,9 @@ from openclaw_rl.types import Version, VersionState
 log = structlog.get_logger()
 
 RETRY_S = 2.0
+LONG_WAIT_S = 60.0
+"""A version that waits longer for a free slot is a problem in `/healthz`."""
+_SLOTS = "publication"
 
 
 class Publisher:
@@ -52,6 +55,8 @@ class Publisher:
         self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
         self._wake = asyncio.Event()
+        self._waits_since: float | None = None
+        """Loop time since which a version waits for a free slot."""
         self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
         self._gate = Gate(
             ledger, policy.serving, policy.score, settings, canaries=canaries, alert=alert, health=self._health
@@ -158,13 +163,26 @@ class Publisher:
             serving = await self._ledger.serving_version()
             await self._supersede([number for number in waiting if number < serving])  # a crash came in between
             waiting = [number for number in waiting if number > serving]
-            if not waiting or len(self._adapters.loaded) >= self._settings.max_versions:
+            has_room = len(self._adapters.loaded) < self._settings.max_versions
+            self._report_wait(waiting if not has_room else [])
+            if not waiting or not has_room:
                 # Every slot has running replies: the newest version waits, and a newer one supersedes it meanwhile.
                 return False
             *older, newest = sorted(waiting)
             if await self._publication.publish(await self._ledger.version(newest)):
                 await self._supersede(older)
         return True
+
+    def _report_wait(self, waiting: Sequence[int]) -> None:
+        """Report versions that have waited long for a free slot."""
+        now = asyncio.get_running_loop().time()
+        self._waits_since = (now if self._waits_since is None else self._waits_since) if waiting else None
+        if self._waits_since is None:
+            self._health.ok(_SLOTS)
+        elif now - self._waits_since >= LONG_WAIT_S:
+            in_use = ", ".join(map(str, sorted(self._adapters.loaded)))
+            error = f"version {max(waiting)} waits for {now - self._waits_since:.0f} s: replies run on {in_use}"
+            self._health.failed(_SLOTS, error, at_once=True)
 
     async def _supersede(self, numbers: Sequence[int]) -> None:
         await publication.supersede(self._ledger, numbers)

@@ -69,6 +69,8 @@ class TrainerPushes:
 
         Raises CommitRefused when this version may not serve or another push is waiting, and EngineError.
         """
+        if self._now is not None and self._now.asked.weight_version == asked.weight_version:
+            self.give_up("its trainer begins it anew")  # the answer to its first call was lost: no transfer comes
         push = _Push(asked)
         try:
             self._waiting.put_nowait(push)

@@ -276,6 +276,9 @@ class Stage:
                 has_left = True
             except Failed as failure:
                 has_left = await self._fail(turn, failure)
+            except Exception as error:  # a fault that no code foresaw costs this turn, and no chat
+                log.exception(f"{self._name}_fault", turn_id=turn_id)
+                has_left = await self._fail(turn, Failed(f"unexpected {error!r}"))
             if has_left and done is not None:
                 done.set()
         finally:

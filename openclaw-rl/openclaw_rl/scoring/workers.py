@@ -2,7 +2,8 @@
 
 The app's TaskGroup owns both loops. A failure costs one turn, not the server. A judge that fails is asked again with
 growing pauses; then the turn goes on without a verdict, and the method decides what to make of it. A turn whose figures
-do not align is dropped with that reason. Any other exception is a bug and ends the app.
+do not align is dropped with that reason. An exception that no code foresaw is logged with its traceback. The turn is
+then tried again, like any other that failed.
 
 The module also builds the judge's model, the renderer and the engine's concurrency limits from the serving parts. The
 server and an offline replay use the same.

@@ -5,6 +5,7 @@
     proxy (routes)      answers chats: renders, asks the engine, records each turn
     Sessions            pairs a turn with its next state
     start_judging       judge and method: paired turns become verdicts, then samples that wait for a batch
+    PracticeLoop        while nobody chats, answers corrected prompts anew, and makes samples of the replies
     trainer (child)     leases a batch over HTTP, steps, commits a version
     Publisher           takes a committed version through its gate to the engine, and switches
     TrainerPushes       the same for a trainer that sends full weights to the engine itself
@@ -42,6 +43,7 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.processes import malloc
+from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, read_canaries
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
@@ -53,9 +55,10 @@ from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime, announced, ready_to_listen
+from openclaw_rl.server.practice import practice_loop
 from openclaw_rl.server.privacy import Retention
 from openclaw_rl.server.regression import RegressionMonitor
-from openclaw_rl.server.routes import served_app
+from openclaw_rl.server.routes import chat_routes, served_app
 from openclaw_rl.server.startup import Core, open_core
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung, report_silence
 from openclaw_rl.sessions.store import Sessions
@@ -104,7 +107,17 @@ async def _serve(
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, settings.retention, clock=core.clock)
-    condition = Condition(core.ledger, core.serving, core.health, retention, children=life.statuses)
+    activity = ChatActivity()
+    tools = start_judging(settings, core, method, events, client=client, life=life, stack=stack)
+    practice = practice_loop(settings, core, method, tools, events, activity, client)
+    condition = Condition(
+        core.ledger,
+        core.serving,
+        core.health,
+        retention,
+        children=life.statuses,
+        practice=lambda: None if practice is None else practice.status,
+    )
 
     life.own(alerts.run(), "alerts")
     life.own(_engine_readiness(core, publisher, events).run(), "engine readiness")
@@ -115,7 +128,8 @@ async def _serve(
     life.own(malloc.give_back_forever(), "malloc")
     if settings.watch.enabled:
         life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "regression monitor")
-    start_judging(settings, core, method, events, client=client, life=life, stack=stack)
+    if practice is not None:
+        life.own(practice.run(), "practice")
     url = _url(listener)
     _start_trainer(settings, core, life, url, events.trainer_spoke, alerts.raise_alert)
 
@@ -124,7 +138,7 @@ async def _serve(
         core,
         events,
         life,
-        sessions=sessions,
+        chats=chat_routes(settings, core, sessions, activity),
         publisher=publisher,
         condition=condition,
         alert=alerts.raise_alert,
@@ -132,7 +146,7 @@ async def _serve(
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
-    async with announced(core.data, url):
+    async with announced(core.data, url, proof_key=core.proof_key):
         version = core.serving.current
         log.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
         await life.answer(app, settings.server, events.lease_wait)
@@ -163,8 +177,11 @@ def start_judging(
     client: httpx.AsyncClient,
     life: Lifetime,
     stack: AsyncExitStack,
-) -> None:
-    """Start the workers that turn paired turns into verdicts, and verdicts into samples that wait for a batch."""
+) -> ScoringTools:
+    """Start the workers that turn paired turns into verdicts, and verdicts into samples that wait for a batch.
+
+    Return the tools that the method scores with.
+    """
     limits = ConcurrencyLimits.of(settings)
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
@@ -193,6 +210,7 @@ def start_judging(
     life.own(judging, "judge")
     life.own(scoring, "method")
     life.own(events.lease_wait.follow(events.sampled), "samples")
+    return tools
 
 
 def _base_teacher(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from openclaw_rl import __version__
-from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.data_dir import Announcement, DataDir
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.supervisor import Child, ChildStatus
 from openclaw_rl.server import preflight
@@ -52,6 +52,11 @@ def listen(settings: Settings) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise SettingsError(f"server.port: {host}:{port}: {error.strerror or error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Linux closes the connection of a client that takes nothing, which `close` would leave open. Accepted sockets
+        # inherit the option. The reply itself ends at `stall_s`, on every system.
+        stall_ms = round(1000 * (settings.server.stall_s + 30))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     bound = listener.getsockname()[0]
     if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
         listener.close()
@@ -68,9 +73,9 @@ class HttpServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def announced(data: DataDir, url: str) -> AsyncIterator[None]:
-    """Keep `run/server.json`, in which the command line finds this server's URL."""
-    write_json(data.server_file, {"url": url, "version": __version__})
+async def announced(data: DataDir, url: str, *, proof_key: str) -> AsyncIterator[None]:
+    """Keep `run/server.json`, in which the command line finds this server."""
+    Announcement.new(data, url, version=__version__, proof_key=proof_key).write(data)
     try:
         yield
     finally:

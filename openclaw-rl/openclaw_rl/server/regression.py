@@ -1,10 +1,13 @@
 """Monitor of the users' verdicts: it rolls back to an earlier version when verdicts fall.
 
 It groups the verdicts of user turns by the version that sampled them. A tool's result says more of the tool than of the
-policy, so tool turns are left out. `find_drop` tests the verdicts for a fall. On a fall the ledger goes back to the
-newest version before it whose weights exist, and the trainer then loads that version's optimizer state. The samples of
-the abandoned versions are dropped, because the same method turned them into the fall. The monitor never gives up all
-that was learned: when only the base is left before the fall, it raises an alert and pauses learning.
+policy, so tool turns are left out. So are the turns behind one that waits for the judge: while the judge is away, only
+users' own feedback brings verdicts, most of them complaints, and that would look like a fall.
+
+`find_drop` tests the verdicts for a fall. On a fall the ledger goes back to the newest version before it whose weights
+exist, and the trainer then loads that version's optimizer state. The samples of the abandoned versions are dropped,
+because the same method turned them into the fall. The monitor never gives up all that was learned: when only the base
+is left before the fall, it raises an alert and pauses learning.
 
 Verdicts after the rollback belong to a new version number, so the next finding needs `min_turns` new verdicts: that is
 the cooldown. After `pause_after` rollbacks learning pauses until the operator resumes it.
@@ -59,7 +62,7 @@ class RegressionMonitor:
     async def look(self) -> "VerdictDrop | None":
         """Test once, and roll back on a fall."""
         limits = self._settings
-        verdicts = await self._ledger.user_verdicts(limit=limits.turns)
+        verdicts = await self._ledger.user_verdicts(limit=limits.turns, before_waiting=True)
         if (
             verdicts == self._seen or await self._ledger.pinned() is not None
         ):  # the operator who pins a version decides alone

@@ -3,17 +3,20 @@
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
+from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
-from openclaw_rl.server.api.app import http_app, with_host_guard
+from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
 from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
+from openclaw_rl.server.api.wishes import build_wishes_router
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
+from openclaw_rl.server.practice import aim_of
 from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.server.startup import Core
 from openclaw_rl.sessions.store import Sessions
@@ -30,12 +33,11 @@ def served_app(
     events: ServerEvents,
     life: Lifetime,
     *,
-    sessions: Sessions,
+    chats: APIRouter,
     publisher: Publisher,
     condition: Condition,
     alert: Alert,
 ) -> ASGIApp:
-    chats = _chats(settings, core, sessions)
     app = http_app()
     app.include_router(chats)
     app.include_router(_trainer(core, events, life, publisher, alert))
@@ -43,11 +45,14 @@ def served_app(
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
     app.include_router(_feedback(settings, core, events))
+    app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
-    return with_host_guard(chats_first(bounded(app, body_limit, but="/v1/trainer"), chats), settings.server)
+    served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
+    return with_host_guard(with_plain_paths(served), settings.server)
 
 
-def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
+def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: ChatActivity) -> APIRouter:
+    """Return the routes of chats; `activity` learns of each reply that runs."""
     return build_router(
         ProxyDeps(
             frontend=core.frontend,
@@ -61,6 +66,7 @@ def _chats(settings: Settings, core: Core, sessions: Sessions) -> APIRouter:
             model_name=core.model_name,
             health=core.health,
             clock=core.clock,
+            activity=activity,
         )
     )
 
@@ -105,7 +111,7 @@ def _admin(
     return build_admin_router(
         core.admin_key,
         condition,
-        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training),
+        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training, core.proof_key),
         Controls(
             ledger=core.ledger,
             publisher=publisher,

@@ -6,6 +6,7 @@ right version is the publisher's matter.
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -61,6 +62,8 @@ class Core:
     data: DataDir
     admin_key: str
     trainer_token: str
+    proof_key: str
+    """Secret of this run, by which the command line knows the server (`data_dir.Announcement`)."""
     serving: VersionAdmission
     engine: HttpEngine
     frontend: FrontEnd
@@ -125,6 +128,7 @@ async def open_core(
         data=data,
         admin_key=admin_key,
         trainer_token=token,
+        proof_key=secrets.token_urlsafe(32),
         serving=serving,
         engine=engine,
         frontend=frontend,

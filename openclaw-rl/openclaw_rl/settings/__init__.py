@@ -22,6 +22,7 @@ from openclaw_rl.settings.method_settings import (
     installed_methods,
     settings_class,
 )
+from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import (
     ApiKey,
@@ -45,6 +46,7 @@ __all__ = [
     "MemorySettings",
     "MethodSettings",
     "ModelSettings",
+    "PracticeSettings",
     "PublisherSettings",
     "RedactionSettings",
     "RetentionSettings",

@@ -1,5 +1,6 @@
 """Build the tree from its sources and explain what is wrong with them. Only this module reads the environment."""
 
+import codecs
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -33,14 +34,7 @@ def load(
     tree: dict[str, Any] = {}
     path = config or (Path("openclaw-rl.toml") if Path("openclaw-rl.toml").is_file() else None)
     if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SettingsError(f"{path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise SettingsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{path}: {error}") from error
+        tree = _of_file(path)
     stronger = [*_of_environment(environ), *_of_command_line(overrides or {})]
     name = next((value for keys, value, _ in reversed(stronger) if keys == ["method", "name"]), None)
     if isinstance(name, str) and isinstance(table := tree.get("method"), dict):
@@ -48,16 +42,75 @@ def load(
     for keys, value, source in stronger:
         _put(tree, keys, value, source=source)
     try:
-        return tuned.applied(Settings.model_validate(tree))
+        return tuned.applied(_validated(tree, _texts(environ, overrides or {})))
     except ValidationError as error:
         raise SettingsError(_explained(error, path, _method_name(tree))) from error
 
 
+def _of_file(path: Path) -> dict[str, Any]:
+    """Read a TOML file in UTF-8 or UTF-16, with or without a byte order mark, which editors of Windows write."""
+    try:
+        content = path.read_bytes()
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        # TOML has no lone CR; `read_text` would translate the line ends of old editors, and so does this.
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        wanted = "UTF-16" if is_utf16 else "UTF-8"
+        raise SettingsError(f"{path}: it is not {wanted}: {error.reason} at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def _validated(tree: dict[str, Any], texts: Mapping[tuple[str, ...], str]) -> Settings:
+    """Validate the tree. A setting that is a text gets its text as it was written, not the number that it looks like.
+
+    texts: values of the environment and of the command line, by path.
+    """
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        # pydantic knows the type of a setting. It refuses a key of digits, or a date, as no string: its text counts.
+        wrong = [detail["loc"] for detail in error.errors() if detail["type"] in ("string_type", "path_type")]
+        again = [tuple(map(str, loc)) for loc in wrong if tuple(map(str, loc)) in texts]
+        if not again:
+            raise
+        for keys in again:
+            _put(tree, list(keys), texts[keys], source=".".join(keys))
+        return Settings.model_validate(tree)
+
+
+def _texts(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+    texts = {tuple(keys): environ[name] for keys, _, name in _of_environment(environ)}
+    return texts | {tuple(key.split(".")): value for key, value in overrides.items() if isinstance(value, str)}
+
+
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any, str]]:
-    """Yield the path, the value and the source of each setting in the environment."""
+    """Yield the path, the value and the source of each setting in the environment. An empty variable is not set.
+
+    Raises SettingsError for a variable with one underscore where ours have two.
+    """
     for name, value in sorted(environ.items()):
+        if not value:
+            continue  # a compose file writes `NAME=` for a variable of its own that is not set
         if name.startswith(ENV_PREFIX):
             yield name.removeprefix(ENV_PREFIX).lower().split("__"), parse_value(value), name
+        elif name.startswith(ENV_PREFIX[:-1]) and (meant := _with_two_underscores(name)):
+            raise SettingsError(f"{name}: no setting is read from it; write {meant}")
+
+
+def _with_two_underscores(name: str) -> str | None:
+    """Return the variable that is meant by one with single underscores, if there is such a setting."""
+    first, _, rest = name.removeprefix(ENV_PREFIX[:-1]).lower().partition("_")
+    branches = {branch: field.annotation for branch, field in Settings.model_fields.items()}
+    known = getattr(branches.get(first), "model_fields", {})
+    if rest in known:
+        return f"{ENV_PREFIX}{first.upper()}__{rest.upper()}"
+    whole = f"{first}_{rest}"
+    is_leaf = whole in branches and not hasattr(branches[whole], "model_fields")
+    return f"{ENV_PREFIX}{whole.upper()}" if is_leaf else None
 
 
 def _of_command_line(overrides: Mapping[str, Any]) -> Iterator[tuple[list[str], Any, str]]:

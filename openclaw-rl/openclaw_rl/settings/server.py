@@ -45,6 +45,8 @@ class ServerSettings(Branch):
     """Chats served at once; the server answers one more with 503 and Retry-After."""
     keepalive_s: float = Field(default=10.0, gt=0)
     """Silence on a stream after which an SSE comment is sent."""
+    stall_s: float = Field(default=60.0, gt=0)
+    """Time that a client may stay connected and take no byte of its stream; then its reply ends as if it had left."""
     drain_s: float = Field(default=30.0, ge=0)
     """Time that SIGTERM waits for running replies."""
 

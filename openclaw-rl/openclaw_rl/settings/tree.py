@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from openclaw_rl.settings.base import Branch
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.method_settings import AnyMethodSettings, default_method_settings
+from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import EngineSettings, ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
@@ -30,6 +31,7 @@ class Settings(Branch):
     method: AnyMethodSettings = Field(default_factory=default_method_settings)
     training: TrainingSettings = TrainingSettings()
     trainer: TrainerSettings = TrainerSettings()
+    practice: PracticeSettings = PracticeSettings()
     publisher: PublisherSettings = PublisherSettings()
     watch: WatchSettings = WatchSettings()
     alerts: AlertSettings = AlertSettings()

@@ -30,14 +30,16 @@ def render(
     health: Health,
     problems: Sequence[str] = (),
     children: Sequence[ChildStatus] = (),
+    practice: Mapping[str, float] = {},
 ) -> str:
     """Return the answer to one scrape.
 
     counts: the ledger's; empty while the ledger cannot be read. problems: each begins with its part and a colon.
+    practice: its figures; empty where the server never practises.
     """
     # A registry for each scrape, and never the library's global one: several servers may run in one process.
     registry = CollectorRegistry()
-    registry.register(_Scrape(counts, weight_version, health, problems, children))
+    registry.register(_Scrape(counts, weight_version, health, problems, children, practice))
     return generate_latest(registry).decode()
 
 
@@ -51,9 +53,10 @@ class _Scrape:
         health: Health,
         problems: Sequence[str],
         children: Sequence[ChildStatus],
+        practice: Mapping[str, float],
     ) -> None:
         self._counts, self._weight_version, self._health = counts, weight_version, health
-        self._problems, self._children = problems, children
+        self._problems, self._children, self._practice = problems, children, practice
 
     def collect(self) -> Iterator[Metric]:
         health = self._health
@@ -82,6 +85,14 @@ class _Scrape:
                 labels=["what"],
             ),
             {what: mean.value for what, mean in health.means.items()},
+        )
+        yield _labelled(
+            GaugeMetricFamily(
+                "openclaw_rl_practice",
+                "Practice: active wishes, open ones, the update being made, the mean learned part of the aim.",
+                labels=["what"],
+            ),
+            self._practice,
         )
         yield _labelled(
             GaugeMetricFamily(

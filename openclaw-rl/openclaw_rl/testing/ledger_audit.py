@@ -127,7 +127,7 @@ def _balance(db: sqlite3.Connection) -> Iterator[str]:
     (turns,) = db.execute("SELECT count(*) FROM turn").fetchone()
     (counted,) = db.execute(
         "SELECT coalesce(sum(n), 0) FROM counter WHERE name NOT IN ('requests', 'running')"
-        " AND name NOT LIKE 'side.%' AND name NOT LIKE 'abandoned.%'"
+        " AND name NOT LIKE 'side.%' AND name NOT LIKE 'abandoned.%' AND name NOT LIKE 'feedback.%'"
     ).fetchone()
     if not (turns == (served or 0) == counted and requests == turns + ended):
         yield f"{requests} requests, {served} served, {ended} ended otherwise, {turns} turns, {counted} counted"

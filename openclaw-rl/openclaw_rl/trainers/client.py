@@ -48,7 +48,8 @@ CONNECT_S, ANSWER_S = 5.0, 60.0
 COMMIT_ATTEMPTS, COMMIT_PAUSE_S, LONGEST_COMMIT_PAUSE_S = 5, 1.0, 8.0
 LEASE_WAIT_S = 2.0
 """Length of one long poll for a lease."""  # short, because a stop waits for it
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 4.0
+"""Between two calls of a server that is away. After its engine's death the chats wait for this trainer's weights."""
 LONGEST_RENEWAL_S = 60.0
 
 
@@ -84,9 +85,13 @@ class TrainerClient:
         """Return a lease, or None if no batch becomes ready within `wait_s` on the server."""
         return self._call("lease", LeaseRequest(trainer=trainer, wait_s=wait_s, n=n), LeaseReply, extra_s=wait_s).lease
 
-    def renew(self, lease: LeaseBody) -> float:
-        """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over."""
-        return self._call("renew", LeaseRef(lease_id=lease.lease_id, fence=lease.fence), Renewed).expires_at
+    def renew(self, lease: LeaseBody | LeaseRef, *, begins_step: bool = False) -> float:
+        """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over.
+
+        begins_step: the optimizer steps next; deletions wait for the commit.
+        """
+        body = LeaseRef(lease_id=lease.lease_id, fence=lease.fence, begins_step=begins_step)
+        return self._call("renew", body, Renewed).expires_at
 
     def release(self, lease_id: str, fence: int, reason: str, drop: Mapping[str, DropReason] | None = None) -> None:
         body = Release(

@@ -25,6 +25,15 @@ from openclaw_rl.types.turns import (
     WrittenReply,
 )
 from openclaw_rl.types.versions import StepProbe, StepReport, Version, VersionState, WeightKind
+from openclaw_rl.types.wishes import (
+    PracticeKind,
+    PracticeReply,
+    PracticeRoom,
+    Wish,
+    WishMeasure,
+    WishSource,
+    WishState,
+)
 
 __all__ = [
     "ROUNDING",
@@ -37,6 +46,9 @@ __all__ = [
     "LogProbs",
     "NextState",
     "OpenTurn",
+    "PracticeKind",
+    "PracticeReply",
+    "PracticeRoom",
     "Request",
     "Sample",
     "SamplingParams",
@@ -54,5 +66,9 @@ __all__ = [
     "VersionRun",
     "VersionState",
     "WeightKind",
+    "Wish",
+    "WishMeasure",
+    "WishSource",
+    "WishState",
     "WrittenReply",
 ]

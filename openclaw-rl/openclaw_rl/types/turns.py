@@ -83,6 +83,8 @@ class DropReason(StrEnum):
     """The method had no use for it."""
     BACKLOG = "backlog"
     """It was the oldest of more than `judge.max_waiting` or `training.max_waiting` waiting turns."""
+    WISH_OVER = "wish_over"
+    """A practice reply that waited while its wish was removed, superseded or stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ class ClientGone(Exception):
 async def until_gone(receive: Receive, *works: Coroutine[Any, Any, None]) -> bool:
     """Run the first of `works` and the others beside it. Return False when the client disconnected; all are cancelled.
 
-    The others end with the first. Raises the exception of the first.
+    The others end with the first. Raises the exception of the first. Work that cancels itself, because the client takes
+    nothing (`sse`), counts as a disconnect.
     """
 
     async def watch() -> None:
@@ -28,11 +29,11 @@ async def until_gone(receive: Receive, *works: Coroutine[Any, Any, None]) -> boo
         if not work.done():
             work.cancel()
             await asyncio.wait((work,))
-            if work.cancelled():
-                return False
+        if work.cancelled():
+            return False
         work.result()
         for task in rest:
-            if task.done():
+            if task.done() and not task.cancelled():
                 task.result()
         return True
     finally:

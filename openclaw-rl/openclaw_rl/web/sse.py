@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from starlette.types import Send
+import structlog
+from starlette.types import Message, Send
 
 from openclaw_rl.web.bodies import response_start
+
+log = structlog.get_logger()
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -25,10 +28,14 @@ class EventSender:
         is_held: Callable[[], bool],
         open_after_s: float,
         keepalive_s: float,
+        stall_s: float,
     ) -> None:
-        """is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`."""
-        self._send, self._headers, self._opening, self._is_held = send, headers, opening, is_held
-        self._open_after_s, self._keepalive_s = open_after_s, keepalive_s
+        """is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`.
+
+        stall_s: longest wait for a client that takes nothing.
+        """
+        self._asgi_send, self._headers, self._opening, self._is_held = send, headers, opening, is_held
+        self._open_after_s, self._keepalive_s, self._stall_s = open_after_s, keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
         self.is_open = False
@@ -61,6 +68,16 @@ class EventSender:
                 await self.event(KEEP_ALIVE)
                 silent_s = 0.0
             await asyncio.sleep(self._keepalive_s - silent_s)
+
+    async def _send(self, message: Message) -> None:
+        """Send a message. A client that takes nothing for `stall_s` cancels the calling task, like one that left."""
+        # The reply holds a place among the streams, an engine request and a version: others wait for all three.
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._asgi_send(message)
+        except TimeoutError:
+            log.warning("client_stalled", stall_s=self._stall_s)
+            raise asyncio.CancelledError("the client takes nothing") from None
 
     async def _open(self, data: bytes) -> None:
         self.is_open = True

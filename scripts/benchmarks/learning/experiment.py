@@ -18,10 +18,10 @@ from benchmarks.learning.simulation import Asked, Batch, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_combine import method as combine
 from openclaw_opd import method as opd
-from openclaw_opd.hinted_prompt import hinted
 from openclaw_rl.messages import Message
 from openclaw_rl.methods import binary_rl
 from openclaw_rl.methods.base import Method
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.offline.personas import PREFERENCES, Preference, Topic, topics
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings, settings_class
 from openclaw_rl.trainers.base import NoStep

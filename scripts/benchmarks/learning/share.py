@@ -1,12 +1,6 @@
-"""Learned share of a wish, without a rule and without a judge: the policy's way, projected on the hint's.
+"""Learned share of a wish (`openclaw_rl.practice.share`) by plain batched forwards.
 
-Two replies to each of a few prompts are fixed beforehand: one of the base, one of the base that reads the hint. Over
-all their tokens
-
-    share = Σ (log π − log b)(log b_h − log b) / Σ (log b_h − log b)²
-
-for the policy π, the base b, and the base b_h that reads the hint. 0 is the base, 1 is as far as the hint itself goes,
-and 1 + w is the place of a teacher with guidance w.
+Two replies to each of a few prompts are fixed beforehand: one of the base, one of the base that reads the hint.
 """
 
 from collections.abc import Sequence
@@ -14,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.learning.fleet import Reply
 from benchmarks.learning.subject import forced_log_probs
+from openclaw_rl.practice.share import Forced, learned_share
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
@@ -27,13 +22,11 @@ class Yardstick:
     pairs: _Pairs
     """(prompt without the hint, reply)."""
     base: tuple[float, ...]
-    hint_effect: tuple[float, ...]
-    """log b_h − log b of every token."""
+    hinted: tuple[float, ...]
 
     def share(self, policy: LoraPolicy) -> float:
-        now = _flat(policy, self.pairs)
-        moved = sum((a - b) * effect for a, b, effect in zip(now, self.base, self.hint_effect, strict=True))
-        return moved / sum(effect * effect for effect in self.hint_effect)
+        found = learned_share([Forced(_flat(policy, self.pairs), self.base, self.hinted)])
+        return 0.0 if found is None else found
 
 
 def yardstick(
@@ -48,7 +41,7 @@ def yardstick(
     with policy.reference():
         base = _flat(policy, plain)
         hinted = _flat(policy, [(prompt, reply.ids) for (_, prompt), reply in both])
-    return Yardstick(plain, base, tuple(a - b for a, b in zip(hinted, base, strict=True)))
+    return Yardstick(plain, base, hinted)
 
 
 def _flat(policy: LoraPolicy, pairs: _Pairs) -> tuple[float, ...]:

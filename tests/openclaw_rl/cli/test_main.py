@@ -1,22 +1,26 @@
 """The command line: a command that cannot run prints one line and exits with code 2."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from typer.testing import CliRunner
 
 from openclaw_rl.cli.main import app
-from openclaw_rl.data_dir import DataDir, write_json
+from openclaw_rl.data_dir import Announcement, DataDir, proof_of
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/admin/learning": {"learning": False, "enabled": True},
     "/v1/admin/train": {"waiting": 3, "learning": True, "enabled": True},
     "/v1/feedback": {"turn_id": "t", "effect": "judged", "state": "judged", "demonstration_id": None},
+    "/v1/wishes": {"wishes": []},
+    "/v1/wishes/3": {"wish_id": 3, "state": "removed"},
     "/v1/admin/versions/1": {"folder": "versions/one", "kind": "full"},
     "/v1/admin/versions/2": {"folder": "versions/two", "kind": "lora"},
 }
@@ -29,13 +33,19 @@ def admin(tmp_path: Path) -> Iterator[list[str | None]]:
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            if self.path == "/healthz":
+                self.send_response(200)
+                self.send_header("X-OpenClaw-Proof", proof_of("secret", self.headers["X-OpenClaw-Challenge"]))
+                self.end_headers()
+                assert self.headers["authorization"] is None
+                return
             shown.append(self.headers["authorization"])
             self.rfile.read(int(self.headers["content-length"] or 0))
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(ANSWERS[self.path]).encode())
 
-        do_GET = do_POST
+        do_GET = do_DELETE = do_POST
 
         def log_message(self, *_: object) -> None:
             return
@@ -43,7 +53,8 @@ def admin(tmp_path: Path) -> Iterator[list[str | None]]:
     server = HTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    write_json(DataDir.prepare(tmp_path).server_file, {"url": f"http://127.0.0.1:{server.server_port}"})
+    data, url = DataDir.prepare(tmp_path), f"http://127.0.0.1:{server.server_port}"
+    Announcement.new(data, url, version="1", proof_key="secret").write(data)
     yield shown
     server.shutdown()
     thread.join()
@@ -55,6 +66,41 @@ def test_the_kept_admin_key_is_shown(admin: list[str | None], tmp_path: Path) ->
     result = CliRunner().invoke(app, ["learning", "pause", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert admin == [f"Bearer {kept}"]
+
+
+def test_another_program_on_the_port_gets_no_key(admin: list[str | None], tmp_path: Path) -> None:
+    data = DataDir.prepare(tmp_path)
+    url = Announcement.read(data).url
+    Announcement.new(data, url, version="1", proof_key="of another run").write(data)
+    for command in (["learning", "pause"], ["status"], ["page"]):
+        result = CliRunner().invoke(app, [*command, "--data-dir", str(tmp_path)])
+        assert result.exit_code == 2
+        assert "another program answers" in result.stderr
+    assert admin == []
+    assert not (data.run / "page.html").exists()
+
+
+@pytest.mark.parametrize("command", [["status"], ["learning", "pause"], ["forget", "s"], ["train", "--now"]])
+@pytest.mark.parametrize("is_moved", [False, True], ids=["copied", "moved"])
+def test_a_copy_of_a_data_directory_has_no_server(
+    admin: list[str | None], tmp_path: Path, command: list[str], is_moved: bool
+) -> None:
+    original, other = tmp_path / "original", tmp_path / "other"
+    DataDir.prepare(original)
+    shutil.copytree(tmp_path / "run", original / "run", dirs_exist_ok=True)
+    data = DataDir.of(original)
+    url = orjson.loads(data.server_file.read_bytes())["url"]
+    Announcement.new(data, url, version="1", proof_key="secret").write(data)
+    shutil.copytree(original, other)
+    if is_moved:  # the old path is made anew
+        original.rename(tmp_path / "elsewhere")
+        other.rename(original)
+        other = original
+    result = CliRunner().invoke(app, [*command, "--data-dir", str(other)])
+    assert result.exit_code == 2
+    assert "no server is ready in" in result.stderr
+    assert "is a copy, or was moved" in result.stderr
+    assert admin == []
 
 
 def test_a_configured_admin_key_is_shown(admin: list[str | None], tmp_path: Path) -> None:
@@ -173,3 +219,23 @@ def test_no_page_without_a_server(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "no server is ready" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wishes"], "no wishes yet"),
+        (["wishes", "list"], "no wishes yet"),
+        (["wishes", "remove", "3"], "wish 3 is removed"),
+        (["wishes", "general", "3"], "wish 3 holds everywhere"),
+        (["wishes", "general", "3", "--off"], "wish 3 holds where it was asked"),
+        (["wishes", "practise", "3"], "wish 3 is practised while nobody chats"),
+    ],
+)
+def test_wishes_are_asked_for_with_a_chat_key(
+    admin: list[str | None], tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, [*words, "--data-dir", str(tmp_path), "--key", "sk-ann"])
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+    assert admin == ["Bearer sk-ann"]

@@ -163,3 +163,40 @@ def test_nothing_that_a_client_sent_reaches_the_terminal_as_a_control_character(
     for text in (line, *page.splitlines()):
         assert text.isprintable()
     assert len(page.splitlines()) == len(render.turn(a_record()).splitlines()) + 2  # feedback and verdict
+
+
+def test_practice_is_marked_and_told() -> None:
+    line = render.status(a_status(practice={"line": "practising 2 wishes, update 5, learned 60 %"}), "http://x")
+    assert "practising 2 wishes, update 5, learned 60 %" in line.splitlines()
+    counts = COUNTS | {"practice": 3, "practice.trained": 2, "practice.dropped.stale": 1}
+    assert "replies that nobody asked for: trained 2, dropped.stale 1" in render.status(a_status(counts=counts), "u")
+    rows = [a_row(practice="wish", practice_of="chatcmpl-0", wish_id=4), a_row(practice="anchor", practice_of=None)]
+    shown = list(render.turns(rows))
+    assert "(practice: wish 4, on chatcmpl-0)" in shown[1]
+    assert "(practice: anchor)" in shown[2]
+
+
+def test_a_wish_shows_its_words_without_control_characters() -> None:
+    wish = {
+        "wish_id": 4,
+        "text": "shorter\x1b[2J please",
+        "created_at": 1e9,
+        "state": "active",
+        "rests": None,
+        "reason": None,
+        "learned": 0.6,
+        "kl": 0.31,
+        "practised": 24,
+        "updates": 4,
+        "since": 2,
+        "is_general": False,
+        "sources": [{}, {}],
+    }
+    head, figures = render.wishes([wish])
+    assert head == "   4  shorter\ufffd[2J please"
+    assert figures.endswith(
+        "asked 2 times, where it was asked; practised; learned 60 %; KL 0.31; 24 practice replies in 4 updates;"
+        " since version 2"
+    )
+    over = wish | {"state": "superseded", "reason": "wish 5 asks for the opposite: length", "is_general": True}
+    assert "everywhere; superseded; wish 5 asks for the opposite: length" in list(render.wishes([over]))[1]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 
 import httpx
@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
-from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError
+from openclaw_rl.errors import EngineGone, EngineRefused, JudgeError, RequestError
 from openclaw_rl.judge import client as ask_module
 from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.llm import Answer
@@ -119,6 +119,61 @@ async def test_what_cannot_be_used_fails_at_once(url, pauses, reply) -> None:
     assert pauses == []
 
 
+RENAMED = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+DEFAULT_ONLY = "Unsupported value: 'temperature' does not support 0.6 with this model."
+NO_LIMIT = "max_completion_tokens: unknown field"
+
+
+@pytest.mark.parametrize(
+    "refusals",
+    [
+        {"max_tokens": RENAMED},
+        {"temperature": DEFAULT_ONLY},
+        {"max_tokens": RENAMED, "temperature": DEFAULT_ONLY},
+        {"max_tokens": RENAMED, "max_completion_tokens": NO_LIMIT},
+    ],
+    ids=lambda refusals: "+".join(refusals),
+)
+async def test_a_parameter_that_the_judge_refuses_by_name_is_not_sent_again(url, pauses, refusals) -> None:
+    bodies: list[dict[str, object]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        for name, words in refusals.items():
+            if name in bodies[-1]:
+                return httpx.Response(400, json={"error": {"message": words}})
+        return completion()
+
+    ask = url(handler)
+    for _ in range(2):
+        assert (await ask(PROMPT, max_new_tokens=8)).text == r"\boxed{1}"
+    assert len(bodies) == 2 + len(refusals)
+    assert not set(refusals) & bodies[-1].keys()
+    is_renamed = "max_tokens" in refusals and "max_completion_tokens" not in refusals
+    assert ("max_completion_tokens" in bodies[-1]) is is_renamed
+    assert pauses == []
+
+
+async def test_a_refusal_that_no_renaming_mends_is_shown_with_its_address(url, pauses) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, json={"error": {"message": "The model 'grader' does not exist here."}})
+
+    with pytest.raises(JudgeError, match="404 at http://judge/v1/chat/completions: The model 'grader' does not exist"):
+        await url(handler)(PROMPT, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("end", ["", "/", "/chat/completions", "/chat/completions/"])
+async def test_the_address_may_go_down_to_the_route(url, end: str) -> None:
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return completion()
+
+    await url(handler, url=f"http://judge/v1{end}")(PROMPT, max_new_tokens=8)
+    assert seen == ["http://judge/v1/chat/completions"]
+
+
 async def test_reasoning_sent_apart_is_no_answer(url) -> None:
     assert (await url(lambda request: completion(None))(PROMPT, max_new_tokens=8)).text == ""
 
@@ -172,6 +227,32 @@ async def test_the_policys_engine_is_asked_without_adapter_and_behind_chats() ->
     request = engine.requests[0]
     assert (request.input_ids, request.lora_path, request.priority) == ([7, 8, 9], None, PRIORITY_BACKGROUND)
     assert request.sampling_params.max_new_tokens == 32
+
+
+@pytest.mark.parametrize("has_user_role", [True, False])
+async def test_a_template_without_a_system_role_gets_the_instructions_from_the_user(has_user_role: bool) -> None:
+    rendered: list[list[Message]] = []
+
+    def render(messages: Sequence[Message]) -> tuple[int, ...]:
+        if messages[0].role == "system" or not has_user_role:
+            raise RequestError("the messages cannot be rendered: System role not supported")
+        rendered.append(list(messages))
+        return (7, 8, 9)
+
+    ask = EngineJudgeClient(
+        StubEngine(generated(2)),
+        JudgeSettings(kind="llm"),
+        render=render,
+        decode=lambda ids: r"\boxed{1}",
+        slots=asyncio.Semaphore(2),
+    )
+    prompt = [Message(role="system", content="Grade it."), Message(role="user", content="| Hi")]
+    if has_user_role:
+        assert (await ask(prompt, max_new_tokens=32)).text == r"\boxed{1}"
+        assert rendered == [[Message(role="user", content="Grade it.\n\n| Hi")]]
+    else:
+        with pytest.raises(JudgeError, match="cannot be its own judge: the messages"):
+            await ask(prompt, max_new_tokens=32)
 
 
 async def test_a_thought_that_the_template_opens_must_be_closed() -> None:

@@ -10,25 +10,18 @@ import asyncio
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
+from ledger import IDENTITY, commit_of, judge_turn, sample_of, serve_version
+from practising import practice
+from turns import make_request, make_turn, serve_turn
+
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.trainer_protocol import Commit, Manifest, Report
-from openclaw_rl.types import (
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.types import HintTerm
+
+HINT = HintTerm(text="shorter", source="verbatim")
 
 
 def say(*words: object) -> None:
@@ -37,21 +30,26 @@ def say(*words: object) -> None:
 
 async def chat(ledger: Ledger, name: str) -> None:
     version = (await ledger.tip()).weight_version
-    request = Request(
-        name, Scope("u", "s"), 1.0, (Message(role="user", content=name),), None, None, (1, 2), SamplingParams(8)
-    )
-    await ledger.begin(request)
-    reply = Message(role="assistant", content="a" * 500)
-    runs = (VersionRun(version, 2),)
-    await ledger.finish(
-        Turn(name, name, 2.0, (3, 4), (-0.5, -0.25), (True, True), runs, "stop", reply), TurnKey("r", "b", "h")
-    )
+    request, turn = make_request(name, text=name), make_turn(name, version=version, reply="a" * 500)
+    await serve_turn(ledger, request, turn)
     say("served", name)
-    await ledger.pair(name, NextState((Message(role="user", content="ok"),)), by_request_id="next")
-    await ledger.record_verdict(name, Verdict(1, (1,), "rules"))
-    await ledger.record_sample(
-        Sample(name, (1, 2), (3, 4), (True, True), (-0.5, -0.25), runs, temperature=0.7, reward=1.0)
-    )
+    await judge_turn(ledger, name)
+    await ledger.record_sample(replace(sample_of(turn, request.prompt_ids), hint=HINT))
+
+
+async def practise(ledger: Ledger, name: str) -> None:
+    """Record an update's practice of the newest wish, and now and then withdraw that wish."""
+    wishes = await ledger.wishes(only_active=True)
+    if not wishes:
+        return
+    wish, version = wishes[-1], (await ledger.tip()).weight_version
+    replies = [
+        practice(of, None if of is None else wish.wish_id, name=f"practice-{name}-{number}", version=version)
+        for number, of in enumerate((wish.sources[-1].turn_id, wish.sources[0].turn_id, None))
+    ]
+    await ledger.record_practice(replies)
+    if name.endswith("7"):
+        await ledger.remove_wish(wish.wish_id)
 
 
 async def train(ledger: Ledger, rng: random.Random) -> None:
@@ -59,23 +57,13 @@ async def train(ledger: Ledger, rng: random.Random) -> None:
     lease = await ledger.lease(trainer="t", n=rng.randint(1, 6), now=True)
     if lease is None:
         return
-    manifest = Manifest(folder=f"v/{lease.lease_id}", kind=WeightKind.LORA, base_hash="base", sha256="x")
-    step = Commit(
-        lease_id=lease.lease_id,
-        fence=lease.fence,
-        parent=lease.parent,
-        manifest=manifest,
-        report=Report(metrics={}),
-        durable=rng.random() < 0.7,
-    )
-    number = await ledger.commit(step)
+    number = await ledger.commit(commit_of(lease, durable=rng.random() < 0.7))
     say("trained", number, *(sample.sample_id for sample in lease.samples))
     fate = rng.random()
     if fate < 0.1:
         say("rejected", *await ledger.reject(number, "no"))
     elif fate < 0.8:
-        for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
-            await ledger.set_version_state(number, state)
+        await serve_version(ledger, number)
     elif fate < 0.9:
         to = await ledger.serving_version()
         if (await ledger.version(to)).durable:
@@ -86,11 +74,12 @@ async def train(ledger: Ledger, rng: random.Random) -> None:
 
 async def live(path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    ledger = await Ledger.open(path, identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings())
+    ledger = await Ledger.open(path, identity=IDENTITY, training=TrainingSettings())
     say("open")
     for round_ in range(10_000):
         names = [f"{seed}-{round_}-{i}" for i in range(rng.randint(1, 8))]
-        await asyncio.gather(train(ledger, rng), *(chat(ledger, name) for name in names))
+        practice = practise(ledger, f"{seed}-{round_}")
+        await asyncio.gather(train(ledger, rng), practice, *(chat(ledger, name) for name in names))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from openclaw_rl.errors import FeedbackReused, LedgerError
 from openclaw_rl.ledger import Effect, Ledger
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.messages import Message
+from openclaw_rl.testing.ledger_audit import audit
 from openclaw_rl.types import DropReason, Feedback, NextState, Sample, Verdict
 
 
@@ -346,3 +347,9 @@ async def test_a_file_of_the_first_schema_is_migrated_with_all_it_holds(
     assert len((await reopened.lease(trainer="a", now=True)).samples) == 4
     assert await reopened.audit(is_deep=True) == []
     await reopened.aclose()
+
+
+async def test_the_audit_of_a_file_does_not_take_feedback_for_turns(ledger, ledger_path, driver, say):
+    await say(await driver.sampled(), value=-1)
+    await say(await driver.served(), value=1)
+    assert list(audit(ledger_path, [])) == []

@@ -9,7 +9,7 @@ import pytest
 from turns import make_request, make_turn
 
 from openclaw_rl.errors import CommitRefused, LedgerError, LedgerLocked
-from openclaw_rl.ledger import Forgotten, Ledger, deletion
+from openclaw_rl.ledger import Forgotten, Ledger, deletion, leases
 from openclaw_rl.ledger.snapshot import backup, compact
 from openclaw_rl.ledger.store import write
 from openclaw_rl.messages import Message
@@ -103,6 +103,45 @@ async def test_versions_that_trained_on_it_are_named_and_a_lease_that_holds_it_i
     probes = (await ledger.version(version)).report.probes
     assert not any(probe.prompt_ids or probe.response_ids for probe in probes)
     assert [sample.sample_id for sample in (await ledger.lease(trainer="a", now=True)).samples] == [waiting]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_deletion_waits_for_the_optimizers_step_on_its_sample(ledger, driver, commits, monkeypatch):
+    """As long as a step may take; a trainer that died in it does not keep the deletion for ever."""
+    monkeypatch.setattr(leases, "STEP_S", 60.0 if commits else 0.2)
+    mine, theirs = await driver.sampled(session="mine"), await driver.sampled(session="theirs")
+    lease = await ledger.lease(trainer="a", now=True)
+    await ledger.begin_step(lease.lease_id, lease.fence)
+    wait, waits = ledger._step_over, asyncio.Event()
+
+    async def step_over():
+        waits.set()
+        await wait()
+
+    monkeypatch.setattr(ledger, "_step_over", step_over)
+    forgetting = asyncio.create_task(ledger.forget("mine"))
+    await waits.wait()
+    if commits:
+        version = await driver.commit(lease)
+        assert (await forgetting).trained_in == (version,)
+        assert await driver.state(theirs) == "trained"
+    else:
+        assert (await forgetting).trained_in == ()
+        assert await driver.state(theirs) == "sampled"
+        with pytest.raises(CommitRefused, match="a session was forgotten"):
+            await ledger.begin_step(lease.lease_id, lease.fence)
+    assert await ledger.turn(mine) is None
+    assert await ledger.audit() == []
+
+
+async def test_a_deletion_of_other_samples_does_not_wait_for_a_step(ledger, driver):
+    await driver.sampled(session="mine")
+    lease = await ledger.lease(trainer="a", now=True)
+    await ledger.begin_step(lease.lease_id, lease.fence)
+    await driver.sampled(session="theirs")
+    async with asyncio.timeout(20):
+        assert (await ledger.forget("theirs")).turns == 1
+    await driver.commit(lease)
 
 
 async def test_a_session_of_another_user_is_not_meant(ledger, driver):

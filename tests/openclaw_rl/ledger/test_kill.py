@@ -7,21 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openclaw_rl.ledger import Identity, Ledger
+from ledger import IDENTITY
+
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import TurnState
 
 KILLS = 25
 CHILD = Path(__file__).with_name("kill_child.py")
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
     path = tmp_path / "ledger.sqlite"
     rng = random.Random(7)
     served: set[str] = set()
+    practised: set[str] = set()
     trained: dict[int, set[str]] = {}
     with subprocess.Popen(
-        [sys.executable, CHILD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, CHILD, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SUPPORT)},
     ) as child:
         for seed in range(KILLS):
             for words in _one_life(child, seed, facts=rng.randint(0, 120)):
@@ -29,11 +37,10 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
                     served.add(words[1])
                 elif words[0] == "trained":
                     trained[int(words[1])] = set(words[2:])
-            ledger = await Ledger.open(
-                path, identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
-            )
+            ledger = await Ledger.open(path, identity=IDENTITY, training=TrainingSettings())
             assert await ledger.audit(is_deep=True) == []
             listed = {turn.turn_id: turn for turn in await ledger.turns(limit=1_000_000)}
+            practised |= {turn.turn_id for turn in listed.values() if turn.practice is not None}
             assert served <= listed.keys()
             versions = {version.weight_version: version for version in await ledger.versions()}
             assert trained.keys() <= versions.keys()
@@ -44,6 +51,8 @@ async def test_a_ledger_survives_kills_at_random_moments(tmp_path):
             await ledger.aclose()
         child.stdin.close()
     assert len(served) > 100
+    assert len(practised) > 20
+    assert not practised & served
     assert len(trained) > 20
 
 

@@ -1,13 +1,15 @@
 """Feedback between steps, crashes at any point, checkpoints, rollbacks, pins and deletions in any order.
 
 Over the real ledger, of a trainer of full weights that checkpoints now and then. No sample goes unless a rollback went
-behind the version that sampled it, or its session was forgotten. A way back is the newest good version that exists.
+behind the version that sampled it, or gave up the one that trained it, or its session was forgotten. A way back is the
+newest good version that exists, and the kept ones are distinct weights.
 """
 
 import asyncio
 import random
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -41,6 +43,8 @@ class Node(RuleBasedStateMachine):
         self.sampled_by: dict[str, int] = {}
         self.named = 0
         self.gone_back_from: set[int] = set()
+        self.given_up: set[int] = set()
+        """Versions that a rollback abandoned with their samples."""
         self.lease: Lease | None = None
         self.fences: dict[int, int] = {}
         self.ledger = self._open()
@@ -163,6 +167,17 @@ class Node(RuleBasedStateMachine):
     def the_trainer_asks(self) -> None:
         self.lease = self.do(self.ledger.lease(trainer="slime", now=True))
 
+    @rule(is_released=st.booleans())
+    def a_lease_ends_without_a_step(self, is_released: bool) -> None:
+        if self.lease is None:
+            return
+        lease, self.lease = self.lease, None if is_released else self.lease
+        if is_released:
+            with suppress(CommitRefused):  # a session was forgotten, or a rollback came in between
+                self.do(self.ledger.release(lease.lease_id, lease.fence, reason="out of memory"))
+        else:  # its trainer does not know, and tries to commit
+            self.do(self.ledger.revoke(reason="an operator's word"))
+
     @rule()
     def a_checkpoint(self) -> None:
         self.do(self.ledger.durable(self.do(self.ledger.tip()).weight_version))
@@ -194,7 +209,7 @@ class Node(RuleBasedStateMachine):
     def somebody_rolls_back(self, requeue: bool) -> None:
         to = self.random.choice(self.ways_back()[-3:])
         self.do(self.ledger.rollback(to, requeue=requeue))
-        self._gone_back(to)
+        self._gone_back(to, gives_up=not requeue)
 
     @rule()
     def the_monitor_rolls_back(self) -> None:
@@ -210,12 +225,13 @@ class Node(RuleBasedStateMachine):
                 raise AssertionError("all that was learned was given up")
             return
         assert self.do(self.ledger.roll_back_behind(good)) == best
-        self._gone_back(best)
+        self._gone_back(best, gives_up=True)
 
-    def _gone_back(self, to: int | None) -> None:
+    def _gone_back(self, to: int | None, *, gives_up: bool = False) -> None:
         if to is not None:
-            numbers = {version.weight_version for version in self.versions()}
-            self.gone_back_from |= {number for number in numbers if number > to}
+            gone = {version.weight_version for version in self.versions() if version.weight_version > to}
+            self.gone_back_from |= gone
+            self.given_up |= gone if gives_up else set()
 
     @rule(is_on=st.booleans())
     def somebody_pins(self, is_on: bool) -> None:
@@ -224,11 +240,17 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def the_publisher_prunes(self) -> None:
-        before, first = self.ways_back(), self.first_learned()
+        before, weights, first = self.ways_back(), self.weights(), self.first_learned()
         for number in set(self.do(self.ledger.version_folders())) - self.do(self.ledger.needed_versions(KEPT)):
             self.do(self.ledger.prune_weights(number, KEPT))
         assert self.ways_back()[-KEPT:] == before[-KEPT:]
+        assert self.weights()[-KEPT:] == weights[-KEPT:]
         assert self.first_learned() == first
+
+    def weights(self) -> list[str | None]:
+        """The distinct weights of the ways back, the newest last."""
+        folders = [self.do(self.ledger.version(number)).folder for number in self.ways_back()]
+        return list(dict.fromkeys(folders))
 
     def first_learned(self) -> int | None:
         return next(filter(self.learned, self.ways_back()), None)
@@ -245,7 +267,7 @@ class Node(RuleBasedStateMachine):
         for name, turn in turns.items():
             if turn.state == "dropped":
                 assert turn.reason == "rolled_back"
-                assert {self.sampled_by[name], *self._trained_in(name)} & self.gone_back_from
+                assert self.sampled_by[name] in self.gone_back_from or self._trained_in(name) & self.given_up
 
     def _trained_in(self, name: str) -> set[int]:
         events = self.do(self.ledger.turn(name)).events

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from practising import corrected, practice
 
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger import open as ledger_open
@@ -17,8 +18,16 @@ _SMALL = ("meta", "counter", "open_turn")
 """Tables that do not grow with the turns."""
 _NONE = ("CONSTANT", "(subquery-1)")
 """Sources of a plan that are no tables: a row of constants, and the result of a limited subquery."""
-_FEW = ("version_unfinished", "version_folder", "version_serving", "lease_live", "request_running")
-"""Partial indexes: of versions that are not decided yet, or still have weights."""
+_FEW = (
+    "version_unfinished",
+    "version_folder",
+    "version_serving",
+    "lease_live",
+    "request_running",
+    "wish_active",
+    "turn_practice_waiting",
+)
+"""Partial indexes: of versions not decided yet or still with weights, of wishes and samples of practice that wait."""
 _STATEMENTS = ("SELECT", "INSERT", "REPLACE", "UPDATE", "DELETE")
 
 
@@ -135,6 +144,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.to_judge(8, skip=("a",)),
         watched.to_score(8),
         watched.user_verdicts(limit=400),
+        watched.user_verdicts(limit=400, before_waiting=True),
         watched.recent_replies(sampled_by=None, limit=8),
         watched.recent_replies(sampled_by=number, limit=8),
         watched.recent_prompts(8),
@@ -143,6 +153,19 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.rejections_in_a_row(),
     ):
         await call
+    assert faults(ledger_path) == []
+
+
+async def test_what_practice_asks_and_writes_reads_no_table_from_end_to_end(watched, ledger_path):
+    turn_id = await corrected(watched, "shorter")
+    (wish,) = await watched.wishes(user="ann")
+    await watched.practice_room()
+    await watched.practice_request(turn_id)
+    await watched.anchor_turns(user="ann", policy="policy", limit=8)
+    await watched.record_practice([practice(turn_id, wish.wish_id), practice(None, None)])
+    assert await watched.lease(trainer="test") is not None
+    await watched.wishes(only_active=True)
+    await watched.remove_wish(wish.wish_id, user="ann")
     assert faults(ledger_path) == []
 
 

@@ -115,3 +115,21 @@ async def test_without_learned_weights_before_a_fall_nothing_is_given_up(ledger,
         await ledger.rollback_from((3,))
     assert await ledger.serving_version() == 3
     assert await ledger.rollback_from((1, 3)) == 0  # the first step was trained on it: before it is the base alone
+
+
+@pytest.mark.parametrize("identity", [Identity("base-1", "tokenizer-1", "tiny", WeightKind.FULL)])
+async def test_weights_that_serve_again_under_new_numbers_after_crashes_are_kept_once(ledger, driver):
+    """Else a trainer that crashes again and again leaves one checkpoint under all the numbers that are kept."""
+    await steps(driver, 12)
+    await steps(driver, 1, durable=False)
+    for _ in range(3):
+        await ledger.lose_undurable("crash")
+        await prune(ledger, 3)
+        await driver.serve(await driver.commit(await ledger.lease(trainer="a", now=True), durable=False))
+    await ledger.lose_undurable("crash")
+    await prune(ledger, 3)
+    folders = await ledger.version_folders()
+    assert sorted(folders) == [1, 2, 4, 8, 10, 11, 12, 14, 16, 18, 20]
+    assert {folders[number] for number in (14, 16, 18, 20)} == {folders[12]}
+    # Each number of one checkpoint is a way back: versions between them were sampled from, and may be the last good.
+    assert [await ledger.way_back(good) for good in (20, 17, 16, 13, 12, 11)] == [20, 16, 16, 12, 12, 11]

@@ -107,3 +107,15 @@ async def test_what_users_said_counts_no_silence_and_loses_nothing_to_a_step(led
     await ledger.record_verdict(await driver.paired(version=0), Verdict(-1, (-1,), "rules"))
     assert await ledger.user_verdicts(limit=100) == [(0, 1), (0, -1), (1, 0), (0, -1)]
     assert await ledger.user_verdicts(limit=2) == [(1, 0), (0, -1)]
+
+
+async def test_verdicts_behind_a_turn_that_waits_for_the_judge_are_left_out_on_request(ledger, driver):
+    """The judge is away: later turns have a verdict only where a user complained."""
+    await ledger.record_verdict(await driver.paired(), Verdict(1, (1,), "llm"))
+    waiting = await driver.paired()
+    await driver.paired(is_tool=True)
+    await ledger.record_verdict(await driver.paired(), Verdict(-1, (-1,), "user"))
+    assert await ledger.user_verdicts(limit=100) == [(0, 1), (0, -1)]
+    assert await ledger.user_verdicts(limit=100, before_waiting=True) == [(0, 1)]
+    await ledger.record_verdict(waiting, Verdict(1, (1,), "llm"))
+    assert await ledger.user_verdicts(limit=100, before_waiting=True) == [(0, 1), (0, 1), (0, -1)]

@@ -274,6 +274,26 @@ def loss_of(settings: TrainerSettings, *, reference: bool = False) -> tuple[Samp
     return METHOD.loss(one, terms, settings, BinarySettings()), log_probs
 
 
+@pytest.mark.parametrize("old", ["recompute", "rollout"])
+def test_the_kl_on_tokens_of_an_older_version_is_that_of_the_policy_now(old: str) -> None:
+    """Every token of a vocabulary of three, as often as the older version samples it."""
+    before, now = (torch.tensor(p, dtype=torch.float64) for p in ([0.5, 0.3, 0.2], [0.4, 0.35, 0.25]))
+    base, flat = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), TrainerSettings(kl_coef=1.0, old_log_probs=old)  # type: ignore[arg-type]
+    found = 0.0
+    for token, share in enumerate(before.tolist()):
+        log_prob = now.log()[token : token + 1]
+        terms = TokenTerms(
+            log_probs=log_prob,
+            old_log_probs=log_prob if old == "recompute" else before.log()[token : token + 1],
+            rollout_log_probs=before.log()[token : token + 1],
+            ref_log_probs=base.log()[token : token + 1],
+            advantages=torch.zeros(1, dtype=torch.float64),
+            loss_mask=torch.tensor([True]),
+        )
+        found += share * METHOD.loss(sample(1.0, n=1), terms, flat, BinarySettings()).loss_sum.item()
+    assert found == pytest.approx((now * (now / base).log()).sum().item())
+
+
 def test_recompute_weighs_by_the_engine_and_masks_what_it_cannot_explain() -> None:
     loss, log_probs = loss_of(TrainerSettings())
     loss.loss_sum.backward()
@@ -301,12 +321,12 @@ def test_rollout_clips_and_never_weighs() -> None:
 def test_kl_to_the_reference_is_added_by_its_coefficient() -> None:
     plain, _ = loss_of(TrainerSettings())
     with_kl, log_probs = loss_of(TrainerSettings(kl_coef=0.1), reference=True)
-    k3 = math.exp(-0.5) + 0.5 - 1
+    k3 = 2 * (math.exp(-0.5) + 0.5 - 1)  # the third token's weight e^4, cut
     assert with_kl.loss_sum.item() == pytest.approx(plain.loss_sum.item() + 0.1 * k3)
     assert with_kl.tallies["ref_kl"].total == pytest.approx(k3)
     with_kl.loss_sum.backward()
     assert log_probs.grad is not None
-    assert log_probs.grad[2].item() == pytest.approx(0.1 * (1 - math.exp(-0.5)))
+    assert log_probs.grad[2].item() == pytest.approx(0.1 * 2 * (1 - math.exp(-0.5)))
 
 
 def test_it_is_found_by_its_entry_point_without_torch() -> None:

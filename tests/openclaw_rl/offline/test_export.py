@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from practising import practice
 from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch, SettingsError
@@ -80,6 +81,24 @@ def test_a_row_tells_all_of_a_turn(path: Path, tmp_path: Path) -> None:
     assert (dropped["state"], dropped["reason"], dropped["next_state_json"]) == ("dropped", "cancelled", None)
     assert (demonstration["turn_id"], demonstration["is_demonstration"]) == ("full-demo", True)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
+
+
+async def test_practice_is_marked_in_both_files(ledger: Ledger, path: Path, tmp_path: Path) -> None:
+    (wish,) = await ledger.wishes()
+    replies = [practice("full", wish.wish_id, name="again"), practice(None, None, name="anchor")]
+    assert await ledger.record_practice(replies) == 2
+    out, samples = tmp_path / "turns.jsonl", tmp_path / "samples.jsonl"
+    export(path, out, what="turns", format="jsonl")
+    shown = {row["turn_id"]: (row["practice"], row["practice_of"], row["wish_id"]) for row in lines(out)}
+    assert (shown["again"], shown["anchor"]) == (("wish", "full", wish.wish_id), ("anchor", None, None))
+    assert shown["full"] == shown["full-demo"] == (None, None, None)
+    export(path, samples, what="samples", format="jsonl")
+    assert {row["sample_id"]: row["practice"] for row in lines(samples)} == {
+        "full": None,
+        "full-demo": None,
+        "again": "wish",
+        "anchor": "anchor",
+    }
 
 
 def test_a_row_tells_all_of_a_sample(path: Path, tmp_path: Path) -> None:

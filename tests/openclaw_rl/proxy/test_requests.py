@@ -50,6 +50,36 @@ async def test_sampling_is_always_explicit_the_clients_or_ours(qwen, proxy_over)
         assert proxy.fake.calls[0].extra_key == "v0"
 
 
+@pytest.mark.parametrize(("seed", "sent"), [(-1, None), (-5, None), (0, 0), (2**63 - 1, 2**63 - 1)])
+async def test_a_negative_seed_is_none(qwen, proxy_over, seed: int, sent: int | None) -> None:
+    async with proxy_over(qwen) as proxy:
+        assert (await proxy.post({**HI, "seed": seed})).status_code == 200
+        assert proxy.fake.calls[0].sampling_params.sampling_seed == sent
+
+
+def _deep(levels: int) -> dict[str, object]:
+    found: dict[str, object] = {"type": "string"}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("levels", [300, 900])
+@pytest.mark.parametrize("field", ["tools", "template", "arguments"])
+async def test_a_body_of_any_depth_is_served_or_refused(qwen, proxy_over, field: str, levels: int) -> None:
+    deep = _deep(levels)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    body = {
+        "tools": {**HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]},
+        "template": {**HI, "chat_template_kwargs": {"a": deep}},
+        "arguments": {"messages": [*HI["messages"], {"role": "assistant", "tool_calls": [call]}, *HI["messages"]]},
+    }[field]
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.post(body)
+        assert reply.status_code in (200, 400), reply.text
+        assert reply.status_code == 200 or reply.json()["error"]["message"]
+
+
 async def test_a_bias_reaches_the_engine_by_token_id(qwen, proxy_over) -> None:
     async with proxy_over(qwen) as proxy:
         assert (await proxy.post({**HI, "logit_bias": {"5": -100, "7": 1.5}})).status_code == 200

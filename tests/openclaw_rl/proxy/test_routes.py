@@ -135,6 +135,27 @@ async def test_a_call_cut_by_the_limit_is_no_call(qwen, proxy_over) -> None:
         assert proxy.book.turns[0].response_ids == ids
 
 
+async def test_replies_that_end_in_their_thought_are_a_problem_while_they_are_a_fifth(qwen, proxy_over) -> None:
+    """A client's limit that is too small for a thinking model: each reply is empty for its user."""
+    thought, whole = ids_of(qwen, "<think>\nhm", end=False), ids_of(qwen, "Paris")
+    async with proxy_over(qwen) as proxy:
+        health = proxy.deps.health
+
+        async def chats(n: int, *, is_cut: bool) -> None:
+            proxy.fake.script(*[Scripted(ids=thought, finish="length") if is_cut else Scripted(ids=whole)] * n)
+            for _ in range(n):
+                await proxy.post({**HI, "max_tokens": len(thought)} if is_cut else HI)
+
+        await chats(2, is_cut=True)
+        await chats(8, is_cut=False)
+        assert health.problems() == []  # a fifth
+        await chats(1, is_cut=True)
+        (said,) = health.problems()
+        assert said.startswith("replies' content: failed once: 3 of the last 11 replies ended at their limit of tokens")
+        await chats(4, is_cut=False)
+        assert health.problems() == []
+
+
 async def test_three_channels_and_one_complete_record(qwen, proxy_over) -> None:
     text = f"<think>\nI should look.\n</think>\n\n{CALL % 'ls'}"
     async with proxy_over(qwen) as proxy:

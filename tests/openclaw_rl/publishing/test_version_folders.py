@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from turns import make_request, make_turn, serve_turn
+from ledger import IDENTITY, commit_of, give_sample, serve_version
+from turns import make_request, make_turn
 
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.version_folders import prune, remove_unnamed, tidy, without_optimizer
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.types import NextState, Sample, TurnKey, Verdict, VersionRun, VersionState, WeightKind
+from openclaw_rl.types import TurnKey
 
 
 def make(versions: Path, *names: str) -> None:
@@ -54,9 +53,7 @@ def test_links_and_files_are_not_ours(tmp_path: Path) -> None:
 async def test_a_new_ledger_names_nothing(tmp_path: Path) -> None:
     versions = tmp_path / "versions"
     make(versions, "lease-9-zz")
-    ledger = await Ledger.open(
-        tmp_path / "ledger.sqlite3", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
-    )
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=IDENTITY, training=TrainingSettings())
     try:
         await tidy(ledger, versions)
     finally:
@@ -82,29 +79,18 @@ def test_a_pruned_optimizer_state_is_found_and_the_adapter_stays(tmp_path: Path)
 
 async def served(ledger: Ledger, root: Path, number: int) -> None:
     """One step that came to serve, with its folder."""
-    turn, user = f"turn-{number}", Message(role="user", content="q")
-    runs = (VersionRun((await ledger.tip()).weight_version, 1),)
-    made = make_turn(turn, ids=(3,), log_probs=(-1.0,), runs=runs)
-    await serve_turn(ledger, make_request(turn), made, TurnKey("r", "b", f"h{number}"))
-    await ledger.pair(turn, NextState((user,)), by_request_id=turn)
-    await ledger.record_verdict(turn, Verdict(1, (1,), "rules"))
-    await ledger.record_sample(Sample(turn, (1, 2), (3,), (True,), (-1.0,), runs, 0.7, reward=1.0))
+    name, version = f"turn-{number}", (await ledger.tip()).weight_version
+    turn = make_turn(name, ids=(3,), log_probs=(-1.0,), version=version)
+    await give_sample(ledger, make_request(name), turn, TurnKey("r", "b", f"h{number}"))
     lease = await ledger.lease(trainer="test", now=True)
     assert lease is not None
     make(root / "versions", lease.lease_id)
-    manifest = Manifest(folder=f"versions/{lease.lease_id}", kind=WeightKind.LORA, base_hash="base", sha256="x")
-    report, fence = Report(metrics={}), lease.fence
-    await ledger.commit(
-        Commit(lease_id=lease.lease_id, fence=fence, parent=lease.parent, manifest=manifest, report=report)
-    )
-    for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
-        await ledger.set_version_state(number, state)
+    await ledger.commit(commit_of(lease))
+    await serve_version(ledger, number)
 
 
 async def test_the_folders_of_versions_that_nothing_asks_for_go_and_their_rows_stay(tmp_path: Path) -> None:
-    ledger = await Ledger.open(
-        tmp_path / "ledger.sqlite3", identity=Identity("base", "tokenizer", "tiny"), training=TrainingSettings()
-    )
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=IDENTITY, training=TrainingSettings())
     try:
         for number in range(1, 9):
             await served(ledger, tmp_path, number)

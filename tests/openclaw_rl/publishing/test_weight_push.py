@@ -12,13 +12,14 @@ from uuid import uuid4
 import httpx
 import pytest
 from fastapi import FastAPI
+from ledger import FULL_IDENTITY, commit_of, give_sample, probe_of
+from turns import make_request, make_turn
 from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError, LedgerError
-from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
+from openclaw_rl.ledger import Ledger
 from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
@@ -28,23 +29,12 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.settings import PublisherSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.trainer_protocol import Probe, Start, Started
-from openclaw_rl.types import (
-    NextState,
-    Request,
-    Sample,
-    SamplingParams,
-    Scope,
-    Turn,
-    TurnKey,
-    Verdict,
-    VersionRun,
-    VersionState,
-    WeightKind,
-)
+from openclaw_rl.trainer_protocol import LeaseBody, Start, Started
+from openclaw_rl.types import SamplingParams, VersionState, WeightKind
 
 PROMPT, REPLY = (1, 5, 6), (11, 12, 13)
 TOKEN = "secret-token"
+FULL = WeightKind.FULL
 
 
 class World:
@@ -99,18 +89,9 @@ class World:
 
     async def sampled(self) -> str:
         name = f"turn-{uuid4().hex}"
-        mask, runs = (True,) * 3, (VersionRun((await self.ledger.tip()).weight_version, 3),)
-        messages = (Message(role="user", content="q"),)
-        request = Request(name, Scope("u", "s"), 0.0, messages, None, None, PROMPT, SamplingParams(8))
-        reply = Message(role="assistant", content="a")
-        await self.ledger.begin(request)
-        await self.ledger.finish(
-            Turn(name, name, 0.0, REPLY, (-1.0,) * 3, mask, runs, "stop", reply), TurnKey("r", "b", "h")
-        )
-        await self.ledger.pair(name, NextState((Message(role="user", content="thanks"),)), by_request_id=name)
-        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
-        await self.ledger.record_sample(Sample(name, PROMPT, REPLY, mask, (-1.0,) * 3, runs, 0.7, reward=1.0))
-        return name
+        version = (await self.ledger.tip()).weight_version
+        request = make_request(name, prompt=PROMPT)
+        return await give_sample(self.ledger, request, make_turn(name, ids=REPLY, version=version))
 
     async def commit(self, *, probe_error: float | None = None, durable: bool = False) -> int:
         await self.sampled()
@@ -120,14 +101,12 @@ class World:
         number = (await self.ledger.versions())[-1].weight_version + 1
         probes = []
         if probe_error is not None:
-            true = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), BASE_SEED ^ number)
-            values = [value + probe_error for value in true]
-            probe = Probe(prompt_ids=list(PROMPT), response_ids=list(REPLY), log_probs=values, parent_log_probs=values)
-            probes = [probe.model_dump()]
-        manifest = {"folder": f"versions/full-{number}", "kind": "full", "base_hash": "base", "sha256": ""}
-        body = {key: lease[key] for key in ("lease_id", "fence", "parent")}
-        report = {"metrics": {}, "probes": probes}
-        done = await self.call("commit", body | {"manifest": manifest, "report": report, "durable": durable})
+            seed = BASE_SEED ^ number
+            true = self.engine.policy.log_probs((*PROMPT, *REPLY), len(PROMPT), seed)
+            probes = [probe_of(PROMPT, REPLY, true, error=probe_error, parent_error=probe_error)]
+        folder = f"versions/full-{number}"
+        body = commit_of(LeaseBody.model_validate(lease), folder, kind=FULL, probes=probes, durable=durable)
+        done = await self.call("commit", body.model_dump(mode="json"))
         assert done["weight_version"] == number
         return number
 
@@ -156,9 +135,8 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    identity = Identity("base", "tokenizer", "tiny", WeightKind.FULL)
     training = TrainingSettings(min_batch=1, batch_size=1)
-    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=identity, training=training)
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=FULL_IDENTITY, training=training)
     world = World(ledger, tmp_path)
     await world.publisher.restore()
     tasks = [asyncio.create_task(part.run()) for part in (world.publisher, world.pushes, world.readiness)]
@@ -229,6 +207,16 @@ async def test_a_trainer_that_died_in_a_push_ends_it_when_it_starts_again(world:
     await until(lambda: world.serving.is_open and world.serving.current == number + 1)
     assert await world.state(number) is VersionState.LOST
     assert started["tip"]["folder"] is None
+
+
+async def test_a_push_whose_begin_was_not_answered_is_begun_anew_at_once(world: World) -> None:
+    """The trainer repeats the call, and the first push would hold the chats until its deadline."""
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "deadline_s": 600})
+    async with asyncio.timeout(60):
+        await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+    await until(lambda: world.serving.is_open)
 
 
 async def test_a_failed_push_says_so_at_both_ends(world: World) -> None:

@@ -9,7 +9,7 @@ from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.scoring.stage import StageLimits
-from openclaw_rl.scoring.workers import judge_turns, score_turns
+from openclaw_rl.scoring.workers import score_turns
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
 
@@ -51,11 +51,21 @@ async def test_undecided_is_not_asked_again() -> None:
     assert judge.seen == ["a"]
 
 
-async def test_a_bug_climbs() -> None:
-    ledger = MemoryLedger().add("a")
-    with pytest.raises(ExceptionGroup) as caught:
-        await judge_turns(ledger, ScriptedJudge({"a": [KeyError("bug")]}), SETTINGS, asyncio.Event(), times=FAST)
-    assert caught.group_contains(KeyError)
+@pytest.mark.parametrize(
+    "fault", [KeyError("bug"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), RecursionError()], ids=type
+)
+async def test_an_unforeseen_fault_costs_one_turn_time_and_never_the_server(fault: Exception) -> None:
+    judge, ledger = ScriptedJudge({"a": [fault]}), MemoryLedger().add("a", "b")
+    async with judging(ledger, judge):
+        assert await ledger.until(2) == {"a": 1, "b": 1}
+    assert judge.seen.count("a") == 2
+
+
+async def test_a_turn_that_always_faults_is_given_up() -> None:
+    judge, ledger = ScriptedJudge({"a": [KeyError("bug")] * 9}), MemoryLedger().add("a", "b")
+    async with judging(ledger, judge):
+        assert await ledger.until(2) == {"a": "unjudged: unexpected KeyError('bug')", "b": 1}
+    assert judge.seen.count("a") == 1 + SETTINGS.retries
 
 
 class ScriptedMethod:

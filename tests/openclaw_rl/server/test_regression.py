@@ -113,7 +113,8 @@ class FallenLedger:
         self.verdicts = [(5, 1)] * 60 + [(6, -1)] * 60
         self.is_learning, self.is_away = True, False
 
-    async def user_verdicts(self, *, limit: int) -> list[tuple[int, int]]:
+    async def user_verdicts(self, *, limit: int, before_waiting: bool) -> list[tuple[int, int]]:
+        assert before_waiting, "a judge that is away would look like a fall"
         return self.verdicts[-limit:]
 
     async def pinned(self) -> None:

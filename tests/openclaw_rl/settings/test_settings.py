@@ -208,3 +208,49 @@ def test_a_program_passes_the_settings_of_its_method() -> None:
     assert Settings().method == BinarySettings()
     assert Settings(method=OpdSettings(opd_clip=3.0)).method == OpdSettings(opd_clip=3.0)
     assert Settings.model_validate({"method": {"name": "opd"}}).method == OpdSettings(name="opd")
+
+
+@pytest.mark.parametrize("text", ["123456789012345678901234567890", "2024-01-01", "nan", "true", "0x10", "a-key"])
+@pytest.mark.parametrize("is_flag", [False, True], ids=["environment", "flag"])
+def test_a_setting_that_is_a_text_is_taken_as_it_is_written(text: str, is_flag: bool) -> None:
+    names = ("server.admin_key", "judge.api_key", "server.served_model_name")
+    environ = {f"OPENCLAW_RL__{name.replace('.', '__').upper()}": text for name in names}
+    settings = load(None, dict.fromkeys(names, text), {}) if is_flag else load(None, None, environ)
+    assert settings.server.admin_key is not None
+    assert settings.judge.api_key is not None
+    shown = (settings.server.admin_key.get_secret_value(), settings.judge.api_key.get_secret_value())
+    assert (*shown, settings.server.served_model_name) == (text,) * 3
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    names = ("DATA_DIR", "SERVER__PORT", "JUDGE__URL", "METHOD__NAME")
+    assert load(None, None, {f"OPENCLAW_RL__{name}": "" for name in names}) == load(None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OPENCLAW_RL_SERVER_PORT", "OPENCLAW_RL__SERVER__PORT"),
+        ("OPENCLAW_RL_TRAINING_BATCH_SIZE", "OPENCLAW_RL__TRAINING__BATCH_SIZE"),
+        ("OPENCLAW_RL_DATA_DIR", "OPENCLAW_RL__DATA_DIR"),
+    ],
+)
+def test_a_variable_with_one_underscore_names_the_right_one(name: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{name}: .*; write {meant}$"):
+        load(None, None, {name: "1"})
+
+
+def test_a_variable_of_another_program_is_none_of_ours() -> None:
+    assert load(None, None, {"OPENCLAW_RL_OF_MINE": "1", "OPENCLAW_RLX": "2"}) == load(None, None, {})
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("first", ["# a comment", "", "[server]"])
+def test_a_file_may_be_as_an_editor_of_windows_saves_it(
+    tmp_path: Path, first: str, encoding: str, line_end: str
+) -> None:
+    file = tmp_path / "settings.toml"
+    lines = [first, *([] if first == "[server]" else ["[server]"]), "port = 8123", ""]
+    file.write_bytes(line_end.join(lines).encode(encoding))
+    assert load(file, None, {}).server.port == 8123

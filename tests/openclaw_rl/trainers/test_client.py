@@ -136,6 +136,11 @@ def test_a_call_waits_for_a_server_that_is_away_until_it_answers_or_the_trainer_
     assert here.when_server_answers(lambda: here.client.renew(LEASE)) is None
 
 
+def test_a_server_that_was_away_for_long_is_asked_again_within_seconds() -> None:
+    here = session(lambda _: httpx.Response(503))
+    assert max(here.pauses.next_s() for _ in range(20)) <= 5, "its engine's chats wait for this trainer's weights"
+
+
 def test_a_poll_that_is_answered_at_once_does_not_spin() -> None:
     here, waits = session(lambda _: httpx.Response(200, json={"lease": None}), wait_s=60.0), []
     here.stop = type("Stop", (), {"wait": staticmethod(waits.append)})()  # type: ignore[assignment]

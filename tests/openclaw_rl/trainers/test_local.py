@@ -19,17 +19,18 @@ import torch
 import uvicorn
 from close import approx
 from fastapi import FastAPI
+from ledger import judge_turn
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
 from openclaw_rl.models import resolve
 from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import ModelSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.trainers.local import TrainerConfig, _only_trainer, run
-from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, Version
+from openclaw_rl.types import Sample, SamplingParams, Version
 
 T = TypeVar("T")
 
@@ -81,25 +82,17 @@ class Server:
 
     async def _sampled(self, sample: Sample) -> None:
         name = sample.sample_id
-        asked = (Message(role="user", content=name),)
         sampling = SamplingParams(8, temperature=sample.temperature)
-        request = Request(name, Scope("ann", None), 1.0, asked, None, None, sample.prompt_ids, sampling)
-        reply = Message(role="assistant", content="a")
-        turn = Turn(
+        request = make_request(name, text=name, session=None, prompt=sample.prompt_ids, sampling=sampling)
+        turn = make_turn(
             name,
-            name,
-            2.0,
-            sample.response_ids,
-            sample.rollout_log_probs,
-            sample.loss_mask,
-            sample.versions,
-            "stop",
-            reply,
+            ids=sample.response_ids,
+            log_probs=sample.rollout_log_probs,
+            mask=sample.loss_mask,
+            runs=sample.versions,
         )
-        await self.ledger.begin(request)
-        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
-        await self.ledger.pair(name, NextState((Message(role="user", content="ok"),)), by_request_id="next")
-        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
+        await serve_turn(self.ledger, request, turn)
+        await judge_turn(self.ledger, name)
         await self.ledger.record_sample(sample)
         self.wait.samples_came()
 

@@ -212,14 +212,14 @@ def plain_loss(model: torch.nn.Module, batch: Sequence[Sample], kl_coef: float, 
             before = current[k].item() if old == "recompute" else rollout
             ratio = torch.exp(current[k] - before)
             objective = torch.minimum(ratio * reward, ratio.clamp(0.8, 1.28) * reward)
+            weight = math.exp(current[k].item() - rollout)
             if old == "recompute":
-                weight = math.exp(current[k].item() - rollout)
                 objective = objective * (min(weight, 2.0) if 1 / 8 <= weight <= 8 else 0.0)
             elif reward < 0:
                 objective = torch.maximum(objective, torch.full_like(objective, 3 * reward))
             difference = reference[k] - current[k]
             k3 = torch.exp(difference) - difference - 1
-            tokens.append(-objective + kl_coef * k3.clamp(max=10.0))
+            tokens.append(-objective + kl_coef * min(weight, 2.0) * k3.clamp(max=10.0))
         total = total + torch.stack(tokens).mean() / len(batch)
     return total
 

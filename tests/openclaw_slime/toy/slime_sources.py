@@ -36,6 +36,9 @@ class MegatronTrainRayActor:
     def save_model(self, rollout_id, force_sync=False):
         write(self.args.save_hf.format(rollout_id=rollout_id))
 """,
+    "slime/utils/distributed_utils.py": """
+def get_gloo_group(): ...
+""",
     "slime/backends/megatron_utils/cp_utils.py": """
 def slice_log_prob_with_cp(log_prob, total_length, response_length): ...
 """,
@@ -52,7 +55,8 @@ def loss_function(args, batch, logits, sum_of_sample_mean):
     return func(args, batch, logits, sum_of_sample_mean)
 """,
     "slime/backends/megatron_utils/model.py": """
-def train_one_step(opt_param_scheduler, valid_step):
+def train_one_step(optimizer, opt_param_scheduler, valid_step):
+    found_inf_flag = optimizer.prepare_grads()
     if valid_step:
         opt_param_scheduler.step(increment=1)
 """,

@@ -19,6 +19,7 @@ from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_opd.method import METHOD
 from openclaw_opd.settings import OpdSettings
+from openclaw_rl.engines.base import Score
 from openclaw_rl.offline.personas import PREFERENCES, topics
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -57,9 +58,9 @@ def engine_url(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield url
 
 
-def pairs_of(subject: Subject, engine: ScoringEngine, teacher: str) -> list[Sample]:
+def pairs_of(subject: Subject, engine: ScoringEngine, teacher: str, **more: float) -> list[Sample]:
     """One round of three turns, the last one the second of its chat, whose replies the user does not like."""
-    settings = OpdSettings(teacher=teacher)  # type: ignore[arg-type]
+    settings = OpdSettings.model_validate({"teacher": teacher} | more)
     user = Simulation(subject, PREFERENCES["short"], METHOD, settings, engine, seed=0, reads_request=False)
     asked = user.first(random.Random(0).sample(topics("train"), len(REPLIES)))
     asked[-1] = Asked(asked[-1].topic, (*asked[-1].messages, "Here is a long story.", "No, shorter please."))
@@ -76,3 +77,29 @@ def test_both_give_the_same_pairs(subject: Subject, policy: LoraPolicy, engine_u
     assert worst_difference(forward, served) < TOLERANCE
     other = pairs_of(subject, ForwardEngine(policy), "base" if teacher == "policy" else "policy")
     assert worst_difference(forward, other) > 100 * TOLERANCE, "the adapter matters"
+
+
+def test_both_give_the_same_guided_pairs(subject: Subject, policy: LoraPolicy, engine_url: str) -> None:
+    forward = pairs_of(subject, ForwardEngine(policy), "base", guidance=1.0)
+    served = pairs_of(subject, ServedEngine(policy, engine_url, name="guided"), "base", guidance=1.0)
+    assert worst_difference(forward, served) < 3 * TOLERANCE  # two passes, one of them twice
+    assert worst_difference(forward, pairs_of(subject, ForwardEngine(policy), "base")) > 100 * TOLERANCE
+    tables = pairs_of(subject, ForwardEngine(policy), "base", guidance=1.0, top_k=8)
+    assert all(sample.hint is not None and sample.hint.top_k is not None for sample in tables)
+    assert worst_difference(forward, tables) < TOLERANCE
+
+
+def test_both_give_the_same_log_probs_of_given_ids(subject: Subject, policy: LoraPolicy, engine_url: str) -> None:
+    prompt, response = subject.prompt("How do I boil an egg?"), subject.encode(REPLIES[0])
+    ids = [tuple(range(10 * t, 10 * t + 1 + t % 3)) for t in range(len(response))]
+
+    async def of(engine: ScoringEngine) -> Score:
+        async with engine.serves(1) as lora_path:
+            return await engine.score_ids(prompt, response, ids, lora_path=lora_path, extra_key=None)
+
+    engines = (ForwardEngine(policy), ServedEngine(policy, engine_url, name="ids"))
+    forward, served = (asyncio.run(of(engine)) for engine in engines)
+    assert forward.top_ids == served.top_ids == tuple(ids)
+    assert forward.log_probs == pytest.approx(served.log_probs, abs=TOLERANCE)
+    for own, theirs in zip(forward.top_log_probs or (), served.top_log_probs or (), strict=True):
+        assert own == pytest.approx(theirs, abs=TOLERANCE)

@@ -134,9 +134,10 @@ def test_the_learned_share_is_none_at_the_base_and_whole_where_the_hint_goes(sub
     measure_yardsticks(Fleet([run.policy], subject.end_id), [run], SIZES)
     held_back = run._yardsticks["short"]
     assert held_back.share(run.policy) == pytest.approx(0, abs=1e-6)
-    assert any(abs(effect) > 1e-3 for effect in held_back.hint_effect)
-    moved = tuple(b - effect for b, effect in zip(held_back.base, held_back.hint_effect, strict=True))
-    whole = Yardstick(held_back.pairs, moved, held_back.hint_effect).share(run.policy)
+    assert any(abs(a - b) > 1e-3 for a, b in zip(held_back.base, held_back.hinted, strict=True))
+    effect = [a - b for a, b in zip(held_back.hinted, held_back.base, strict=True)]
+    moved = tuple(b - change for b, change in zip(held_back.base, effect, strict=True))
+    whole = Yardstick(held_back.pairs, moved, held_back.base).share(run.policy)
     assert whole == pytest.approx(1, rel=rel(ulps=2**14))
 
 

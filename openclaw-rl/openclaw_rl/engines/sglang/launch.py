@@ -21,7 +21,12 @@ ENVIRON = {
     # Its health check otherwise generates a token, which takes a second, fails while generation is paused and keeps
     # the cache from being flushed. A scheduler that hangs is ended by SGLang's own watchdog.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    # A scoring call needs the logits of each token of its reply. Otherwise they are made for a whole prefill chunk at
+    # once, beside the chats' memory: 8,192 tokens × 151,936 words × 12 bytes (bf16, fp32, its log-softmax) are 15 GB.
+    "SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK": "1",
+    "SGLANG_LOGITS_PROCESSER_CHUNK_SIZE": "1024",
 }
+"""Variables of SGLang; the names are spelt as it spells them."""
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
 

@@ -1,5 +1,5 @@
 """The HTTP application before its routes: one form for every error, `{"error": {"message", "type", "code", "param"}}`,
-and the check of the request's host.
+the check of the request's host, and paths with a slash too many.
 """
 
 from fastapi import FastAPI
@@ -7,12 +7,27 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl import __version__
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.settings import ServerSettings
 from openclaw_rl.web import host_guard
+
+
+def with_plain_paths(app: ASGIApp) -> ASGIApp:
+    """Return `app` behind a correction of slashes: `/v1//models` and `/v1/models/` are `/v1/models`.
+
+    Clients join a base URL that ends in a slash with a path that begins with one. Many follow no redirect of a POST.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if "//" in path or (path.endswith("/") and path != "/"):
+            scope = {**scope, "path": f"/{'/'.join(filter(None, path.split('/')))}"}
+        await app(scope, receive, send)
+
+    return serve
 
 
 def with_host_guard(app: ASGIApp, server: ServerSettings) -> ASGIApp:

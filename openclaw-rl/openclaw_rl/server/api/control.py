@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from openclaw_rl.data_dir import proof_of
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
@@ -164,7 +165,8 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
     async def healthz(request: Request) -> JSONResponse:
         """Return `ok`, or `degraded` while a part is out of order; with the admin key also which part, and why.
 
-        A degraded server still takes chats: it holds them while the engine is away."""
+        A degraded server still takes chats: it holds them while the engine is away. The header `X-OpenClaw-Challenge`
+        gets its proof in `X-OpenClaw-Proof`: only the server of the data directory can make it."""
         found = condition.problems()
         body: dict[str, Any] = {
             "status": "degraded" if found else "ok",
@@ -172,7 +174,9 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
         }
         if is_admin(request):
             body["problems"] = found
-        return JSONResponse(body)
+        challenge = request.headers.get("x-openclaw-challenge")
+        headers = {} if challenge is None else {"x-openclaw-proof": proof_of(info.proof_key, challenge[:200])}
+        return JSONResponse(body, headers=headers)
 
     add_status_routes(guarded, condition, info, last_gate=lambda: controls.publisher.last_gate)
     add_control_routes(guarded, condition, controls)

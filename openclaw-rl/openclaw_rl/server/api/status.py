@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.publishing.gate import GateResult
 from openclaw_rl.server.api import openapi
@@ -31,6 +32,8 @@ class Condition:
     health: Health
     retention: Retention
     children: Callable[[], list[ChildStatus]]
+    practice: Callable[[], PracticeStatus | None] = lambda: None
+    """State of practice; None where the server never practises."""
 
     def problems(self) -> list[str]:
         """Return one sentence for each part that is out of order; an empty list when all is well."""
@@ -59,6 +62,8 @@ class ServerInfo:
     method: str
     started_at: float
     training: TrainingSettings
+    proof_key: str = field(default="", repr=False)
+    """Secret of this run, with which `/healthz` answers a challenge."""
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:
@@ -95,6 +100,11 @@ def plain(row: object) -> Any:
     return row
 
 
+def _practice(status: PracticeStatus | None) -> dict[str, Any] | None:
+    """Return the state of practice in the JSON form that operators get."""
+    return None if status is None else plain(status) | {"line": status.line()}
+
+
 def add_status_routes(
     guarded: APIRouter, condition: Condition, info: ServerInfo, last_gate: Callable[[], GateResult | None]
 ) -> None:
@@ -115,6 +125,7 @@ def add_status_routes(
                 "training": {"enabled": info.training.enabled, "batch_size": info.training.batch_size},
                 "problems": condition.problems(),
                 "children": [asdict(child) for child in condition.children()],
+                "practice": _practice(condition.practice()),
                 "counts": await ledger.counts(),
                 "scoring": {
                     "counts": dict(health.counts),
@@ -172,6 +183,13 @@ def add_status_routes(
         except LedgerUnavailable:
             counts = {}  # `openclaw_rl_out_of_order` names the ledger all the same
         return PlainTextResponse(
-            metrics.render(counts, condition.serving.current, health, condition.problems(), condition.children()),
+            metrics.render(
+                counts,
+                condition.serving.current,
+                health,
+                condition.problems(),
+                condition.children(),
+                practice={} if (practice := condition.practice()) is None else practice.figures(),
+            ),
             media_type=metrics.CONTENT_TYPE,
         )

@@ -114,10 +114,10 @@ def build_trainer_router(
 ) -> APIRouter:
     """Return the routes of every trainer. Raises ValueError for an empty token.
 
-    on_commit: called with every committed version, and again when a trainer repeats a commit. describe: adds the
-    engine's facts to a tip. health: learns whether steps succeed, how long they take, and whether checkpoints can be
-    kept. on_word: called at every request that has the token. alert: raised when steps or starts fail again and again,
-    and when engine and trainer are far apart.
+    on_commit: called with every committed version, again when a trainer repeats a commit, and when a version is on
+    disk. describe: adds the engine's facts to a tip. health: learns whether steps succeed, how long they take, and
+    whether checkpoints can be kept. on_word: called at every request that has the token. alert: raised when steps or
+    starts fail again and again, and when engine and trainer are far apart.
     """
     if not token:
         raise ValueError("an empty trainer token would let every client train")
@@ -142,7 +142,8 @@ def build_trainer_router(
     @router.post("/renew")
     async def renew(request: Request) -> Renewed:
         ref = await parse(request, LeaseRef)
-        return Renewed(expires_at=await ledger.renew(ref.lease_id, ref.fence))
+        renew = ledger.begin_step if ref.begins_step else ledger.renew
+        return Renewed(expires_at=await renew(ref.lease_id, ref.fence))
 
     @router.post("/release")
     async def release(request: Request) -> dict[str, str]:
@@ -174,6 +175,7 @@ def build_trainer_router(
         if said.failure is None:
             await ledger.durable(said.weight_version)
             health.ok("checkpoints")
+            on_commit(said.weight_version)  # an engine without this version can take it from the disk
         else:  # at once: what was learned since the last checkpoint exists in one process only
             health.failed("checkpoints", f"the trainer cannot keep checkpoints: {said.failure}", at_once=True)
         return {}
@@ -183,7 +185,7 @@ def build_trainer_router(
         said = await parse(request, Failed)
         part = DRIVER if said.has_ended else TRAINER
         was_failing = health.is_failing(part)
-        health.failed(part, said.reason)
+        health.failed(part, said.reason, at_once=said.cannot_start)
         if health.is_failing(part) and not was_failing:
             # Without the reason, which is text of a log: an alert leaves the host.
             alert("trainer_fails", part=part, failures=health.failures[part])

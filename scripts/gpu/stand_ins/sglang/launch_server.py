@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,9 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> Response:
         if not body.get("stream"):  # a judge's request, which names the form of the answer
-            message = {"role": "assistant", "content": _formed(body.get("regex"))}
-            return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+            text = _formed(body.get("regex"))
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            return JSONResponse({"choices": [choice], "usage": {"completion_tokens": len(text)}})
         encoded = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
         params = {name: body[field] for field, name in CHAT_FIELDS.items() if field in body}
         request = {"input_ids": encoded["input_ids"], "sampling_params": params, "stream": True}
@@ -74,9 +76,12 @@ def _with_more(service: "Service", options: argparse.Namespace) -> FastAPI:
 
 
 def _formed(form: str | None) -> str:
-    """Return an answer of that form, one of the two that a check asks for."""
+    """Return an answer of that form, one of the three that a check asks for."""
     if form is None:
         return "no vote"
+    if thought := re.match(r"<think>\[0-9\]\{(\d+)\}", form):
+        hint = re.findall(r"\[HINT_START\\\]([^\\]*)", form)[0]
+        return f"<think>{'7' * int(thought[1])}</think>\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
     return "\\boxed{1}\n[HINT_START]Leave out what is obvious[HINT_END]" if "HINT_START" in form else "\\boxed{-1}"
 
 

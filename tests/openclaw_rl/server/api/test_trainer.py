@@ -7,15 +7,15 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from ledger import give_sample
+from turns import make_request, make_turn
 
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.messages import Message
 from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import NextState, Request, Sample, SamplingParams, Scope, Turn, TurnKey, Verdict, VersionRun
 
 TOKEN = "secret-token"
 MANIFEST = {"folder": "versions/x", "kind": "lora", "base_hash": "base-1", "sha256": "00"}
@@ -58,18 +58,8 @@ class Api:
         return (await self.call("lease", {"trainer": trainer, "wait_s": wait_s}))["lease"]
 
     async def sample(self, name: str) -> None:
-        request = Request(
-            name, Scope("ann", None), 1.0, (Message(role="user", content="q"),), None, None, (1, 2), SamplingParams(8)
-        )
-        reply = Message(role="assistant", content="a")
-        turn = Turn(name, name, 2.0, (3, 4), (-0.5, -0.25), (True, True), (VersionRun(0, 2),), "stop", reply)
-        await self.ledger.begin(request)
-        await self.ledger.finish(turn, TurnKey("r", "b", "h"))
-        await self.ledger.pair(name, NextState((Message(role="user", content="ok"),)), by_request_id="next")
-        await self.ledger.record_verdict(name, Verdict(1, (1,), "rules"))
-        await self.ledger.record_sample(
-            Sample(name, (1, 2), (3, 4), (True, True), (-0.5, -0.25), (VersionRun(0, 2),), temperature=0.7, reward=1.0)
-        )
+        turn = make_turn(name, ids=(3, 4), log_probs=(-0.5, -0.25))
+        await give_sample(self.ledger, make_request(name, session=None), turn)
 
 
 @pytest.fixture
@@ -107,8 +97,9 @@ async def test_a_step_from_tip_to_commit(api):
     step = {**ref, "parent": 0, "manifest": MANIFEST, "report": {"metrics": {"loss": 1.0}}, "durable": False}
     assert await api.call("commit", step) == {"weight_version": 1}
     assert await api.call("commit", step) == {"weight_version": 1}
-    assert await api.call("durable", {"weight_version": 1}) == {}
     assert api.committed == [1, 1]
+    assert await api.call("durable", {"weight_version": 1}) == {}
+    assert api.committed == [1, 1, 1], "an engine that lacks the version can take it from the disk now"
     assert (await api.call("tip"))["weight_version"] == 1
 
 
@@ -133,6 +124,17 @@ async def test_a_trainer_whose_process_ends_at_each_start_is_a_problem_and_one_a
         await api.call("tip")  # its next start says something too
     assert api.health.problems() == [f"driver: failed 4 times in a row, last: {reason}"]
     assert api.alerts == [("trainer_fails", {"part": "driver", "failures": 3})]
+    await api.lease()
+    assert api.health.problems() == []
+
+
+async def test_a_trainer_that_cannot_start_is_a_problem_and_an_alert_at_once(api):
+    reason = "it cannot start: train.py: error: unrecognized arguments: --lr-decay (/data/logs/driver.log)"
+    said = {"trainer": "driver", "reason": reason, "has_ended": True, "cannot_start": True}
+    for _ in range(2):
+        await api.call("failed", said)
+    assert api.health.problems() == [f"driver: failed 2 times in a row, last: {reason}"]
+    assert api.alerts == [("trainer_fails", {"part": "driver", "failures": 1})]
     await api.lease()
     assert api.health.problems() == []
 

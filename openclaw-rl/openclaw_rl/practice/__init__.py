@@ -1,0 +1,1 @@
+"""Practice: while nobody chats, the policy answers corrected prompts anew and learns from the guided teacher."""

@@ -1,0 +1,57 @@
+"""Dependencies of the practice loop; large parts are protocols. `ledger.Ledger` implements `PracticeLedger`."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from openclaw_rl.methods.base import Method, ScoringTools
+from openclaw_rl.practice.measuring import Meter
+from openclaw_rl.practice.sampling import ReplySampler
+from openclaw_rl.proxy.activity import ChatActivity
+from openclaw_rl.telemetry.health import Health
+from openclaw_rl.types import JudgedTurn, PracticeReply, PracticeRoom, Request, Verdict, Wish, WishMeasure
+
+Vote = Callable[[JudgedTurn, str], Awaitable[Verdict | None]]
+"""Judge a practice reply with the wish in view; None: no verdict."""
+Contradicts = Callable[[str, str], Awaitable[bool]]
+"""Return True if the newer wish (second) contradicts the older one."""
+
+
+class PracticeLedger(Protocol):
+    """Methods of the ledger that practice uses."""
+
+    async def practice_room(self) -> PracticeRoom: ...
+
+    async def wishes(self, *, user: str | None = None, only_active: bool = False) -> list[Wish]: ...
+
+    async def anchor_turns(self, *, user: str, policy: str, limit: int) -> list[str]: ...
+
+    async def practice_request(self, turn_id: str) -> Request | None: ...
+
+    async def record_practice(self, replies: Sequence[PracticeReply]) -> int: ...
+
+    async def record_measures(self, measures: Sequence[WishMeasure]) -> None: ...
+
+    async def supersede_wish(self, wish_id: int, *, by: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PracticeDeps:
+    """Parts of the server that practice works with."""
+
+    ledger: PracticeLedger
+    activity: ChatActivity
+    method: Method
+    tools: ScoringTools
+    sampler: ReplySampler
+    meter: Meter
+    health: Health
+    on_batch: Callable[[], None]
+    """A batch of practice waits for the trainer."""
+    trainer_lives: Callable[[], bool]
+    batch_size: int
+    """`training.batch_size`: practice leaves room in it for users' samples."""
+    aim: float
+    """Learned share at which a wish is learned."""
+    vote: Vote | None = None
+    contradicts: Contradicts | None = None

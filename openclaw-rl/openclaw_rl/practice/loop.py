@@ -1,0 +1,364 @@
+"""The practice loop: one task of the server that practises wishes while nobody chats.
+
+    idle → measure the wishes under the version that serves → plan one update → sample and score its replies
+         → write them as one batch → the trainer leases it at once → its version serves → again
+
+Promises:
+
+* Users go first. A chat that begins ends the sampling and scoring at once, and replies that are complete are kept for
+  later. A full batch of users' samples is trained before any practice, and waiting ones fill a practice batch up.
+* A batch is sampled by the version that serves and is the tip, and comes into the ledger whole or not at all. A crash
+  loses replies that nobody waits for.
+* One update is under way at a time, so a reply is never older than one version.
+* It stops by itself (`stops`), and says why in the list of wishes and in the log.
+
+A failure of engine, teacher or ledger costs the round, and the next one comes after a pause.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from openclaw_rl.backoff import Backoff
+from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, LedgerError, RequestError, TeacherError
+from openclaw_rl.methods.base import Dropped
+from openclaw_rl.practice.anchors import BUILT_IN
+from openclaw_rl.practice.deps import PracticeDeps
+from openclaw_rl.practice.measuring import KL_REPLIES
+from openclaw_rl.practice.plan import Exercise, Owner, plan
+from openclaw_rl.practice.status import PracticeStatus
+from openclaw_rl.practice.stops import rule
+from openclaw_rl.settings import PracticeSettings
+from openclaw_rl.types import (
+    DropReason,
+    JudgedTurn,
+    PracticeKind,
+    PracticeReply,
+    PracticeRoom,
+    Wish,
+    WishMeasure,
+)
+
+log = structlog.get_logger(__name__)
+
+PART = "practice"
+"""Name of the part in `Health` that is out of order while rounds fail."""
+_POLL_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+_ANCHORS = 64
+"""Uncorrected turns of a user that the choice is made from."""
+_MEASURED = 6
+"""Wishes that are measured under one version: a measure is a few passes of the engine."""
+_EMPTY_ROUNDS = 3
+"""Rounds in a row without one usable reply of a wish, after which it is stopped."""
+
+NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
+
+
+@dataclass(slots=True)
+class _Round:
+    """One update in the making."""
+
+    weight_version: int
+    todo: list[Exercise]
+    planned: frozenset[int] = frozenset()
+    """Wishes of the exercises."""
+    made: list[PracticeReply] = field(default_factory=list)
+    began_at: float = 0.0
+
+
+class PracticeLoop:
+    """Practises until cancelled; the server's task group owns `run`."""
+
+    def __init__(
+        self,
+        deps: PracticeDeps,
+        settings: PracticeSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._deps, self._settings, self._clock, self._poll_s = deps, settings, clock, poll_s
+        self._round: _Round | None = None
+        self._newest: dict[int, deque[PracticeReply]] = {}
+        """Newest replies of each wish that were written."""
+        self._last: frozenset[int] = frozenset()
+        """Wishes of the last batch that was written."""
+        self._shares: dict[int, list[float]] = {}
+        self._measured_in: int | None = None
+        self._anchored: Counter[str] = Counter()
+        self._empty: Counter[int] = Counter()
+        self._compared: set[tuple[int, int]] = set()
+        self._worked_s = 0.0
+        """Seconds of sampling and scoring since the last batch was written."""
+        self._is_written = False
+        self._rest_until = 0.0
+        self.status = PracticeStatus(waits="it begins")
+
+    async def run(self) -> None:
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            try:
+                self._wait_for(await self.turn())
+                self._deps.health.ok(PART)
+                pauses.reset()
+                pause_s = self._poll_s if self.status.waits is not None else 0.0
+            except (LedgerError, EngineError, RequestError, TeacherError, AlignmentError, TimeoutError) as error:
+                self._round = None
+                self._wait_for(f"it failed: {error!r}")
+                self._deps.health.failed(PART, str(error) or repr(error))
+                pause_s = pauses.next_s()
+            await asyncio.sleep(pause_s)
+
+    async def turn(self) -> str | None:
+        """Do the next thing that may be done. Return the reason to wait; None after work that another may follow."""
+        room = await self._deps.ledger.practice_room()
+        if reason := self._why_not(room):
+            return reason
+        if self._round is not None and self._round.weight_version != room.tip:
+            self._round = None
+        began_at = self._clock()
+        try:
+            if not await self._unless_chat(self._advance(room)):
+                return "a chat runs"
+        finally:
+            self._worked_s += self._clock() - began_at
+        if self._is_written:
+            self._rest_until = self._clock() + self._worked_s * (1 / self._settings.machine_share - 1)
+            self._worked_s, self._is_written = 0.0, False
+        return self.status.waits
+
+    def _why_not(self, room: PracticeRoom) -> str | None:
+        """Return the reason to wait; None: practice may go on."""
+        settings, deps = self._settings, self._deps
+        if not room.learning:
+            return "learning is paused"
+        if room.is_pinned:
+            return "a version is pinned"
+        if not deps.activity.is_idle or room.running:
+            return "a chat runs"
+        if deps.activity.idle_s < settings.idle_s:
+            return "a chat ran a moment ago"
+        if room.in_flight or room.waiting or room.serving != room.tip:
+            return "the last update is on its way"
+        serving = deps.sampler.serving
+        if not serving.is_open or serving.current != room.serving:  # an open one has a current version
+            return "the engine is on its way to the version"
+        if room.real >= deps.batch_size:
+            return "users' samples fill a batch"
+        if not deps.trainer_lives():
+            return "the trainer is silent"
+        if self._clock() < self._rest_until:
+            return "it rests (practice.machine_share)"
+        if not room.open_wishes and self._measured_in == room.tip:
+            return ALL_REST if self.status.wishes else NO_WISH
+        return None
+
+    # -- one round -----------------------------------------------------------------------------------------------------
+
+    async def _advance(self, room: PracticeRoom) -> None:
+        """Measure, plan, sample, score and write, as far as it is not done yet."""
+        wishes = await self._deps.ledger.wishes(only_active=True)
+        self._forget_all_but(wishes)
+        if not wishes:
+            self._measured_in = room.tip
+            self._show((), waits=NO_WISH)
+            return
+        if self._round is None:
+            await self._let_newer_win(wishes)
+            if await self._measure(wishes, room.tip):
+                wishes = await self._deps.ledger.wishes(only_active=True)
+            if not any(wish.is_open for wish in wishes):
+                self._show(wishes, waits=ALL_REST)
+                return
+            self._round = await self._planned(wishes, room)
+            if not self._round.todo:
+                self._round = None
+                self._show(wishes, waits="no wish has a prompt that can be practised")
+                return
+        self._show(wishes)
+        await self._make(self._round)
+        await self._write(self._round)
+
+    async def _planned(self, wishes: Sequence[Wish], room: PracticeRoom) -> _Round:
+        anchors: dict[Owner, Sequence[str]] = {}
+        for owner in sorted({(wish.user, wish.policy) for wish in wishes}):
+            user, policy = owner
+            anchors[owner] = await self._deps.ledger.anchor_turns(user=user, policy=policy, limit=_ANCHORS)
+        known = {turn_id for turns in anchors.values() for turn_id in turns} | set(BUILT_IN)
+        self._anchored = Counter({place: n for place, n in self._anchored.items() if place in known})
+        # Users' samples that wait fill the batch up, so it leaves room for them, and they for half of it.
+        room_left = self._deps.batch_size - min(room.real, self._deps.batch_size // 2)
+        todo = plan(
+            wishes,
+            anchors,
+            replies=max(1, min(self._settings.replies, room_left)),
+            anchor_share=self._settings.anchor_share,
+            anchored=self._anchored,
+        )
+        planned = frozenset(one.wish_id for one in todo if one.wish_id is not None)
+        return _Round(room.tip, todo, planned, began_at=self._clock())
+
+    async def _make(self, round: _Round) -> None:
+        """Sample and score what is left to do, all at once: the engine decodes them together."""
+
+        async def one(exercise: Exercise) -> None:
+            reply = await self._reply(exercise)
+            round.todo.remove(exercise)
+            if reply is not None:
+                round.made.append(reply)
+
+        async with asyncio.TaskGroup() as group:
+            for exercise in list(round.todo):
+                group.create_task(one(exercise))
+
+    async def _reply(self, exercise: Exercise) -> PracticeReply | None:
+        deps = self._deps
+        if exercise.turn_id is not None:
+            request = await deps.ledger.practice_request(exercise.turn_id)
+        else:
+            request = await deps.sampler.built_in(exercise.text or "", exercise.owner)
+        if request is None or not deps.sampler.is_fit(request):
+            return None
+        try:
+            judged = await deps.sampler.reply(request)
+        except EngineRefused as error:  # this prompt's fault alone
+            log.debug("practice_reply_refused", error=error.message)
+            return None
+        if judged is None:
+            return None
+        if deps.vote is not None and exercise.hint is not None:
+            verdict = await deps.vote(judged, exercise.hint)
+            judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
+        try:
+            made = await deps.method.practise(judged, exercise.hint, deps.tools)
+        except AlignmentError as error:
+            made = Dropped(DropReason.MISALIGNED, str(error))
+        if isinstance(made, Dropped):
+            deps.health.count(f"practice_dropped_{made.reason}")
+            log.debug("practice_reply_dropped", reason=str(made.reason), detail=made.detail)
+            return None
+        return PracticeReply(exercise.kind, judged.request, judged.turn, made, exercise.turn_id, exercise.wish_id)
+
+    async def _write(self, made: _Round) -> None:
+        self._round = None
+        replies, took_s = made.made, self._clock() - made.began_at
+        await self._stop_unusable(made)
+        written = await self._deps.ledger.record_practice(replies)
+        if not written:
+            log.info("practice_left_out", replies=len(replies), reason="its version, its wishes or its turns are gone")
+            return
+        for reply in replies:
+            if reply.kind is PracticeKind.ANCHOR:
+                self._anchored[reply.of or reply.request.messages[0].text()] += 1
+        self._last = frozenset(reply.wish_id for reply in replies if reply.wish_id is not None)
+        for reply in replies:
+            if reply.wish_id is not None:
+                self._newest.setdefault(reply.wish_id, deque(maxlen=KL_REPLIES)).append(reply)
+        self._deps.on_batch()
+        self._is_written = True
+        log.info("practising", **self.status.fields(), replies=written, took_s=round(took_s, 1))
+
+    async def _stop_unusable(self, round: _Round) -> None:
+        """Stop a wish of which no reply could be used, several rounds in a row."""
+        used = {reply.wish_id for reply in round.made}
+        over = []
+        for wish_id in round.planned:
+            if wish_id in used:
+                self._empty.pop(wish_id, None)
+                continue
+            self._empty[wish_id] += 1
+            if self._empty[wish_id] >= _EMPTY_ROUNDS:
+                over.append(wish_id)
+        why = f"no practice reply of it was usable in {_EMPTY_ROUNDS} rounds (metrics: practice_dropped)"
+        version = round.weight_version
+        if over:
+            log.warning("wish_stopped", wishes=over, reason=why)
+            await self._deps.ledger.record_measures([WishMeasure(n, version, None, None, stopped=why) for n in over])
+
+    # -- measures ------------------------------------------------------------------------------------------------------
+
+    async def _measure(self, wishes: Sequence[Wish], version: int) -> bool:
+        """Measure a few wishes once under each version, the last practised first. Return True if any was measured."""
+        if self._measured_in == version:
+            return False
+
+        def order(wish: Wish) -> tuple[bool, int]:
+            return wish.wish_id not in self._last, -1 if wish.measured_in is None else wish.measured_in
+
+        found = []
+        for wish in sorted(wishes, key=order)[:_MEASURED]:
+            uncorrected: Sequence[str] = ()
+            if wish.is_general:
+                uncorrected = await self._deps.ledger.anchor_turns(user=wish.user, policy=wish.policy, limit=2)
+            newest = tuple(self._newest.get(wish.wish_id, ()))
+            measured = await self._deps.meter.measure(wish, wishes, newest, uncorrected=uncorrected)
+            history = list(self._shares.get(wish.wish_id, ()))
+            history += [] if measured.share is None else [measured.share]
+            kl = wish.kl if measured.kl is None else measured.kl
+            ruling = rule(wish, measured.share, kl, history, self._settings, aim=self._deps.aim)
+            found.append(WishMeasure(wish.wish_id, version, measured.share, kl, ruling.rests, ruling.stopped))
+            self._shares[wish.wish_id] = history
+            if ruling.stopped or (ruling.rests and wish.rests is None):
+                log.info("wish_rests", wish=wish.wish_id, reason=ruling.stopped or ruling.rests, updates=wish.updates)
+        await self._deps.ledger.record_measures(found)
+        self._measured_in = version
+        return True
+
+    async def _let_newer_win(self, wishes: Sequence[Wish]) -> None:
+        """Ask the judge, where there is one, whether a newer wish contradicts an older one of the same user."""
+        if self._deps.contradicts is None:
+            return
+        for number, newer in enumerate(wishes):
+            for older in wishes[:number]:
+                pair = (older.wish_id, newer.wish_id)
+                if (older.user, older.policy) != (newer.user, newer.policy) or pair in self._compared:
+                    continue
+                if await self._deps.contradicts(older.text, newer.text):
+                    reason = f"wish {newer.wish_id} contradicts it, says the judge"
+                    await self._deps.ledger.supersede_wish(older.wish_id, by=newer.wish_id, reason=reason)
+                self._compared.add(pair)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    async def _unless_chat(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work`, and cancel it as soon as a chat begins. Return True if it ended."""
+        task, chat = asyncio.create_task(work), asyncio.create_task(self._deps.activity.begins())
+        try:
+            await asyncio.wait((task, chat), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            _raise_first(task)
+            return True
+        finally:
+            for one in (task, chat):
+                one.cancel()
+            await asyncio.gather(task, chat, return_exceptions=True)
+
+    def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
+        active = {wish.wish_id for wish in wishes}
+        self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
+        for kept in (self._shares, self._newest, self._empty):
+            for wish_id in kept.keys() - active:
+                del kept[wish_id]
+        self._compared = {pair for pair in self._compared if set(pair) <= active}
+
+    def _wait_for(self, reason: str | None) -> None:
+        self.status = self.status.waiting(reason)
+
+    def _show(self, wishes: Sequence[Wish], waits: str | None = None) -> None:
+        self.status = PracticeStatus.of(wishes, aim=self._deps.aim, waits=waits)
+
+
+def _raise_first(task: "asyncio.Task[None]") -> None:
+    """Raise the task's exception; of a group of them the first, which the loop knows by its kind."""
+    error = task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None:
+        raise error

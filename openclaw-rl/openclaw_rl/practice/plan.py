@@ -1,0 +1,117 @@
+"""Choice of the prompts of one update: all wishes are rehearsed together, and anchors hold the rest in place.
+
+What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Each prompt is
+practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure on.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.practice.anchors import BUILT_IN
+from openclaw_rl.types import PracticeKind, Wish, WishSource
+
+HOLD_BACK_FROM = 4
+"""Corrected prompts of one wish from which on every fourth is held back."""
+
+Owner = tuple[str, str]
+"""User and policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """One prompt to answer anew."""
+
+    kind: PracticeKind
+    owner: Owner
+    turn_id: str | None = None
+    """The user's turn that has the prompt."""
+    text: str | None = None
+    """A built-in prompt, where no turn has it."""
+    wish_id: int | None = None
+    hint: str | None = None
+    """The user's words on this very prompt; None for an anchor."""
+
+    @property
+    def place(self) -> str:
+        """The prompt's name, by which its use is counted."""
+        return self.turn_id or self.text or ""
+
+
+def practised_sources(wish: Wish) -> list[WishSource]:
+    """Return the sources that are practised: those on which no newer wish holds, without the held-back ones."""
+    sources = [source for source in wish.sources if not source.is_over]
+    if len(sources) < HOLD_BACK_FROM:
+        return sources
+    return [source for place, source in enumerate(sources) if place % HOLD_BACK_FROM != HOLD_BACK_FROM - 1]
+
+
+def held_back(wish: Wish) -> list[WishSource]:
+    """Return the sources that are only measured on."""
+    practised = {source.turn_id for source in practised_sources(wish)}
+    return [source for source in wish.sources if not source.is_over and source.turn_id not in practised]
+
+
+def plan(
+    wishes: Sequence[Wish],
+    anchors: Mapping[Owner, Sequence[str]],
+    *,
+    replies: int,
+    anchor_share: float,
+    anchored: Counter[str],
+) -> list[Exercise]:
+    """Return the exercises of one update, `replies` at most; an empty list when no wish has a prompt.
+
+    wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: how often each prompt
+    was an anchor before.
+    """
+    rehearsed = [wish for wish in wishes if practised_sources(wish)]
+    if not rehearsed:
+        return []
+    wished = _of_wishes(rehearsed, max(1, replies - round(replies * anchor_share)))
+    local = [one for one in wished if not _is_general(one, rehearsed)]
+    # In proportion to the wishes that stay where they were asked; the room of the others is theirs.
+    count = min(replies - len(wished), round(len(local) * anchor_share / (1 - anchor_share)))
+    wished += _of_wishes(rehearsed, replies - len(wished) - count, after=wished)
+    return wished + _anchors([one.owner for one in local], anchors, count, anchored)
+
+
+def _is_general(exercise: Exercise, wishes: Sequence[Wish]) -> bool:
+    return any(wish.wish_id == exercise.wish_id and wish.is_general for wish in wishes)
+
+
+def _of_wishes(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = ()) -> list[Exercise]:
+    """Return `count` exercises, round robin over the wishes and over the prompts of each, the least practised first."""
+    turns = Counter(one.wish_id for one in after)
+    prompts = Counter((one.wish_id, one.turn_id) for one in after)
+    totals = {wish.wish_id: sum(source.practised for source in wish.sources) for wish in wishes}
+    found: list[Exercise] = []
+    for _ in range(count):
+        wish = min(wishes, key=lambda one: (turns[one.wish_id], totals[one.wish_id], one.wish_id))
+        wish_id = wish.wish_id
+        source = min(practised_sources(wish), key=lambda one: prompts[wish_id, one.turn_id] + one.practised)
+        turns[wish_id] += 1
+        prompts[wish_id, source.turn_id] += 1
+        owner = (wish.user, wish.policy)
+        found.append(Exercise(PracticeKind.WISH, owner, source.turn_id, None, wish_id, source.text))
+    return found
+
+
+def _anchors(
+    owners: Sequence[Owner], turns: Mapping[Owner, Sequence[str]], count: int, anchored: Counter[str]
+) -> list[Exercise]:
+    """Return `count` anchors for these owners in turn: their own turns, each once, then built-in prompts."""
+    used = Counter(anchored)
+    taken: set[str] = set()
+    found: list[Exercise] = []
+    for number in range(count):
+        owner = owners[number % len(owners)]
+        own = [turn_id for turn_id in turns.get(owner, ()) if turn_id not in taken]
+        if own:
+            one = Exercise(PracticeKind.ANCHOR, owner, min(own, key=lambda turn_id: used[turn_id]))
+        else:
+            one = Exercise(PracticeKind.ANCHOR, owner, text=min(BUILT_IN, key=lambda text: used[text]))
+        taken.add(one.place)
+        used[one.place] += 1
+        found.append(one)
+    return found

@@ -1,0 +1,53 @@
+"""Stop rules of practice: when a wish is learned, when more practice is no use, and when practice does harm.
+
+A wish *rests* when it needs no more practice of its own: it is learned, it had its updates, or it makes no progress. It
+is rehearsed all the same while another wish is practised, for what is not rehearsed is forgotten. A wish is *stopped*
+when its replies are too far from the base: nothing rehearses it any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.settings import PracticeSettings
+from openclaw_rl.types import Wish
+
+LEARNED = "learned"
+_FALLS_BELOW = 0.85
+"""A learned wish needs practice again when its share falls below this part of the aim."""
+_PROGRESS = 0.02
+"""Least rise of the learned share that counts as progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Consequence of a measure. Without both reasons the wish is practised on."""
+
+    rests: str | None = None
+    stopped: str | None = None
+
+
+def rule(
+    wish: Wish,
+    share: float | None,
+    kl: float | None,
+    history: Sequence[float],
+    settings: PracticeSettings,
+    *,
+    aim: float,
+) -> Ruling:
+    """Return what follows for a wish.
+
+    history: its shares so far in this process, `share` among them. aim: the share at which it is learned.
+    """
+    if kl is not None and kl > settings.max_kl:
+        return Ruling(stopped=f"its replies are {kl:.2f} nats a token from the base (practice.max_kl)")
+    if wish.rests is not None and wish.rests != LEARNED:
+        return Ruling(rests=wish.rests)
+    if share is not None and share >= (aim if wish.rests is None else _FALLS_BELOW * aim):
+        return Ruling(rests=LEARNED)
+    if wish.updates >= settings.max_updates:
+        return Ruling(rests=f"it had {wish.updates} updates (practice.max_updates)")
+    before, newest = history[: -settings.patience], history[-settings.patience :]
+    if before and max(newest) < max(before) + _PROGRESS:
+        return Ruling(rests=f"no progress in {settings.patience} updates (practice.patience)")
+    return Ruling()

@@ -1,0 +1,44 @@
+"""Chats under way: what runs beside them waits for their end, and gives way to the next one."""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+
+class ChatActivity:
+    """Number of chats that run, and the time since the last one ended. It belongs to the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._running = 0
+        self._ended_at = clock()
+        self._changed = asyncio.Event()
+
+    def begin(self) -> None:
+        """Count a chat; its `end` follows."""
+        self._running += 1
+        self._notify()
+
+    def end(self) -> None:
+        self._running -= 1
+        self._ended_at = self._clock()
+        self._notify()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no chat runs."""
+        return not self._running
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last chat ended; 0 while one runs."""
+        return 0.0 if self._running else self._clock() - self._ended_at
+
+    async def begins(self) -> None:
+        """Return when a chat runs."""
+        while not self._running:
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,117 @@
+"""The practice loop of a server, from its settings and its parts."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import structlog
+
+from openclaw_rl.judge.practice import PracticeJudge
+from openclaw_rl.methods.base import Method, ScoringTools, can_practise
+from openclaw_rl.practice.deps import PracticeDeps
+from openclaw_rl.practice.loop import PracticeLoop
+from openclaw_rl.practice.measuring import Meter
+from openclaw_rl.practice.sampling import ReplySampler
+from openclaw_rl.proxy.activity import ChatActivity
+from openclaw_rl.scoring.workers import BACKGROUND_SHARE, judge_model, renderer
+from openclaw_rl.server.events import ServerEvents
+from openclaw_rl.server.startup import Core
+from openclaw_rl.server.trainer_watchdog import SILENT_S
+from openclaw_rl.settings import Settings
+from openclaw_rl.types import SamplingParams
+
+log = structlog.get_logger(__name__)
+
+
+def why_off(settings: Settings, method: Method) -> str | None:
+    """Return the reason why this server never practises; None: it does."""
+    if not settings.practice.enabled:
+        return "practice.enabled is off"
+    if not settings.training.enabled:
+        return "training.enabled is off"
+    if not can_practise(method, settings.method):
+        return f"method {method.name} has no teacher to practise with"
+    return None
+
+
+def aim_of(settings: Settings) -> float:
+    """Return the learned share at which a wish is learned: a part of the guided teacher's own place, 1 + w."""
+    guidance = float(getattr(settings.method, "guidance", 0.0))
+    return settings.practice.stop_share * (1 + guidance)
+
+
+def practice_loop(
+    settings: Settings,
+    core: Core,
+    method: Method,
+    tools: ScoringTools,
+    events: ServerEvents,
+    activity: ChatActivity,
+    client: httpx.AsyncClient,
+) -> PracticeLoop | None:
+    """Return the loop; None where the server never practises."""
+    if (reason := why_off(settings, method)) is not None:
+        log.info("practice_off", reason=reason)
+        return None
+    render = renderer(core.frontend)
+    judge = _judge(settings, core, client)
+    return PracticeLoop(
+        PracticeDeps(
+            ledger=core.ledger,
+            activity=activity,
+            method=method,
+            tools=tools,
+            sampler=_sampler(settings, core),
+            meter=Meter(
+                core.ledger,
+                core.engine,
+                core.serving,
+                core.frontend,
+                render,
+                base=tools.base_teacher,
+                timeout_s=settings.practice.score_timeout_s,
+            ),
+            health=core.health,
+            on_batch=events.lease_wait.samples_came,
+            trainer_lives=_lives(events),
+            batch_size=settings.training.batch_size,
+            aim=aim_of(settings),
+            # A verdict is a term of Combined alone.
+            vote=judge.vote if judge is not None and has_reward_term(settings) else None,
+            contradicts=None if judge is None else judge.contradicts,
+        ),
+        settings.practice,
+    )
+
+
+def has_reward_term(settings: Settings) -> bool:
+    """Return True if the method makes something of a verdict on a practice reply."""
+    return float(getattr(settings.method, "binary_weight", 0.0)) > 0
+
+
+def _judge(settings: Settings, core: Core, client: httpx.AsyncClient) -> PracticeJudge | None:
+    """Return the judge of practice where a model judges; rules have no words for a wish."""
+    if settings.judge.kind != "llm":
+        return None
+    slots = asyncio.Semaphore(max(1, settings.engine.max_running // BACKGROUND_SHARE))
+    ask = judge_model(settings.judge, core.engine, core.frontend, client=client, slots=slots)
+    return PracticeJudge(ask, settings.judge)
+
+
+def _sampler(settings: Settings, core: Core) -> ReplySampler:
+    sampling = settings.sampling
+    return ReplySampler(
+        engine=core.engine,
+        serving=core.serving,
+        frontend=core.frontend,
+        render=renderer(core.frontend),
+        context_length=core.context_length,
+        max_tokens=settings.practice.max_tokens,
+        # Greedy settings would make every built-in reply useless: no policy gradient is in it.
+        sampling=SamplingParams(sampling.max_new_tokens, temperature=sampling.temperature or 1.0),
+        clock=core.clock,
+    )
+
+
+def _lives(events: ServerEvents) -> Callable[[], bool]:
+    return lambda: events.trainer_spoke.age_s < SILENT_S

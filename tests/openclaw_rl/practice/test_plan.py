@@ -1,0 +1,93 @@
+"""All wishes are rehearsed together, each prompt with its own words, and anchors hold the rest in place."""
+
+from collections import Counter
+
+import pytest
+
+from openclaw_rl.practice.anchors import BUILT_IN
+from openclaw_rl.practice.plan import held_back, plan, practised_sources
+from openclaw_rl.types import PracticeKind
+
+ANN, BOB = ("ann", "policy"), ("bob", "policy")
+
+
+def made(wishes, anchors=None, *, replies=8, share=0.5, anchored=None):
+    return plan(wishes, anchors or {}, replies=replies, anchor_share=share, anchored=anchored or Counter())
+
+
+def counted(exercises):
+    return Counter(one.wish_id for one in exercises)
+
+
+def test_every_wish_takes_its_turn_and_the_rest_are_anchors(wish):
+    found = made([wish(1), wish(2), wish(3)], replies=9)
+    assert counted(found) == {1: 2, 2: 2, 3: 1, None: 4}
+    assert [one.kind for one in found if one.wish_id is None] == [PracticeKind.ANCHOR] * 4
+
+
+def test_the_least_practised_wish_and_prompt_go_first(wish):
+    found = made([wish(1, 5, 2), wish(2, 0)], replies=3, share=0)
+    assert [(one.wish_id, one.turn_id) for one in found] == [(2, "turn-2-0"), (1, "turn-1-1"), (2, "turn-2-0")]
+
+
+def test_a_prompt_is_practised_with_its_own_words(wish):
+    found = made([wish(1, 0, 0, 0)], replies=3, share=0)
+    assert sorted((one.turn_id, one.hint) for one in found) == [
+        (f"turn-1-{place}", f"words 1-{place}") for place in range(3)
+    ]
+
+
+def test_a_rested_wish_is_rehearsed_beside_an_open_one(wish):
+    assert counted(made([wish(1, 40, rests="learned"), wish(2)], share=0)) == {1: 4, 2: 4}
+
+
+def test_a_prompt_on_which_a_newer_wish_holds_is_left_out(wish):
+    assert [source.turn_id for source in practised_sources(wish(1, 0, 0, over=(0,)))] == ["turn-1-1"]
+    assert made([wish(1, 0, over=(0,))]) == []
+
+
+def test_every_fourth_prompt_is_held_back(wish):
+    many = wish(1, *[0] * 8)
+    assert [source.turn_id for source in held_back(many)] == ["turn-1-3", "turn-1-7"]
+    assert len(practised_sources(many)) == 6
+    assert held_back(wish(1, 0, 0, 0)) == []
+    assert {one.turn_id for one in made([many], replies=16, share=0)} == {s.turn_id for s in practised_sources(many)}
+
+
+def test_anchors_are_the_users_own_turns_then_built_in_prompts(wish):
+    found = [one for one in made([wish(1)], {ANN: ["a", "b"]}) if one.kind is PracticeKind.ANCHOR]
+    assert [one.turn_id for one in found] == ["a", "b", None, None]
+    assert [one.text for one in found[2:]] == list(BUILT_IN[:2])
+    assert all(one.hint is None and one.wish_id is None and one.owner == ANN for one in found)
+
+
+def test_anchors_change_from_update_to_update(wish):
+    anchored = Counter({"a": 1, BUILT_IN[0]: 1})
+    found = [one for one in made([wish(1)], {ANN: ["a", "b"]}, replies=2, anchored=anchored) if one.hint is None]
+    assert [one.turn_id for one in found] == ["b"]
+    (built_in,) = [one for one in made([wish(1)], replies=2, anchored=anchored) if one.hint is None]
+    assert built_in.text == BUILT_IN[1]
+
+
+def test_anchors_are_of_the_users_whose_wishes_are_practised(wish):
+    found = made([wish(1), wish(2, user="bob")], {ANN: ["a1", "a2"], BOB: ["b1", "b2"]})
+    assert sorted(one.turn_id for one in found if one.hint is None) == ["a1", "a2", "b1", "b2"]
+    assert {one.turn_id: one.owner for one in found if one.hint is None}["b1"] == BOB
+
+
+def test_a_general_wish_has_no_anchors(wish):
+    assert counted(made([wish(1, is_general=True)])) == {1: 8}
+    assert counted(made([wish(1, is_general=True), wish(2)])) == {1: 3, 2: 3, None: 2}
+
+
+@pytest.mark.parametrize("replies", [1, 2, 5, 16])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.9])
+def test_an_update_has_its_size_and_at_least_one_wish(wish, replies, share):
+    found = made([wish(1), wish(2)], replies=replies, share=share)
+    assert len(found) <= replies
+    assert len(found) >= replies - 1
+    assert any(one.wish_id is not None for one in found)
+
+
+def test_without_a_wish_nothing_is_practised():
+    assert made([], {ANN: ["a"]}) == []
