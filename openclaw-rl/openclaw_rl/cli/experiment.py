@@ -46,8 +46,14 @@ def personalize(
     ] = None,
     problems: Annotated[
         Path | None,
-        typer.Option(help='Word problems for the student and the teacher: JSON, a list of {"question", "answer"}.'),
+        typer.Option(
+            help='Word problems: JSON, a list of {"question", "answer"}. The student and the teacher ask about them; '
+            "--checks of them are asked before and after."
+        ),
     ] = None,
+    checks: Annotated[
+        int, typer.Option(help="Number of --problems, the first ones, whose answers are checked.", min=0)
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Results: NAME.json, NAME.md and NAME.svg.")] = Path("personalization"),
     url: Annotated[str | None, typer.Option(help="Server. Default: the running server of the data directory.")] = None,
     key: Annotated[str | None, typer.Option(help="Chat key. Default: the first of server.api_keys.")] = None,
@@ -76,7 +82,8 @@ def personalize(
             chat = personalization.Chat(client, plan, seed)
             who = _person(person, seed, user_url, user_model, user_key, problems)
             name = method or settings.method.name
-            results.append(personalization.run(chat, who, plan, seed, name, lambda line: print(line, flush=True)))
+            checked = personas.problems(problems, checks) if problems and checks else ()
+            results.append(personalization.run(chat, who, plan, seed, name, _tell, checked))
     except ExperimentError as error:
         fail(str(error))
     file.write_text(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n")
@@ -95,6 +102,10 @@ def report(
         fail(str(error))
 
 
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
 def _write(results: list[personalization.Result], out: Path) -> None:
     text = personalization.report(results)
     out.with_suffix(".md").write_text(text)
@@ -110,12 +121,7 @@ def _person(name: str, seed: int, url: str | None, model: str, key: str | None, 
         fail(f"--person {name!r}: one of {', '.join(_PEOPLE)}")
     if url is None or problems is None:
         fail(f"--person {name} needs --user-url and --problems")
-    try:
-        rows = json.loads(problems.read_text())
-        rows = [{"question": str(row["question"]), "answer": str(row["answer"])} for row in rows]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        fail(f"--problems {problems}: {error!r}")
-    return ModelPerson(personas.ROLES[name], rows, _model(url, model, key))
+    return ModelPerson(personas.ROLES[name], personas.problems(problems), _model(url, model, key))
 
 
 def _model(url: str, model: str, key: str | None) -> personas.Ask:

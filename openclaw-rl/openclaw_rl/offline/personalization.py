@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from openclaw_rl.offline import personas
-from openclaw_rl.offline.personas import ExperimentError, Person
+from openclaw_rl.offline.personas import ExperimentError, Person, Problem
 
 ARMS = ("base", "memory", "learned")
 STREAK = 3
@@ -47,6 +47,8 @@ class Plan:
     temperature: float = 0.7
     idle_s: float = 600.0
     """Longest rest after the corrections."""
+    problem_tokens: int = 256
+    """Longest reply to a word problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Result:
     base: list[Said] = field(default_factory=list)
     memory: list[Said] = field(default_factory=list)
     learned: list[Said] = field(default_factory=list)
+    right: dict[str, float] = field(default_factory=dict)
+    """Share of word problems that are answered right, by arm: the first measure of what a wish costs elsewhere."""
     corrections: int = 0
     turns: int = 0
     """Main turns of the person."""
@@ -95,14 +99,16 @@ class Chat:
     def __init__(self, client: httpx.Client, plan: Plan, seed: int) -> None:
         self._client, self._plan, self._seed, self._calls = client, plan, seed, 0
 
-    def say(self, messages: Sequence[Mapping[str, str]], *, session: str | None) -> tuple[str, bool, int]:
+    def say(
+        self, messages: Sequence[Mapping[str, str]], *, session: str | None, max_tokens: int | None = None
+    ) -> tuple[str, bool, int]:
         """Return the reply, whether it ended by itself, and its version. session: None for a side turn."""
         self._calls += 1
         headers = {"X-Turn-Type": "side"} if session is None else {"X-Session-Id": session}
         body = {
             "model": "policy",
             "messages": list(messages),
-            "max_tokens": self._plan.max_tokens,
+            "max_tokens": max_tokens or self._plan.max_tokens,
             "temperature": self._plan.temperature,
             "seed": 1000 * self._seed + self._calls,
         }
@@ -132,8 +138,19 @@ class Chat:
         return answer
 
 
-def run(chat: Chat, person: Person, plan: Plan, seed: int, method: str, tell: Callable[[str], None]) -> Result:
-    """Carry out one experiment. The server should be a fresh one: its present version is the base."""
+def run(
+    chat: Chat,
+    person: Person,
+    plan: Plan,
+    seed: int,
+    method: str,
+    tell: Callable[[str], None],
+    problems: Sequence[Problem] = (),
+) -> Result:
+    """Carry out one experiment. The server should be a fresh one: its present version is the base.
+
+    problems: word problems that are asked before and after.
+    """
     started = time.monotonic()
     result = Result(person.name, seed, method, asdict(plan))
     dice = random.Random(seed)
@@ -146,6 +163,9 @@ def run(chat: Chat, person: Person, plan: Plan, seed: int, method: str, tell: Ca
 
     result.base = _first_replies(chat, person, held_out, None)
     event("base", score=_mean(result.scores("base")))
+    if problems:
+        result.right["base"] = _share_right(chat, problems, plan)
+        event("problems", right=result.right["base"])
     result.memory = _first_replies(chat, person, held_out, MEMORY.format(person.wish))
     event("memory", score=_mean(result.scores("memory")))
     for number, question in enumerate(train[: plan.most_turns]):
@@ -157,6 +177,9 @@ def run(chat: Chat, person: Person, plan: Plan, seed: int, method: str, tell: Ca
     _rest(chat, plan, held_out[0], event)
     result.learned = _first_replies(chat, person, held_out, None)
     event("learned", score=_mean(result.scores("learned")), version=result.learned[-1].version)
+    if problems:
+        result.right["learned"] = _share_right(chat, problems, plan)
+        event("problems", right=result.right["learned"])
     return result
 
 
@@ -167,6 +190,14 @@ def _first_replies(chat: Chat, person: Person, questions: Sequence[str], system:
         reply, has_ended, version = chat.say([*messages, {"role": "user", "content": question}], session=None)
         found.append(Said(question, reply, version, person.score(question, reply, has_ended=has_ended)))
     return found
+
+
+def _share_right(chat: Chat, problems: Sequence[Problem], plan: Plan) -> float:
+    replies = [
+        chat.say([{"role": "user", "content": one.question}], session=None, max_tokens=plan.problem_tokens)[0]
+        for one in problems
+    ]
+    return _mean([float(one.is_right(reply)) for one, reply in zip(problems, replies, strict=True)])
 
 
 def _converse(chat: Chat, person: Person, question: str, session: str, result: Result) -> bool:
@@ -205,12 +236,15 @@ def _is_open(wish: Mapping[str, Any]) -> bool:
 
 
 def report(results: Sequence[Result]) -> str:
-    """Return a table of results: the mean over seeds of each arm's score, with a 95 % interval over replies."""
+    """Return a table of results: the mean over seeds of each arm's score, with a 95 % interval over replies.
+
+    `right`: the share of word problems that are answered right, before and after.
+    """
     lines = [
         "# Personalization",
         "",
-        "| person | method | seeds | corrections | base | memory | learned | turns until learned | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| person | method | seeds | corrections | base | memory | learned | turns until learned | right | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -220,7 +254,10 @@ def report(results: Sequence[Result]) -> str:
         cells += [interval([score for one in some for score in one.scores(arm)]) for arm in ARMS]
         turns = [one.turns_until_learned for one in some]
         known = [str(value) if value is not None else "never" for value in turns]
-        cells += [", ".join(known), ", ".join(f"{one.events[-1]['at']:.0f}" for one in some if one.events)]
+        both = [_mean([one.right[arm] for one in some if arm in one.right]) for arm in ("base", "learned")]
+        is_asked = any(one.right for one in some)
+        cells += [", ".join(known), f"{both[0]:.2f}, {both[1]:.2f}" if is_asked else "–"]
+        cells.append(", ".join(f"{one.events[-1]['at']:.0f}" for one in some if one.events))
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Replies", ""]
     for one in results:

@@ -8,12 +8,14 @@ The score of replies is the share that meets every rule of the preference. A rep
 fails.
 """
 
+import json
 import random
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.errors import OpenClawRLError
@@ -24,6 +26,7 @@ _NUMBERED = re.compile(r"\b1[.):]\s.*\b2[.):]\s", re.DOTALL)
 _LEVELS = re.compile(r"\\boxed\{\s*([01](?:\.\d+)?)\s*\}")
 _BOLD = re.compile(r"\*\*|__|^#", re.MULTILINE)
 _WORD = re.compile(r"[^\W_]+(?:['’]\w+)?")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _ECHO_WORDS = 4
 """Number of words in a row from the hint or a complaint that make an echo."""
 THANKS = ("Thank you, that is perfect.", "Thanks, just what I needed!", "Perfect, thank you.", "Great, thanks a lot!")
@@ -234,6 +237,32 @@ FRIEND = Preference(
 PREFERENCES = {preference.name: preference for preference in (SHORT, NO_LISTS, FRIEND, PERSONAL)}
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Word problem whose answer is a number."""
+
+    question: str
+    answer: str
+
+    def is_right(self, reply: str) -> bool:
+        """Return True if the last number of the reply is the answer."""
+        numbers = _NUMBER.findall(reply)
+        return bool(numbers) and _value(numbers[-1]) == _value(self.answer)
+
+
+def problems(file: Path, number: int | None = None) -> tuple[Problem, ...]:
+    """Return the first problems of a JSON file: a list of `{"question": …, "answer": …}`. Raises ExperimentError."""
+    try:
+        rows = json.loads(file.read_text())[:number]
+        return tuple(Problem(str(row["question"]), str(row["answer"])) for row in rows)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ExperimentError(f"{file} holds no problems: {error!r}") from error
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
 Ask = Callable[[str, str], str]
 """(system prompt, user's message) → answer of the model that plays the person."""
 
@@ -314,10 +343,10 @@ ROLES = {role.name: role for role in (STUDENT, TEACHER)}
 class ModelPerson:
     """Person whom a model plays, behind an OpenAI-compatible URL; it asks about word problems."""
 
-    def __init__(self, role: Role, problems: Sequence[Mapping[str, str]], ask: Ask) -> None:
-        """problems: `question` and `answer` of each; the first half is held out. ask: (system, user) → answer."""
+    def __init__(self, role: Role, posed: Sequence[Problem], ask: Ask) -> None:
+        """posed: word problems; the first half is held out."""
         self.name, self.wish, self._role, self._ask = role.name, role.wish, role, ask
-        asked = [role.asks.format(question=one["question"], answer=one["answer"]) for one in problems]
+        asked = [role.asks.format(question=one.question, answer=one.answer) for one in posed]
         self._parts = {"held_out": asked[: len(asked) // 2], "train": asked[len(asked) // 2 :]}
 
     def questions(self, part: str) -> list[str]:

@@ -8,9 +8,9 @@ from benchmarks.learning.experiment import ENDS, ask_as, kept
 from benchmarks.learning.fleet import Fleet, Reply
 from benchmarks.learning.measures import Answers, quality
 from benchmarks.learning.practice import Practised, Sizes, sample
-from benchmarks.learning.scopes import Problem, elsewhere, exact, near_forms
+from benchmarks.learning.scopes import elsewhere, exact, near_forms
 from benchmarks.learning.subject import Subject, forced_log_probs
-from openclaw_rl.offline.personas import PREFERENCES, Preference, Topic, topics
+from openclaw_rl.offline.personas import PREFERENCES, Preference, Problem, Topic, topics
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids

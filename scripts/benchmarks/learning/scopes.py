@@ -5,7 +5,6 @@ that no user corrected: `like` are of the kinds that are measured elsewhere, wit
 different kinds. C3PO (arXiv:2402.10893) has the same three scopes.
 """
 
-import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 
 SCOPES_FILE = Path(__file__).parent.parent / "data" / "scopes.toml"
 ANCHORS = ("mixed", "like", "other")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +27,6 @@ class Exact:
     def is_right(self, reply: str) -> bool:
         """Return True if the reply holds an answer as a word."""
         return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply.casefold()) for answer in self.answers)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Word problem whose answer is a number."""
-
-    question: str
-    answer: str
-
-    def is_right(self, reply: str) -> bool:
-        """Return True if the last number of the reply is the answer."""
-        numbers = _NUMBER.findall(reply)
-        return bool(numbers) and _value(numbers[-1]) == _value(self.answer)
 
 
 def near_forms() -> tuple[str, ...]:
@@ -61,16 +46,6 @@ def anchors(kind: str) -> tuple[str, ...]:
 
 def exact() -> tuple[Exact, ...]:
     return tuple(Exact(question, tuple(answers.split("|"))) for question, answers in _file()["exact"].items())
-
-
-def problems(file: Path, number: int) -> tuple[Problem, ...]:
-    """Return the first problems of a JSON file: a list of `{"question": …, "answer": …}`."""
-    rows = json.loads(file.read_text())[:number]
-    return tuple(Problem(row["question"], str(row["answer"])) for row in rows)
-
-
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))
 
 
 @cache

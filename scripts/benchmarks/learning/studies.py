@@ -12,9 +12,8 @@ from benchmarks.learning.arms import ABLATIONS, ANCHORED, CONTROLS, GUIDED, MAIN
 from benchmarks.learning.fleet import Fleet
 from benchmarks.learning.practice import Practised, Sizes, measure_yardsticks, train_update
 from benchmarks.learning.scope_measures import Line, Scales, ends, line_of, spoken_to
-from benchmarks.learning.scopes import problems
 from benchmarks.learning.subject import Subject
-from openclaw_rl.offline.personas import PREFERENCES
+from openclaw_rl.offline.personas import PREFERENCES, problems
 from openclaw_rl.settings import ModelSettings
 
 EACH = tuple((name,) for name in PREFERENCES)

@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.offline import personalization, personas
 from openclaw_rl.offline.personalization import Plan, Result, Said, draw, interval, load, report, run
-from openclaw_rl.offline.personas import ExperimentError, ModelPerson, RulePerson
+from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Problem, RulePerson, problems
 
 LONG = "Take the {topic} and then go on, " + "and on, " * 40
 PLAN = Plan(corrections=2, held_out=4, idle_s=60)
@@ -23,7 +23,9 @@ class FakeChat:
     asked: list[tuple[str | None, list[Mapping[str, str]]]] = field(default_factory=list)
     polls: int = 0
 
-    def say(self, messages: Sequence[Mapping[str, str]], *, session: str | None) -> tuple[str, bool, int]:
+    def say(
+        self, messages: Sequence[Mapping[str, str]], *, session: str | None, max_tokens: int | None = None
+    ) -> tuple[str, bool, int]:
         self.asked.append((session, list(messages)))
         is_short = self.polls > 0 or messages[0]["role"] == "system"
         question = next(m["content"] for m in messages if m["role"] == "user")
@@ -100,7 +102,7 @@ def test_intervals_hold_near_the_ends(scores: list[float], text: str) -> None:
     assert interval(scores) == text
 
 
-PROBLEMS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
+PROBLEMS = tuple(Problem(f"{n}+1?", str(n + 1)) for n in range(4))
 
 
 def test_a_model_plays_the_student_and_rates_the_replies() -> None:
@@ -128,3 +130,29 @@ def test_a_model_that_never_rates_ends_the_experiment() -> None:
 def test_turns_are_counted_to_the_first_streak() -> None:
     learned = [Said("q", "r", 1, score) for score in (1.0, 0.0, 1.0, 0.75, 1.0)]
     assert Result("short", 0, "opd", {}, learned=learned, corrections=4).turns_until_learned == 6
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_right"),
+    [("So 3 + 4 = 1,007.0", True), ("1007", True), ("1007 of 8", False), ("no number", False), ("-1007", False)],
+)
+def test_the_last_number_answers_a_word_problem(reply: str, is_right: bool) -> None:
+    assert Problem("How many?", "1007").is_right(reply) is is_right
+
+
+def test_problems_are_the_first_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps([{"question": "1?", "answer": 1}, {"question": "2?", "answer": "2"}]))
+    assert problems(file, 1) == (Problem("1?", "1"),)
+    file.write_text("{}")
+    with pytest.raises(ExperimentError, match="holds no problems"):
+        problems(file)
+
+
+def test_word_problems_are_asked_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(personalization, "_POLL_S", 0.0)
+    chat, posed = FakeChat(), (Problem("What is 3?", "3"), Problem("What is 4?", "5"))
+    plan = Plan(corrections=0, held_out=3, idle_s=0)
+    result = run(chat, RulePerson(personas.SHORT, 0), plan, 0, "opd", print, posed)  # type: ignore[arg-type]
+    assert result.right == {"base": 0.5, "learned": 0.5}
+    assert "| 0.50, 0.50 |" in report([result])

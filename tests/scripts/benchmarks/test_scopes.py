@@ -8,7 +8,7 @@ import pytest
 from benchmarks.learning.practice_plot import plot
 from benchmarks.learning.practice_report import load, report
 from benchmarks.learning.scope_measures import Line, turns_until_learned
-from benchmarks.learning.scopes import Exact, Problem, anchors, elsewhere, exact, near_forms, problems
+from benchmarks.learning.scopes import Exact, anchors, elsewhere, exact, near_forms
 from openclaw_rl.offline.personas import topics
 
 
@@ -27,20 +27,6 @@ def test_no_anchor_is_a_prompt_that_is_measured() -> None:
 )
 def test_an_exact_answer_is_a_word_of_the_reply(reply: str, is_right: bool) -> None:
     assert Exact("What is the capital of Italy?", ("rome",)).is_right(reply) is is_right
-
-
-@pytest.mark.parametrize(
-    ("reply", "is_right"),
-    [("So 3 + 4 = 1,007.0", True), ("1007", True), ("1007 of 8", False), ("no number", False), ("-1007", False)],
-)
-def test_the_last_number_answers_a_word_problem(reply: str, is_right: bool) -> None:
-    assert Problem("How many?", "1007").is_right(reply) is is_right
-
-
-def test_problems_are_the_first_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps([{"question": "1?", "answer": 1}, {"question": "2?", "answer": "2"}]))
-    assert problems(file, 1) == (Problem("1?", "1"),)
 
 
 @pytest.mark.parametrize(
