@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from openclaw_rl.cli.main import app
 from openclaw_rl.offline import personalization, personas
 from openclaw_rl.offline.personalization import Plan, Result, Said, draw, interval, load, report, run
 from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Problem, RulePerson, problems
@@ -156,3 +158,21 @@ def test_word_problems_are_asked_before_and_after(monkeypatch: pytest.MonkeyPatc
     result = run(chat, RulePerson(personas.SHORT, 0), plan, 0, "opd", print, posed)  # type: ignore[arg-type]
     assert result.right == {"base": 0.5, "learned": 0.5}
     assert "| 0.50, 0.50 |" in report([result])
+
+
+def test_the_command_reports_results_and_refuses_other_files(done: tuple[FakeChat, Result], tmp_path: Path) -> None:
+    file, out = tmp_path / "r.json", tmp_path / "both"
+    file.write_text(json.dumps([asdict(done[1])]))
+    shown = CliRunner().invoke(app, ["experiment", "report", str(file), str(file), "--out", str(out)])
+    assert "| short | opd | 2 | 2 |" in shown.output
+    assert out.with_suffix(".md").read_text() in shown.output
+    refused = CliRunner().invoke(app, ["experiment", "report", str(tmp_path / "none.json")])
+    assert refused.exit_code == 2
+    assert "holds no results" in refused.output
+
+
+@pytest.mark.parametrize("person", ["student", "teacher"])
+def test_a_person_of_the_paper_needs_a_model_and_problems(person: str) -> None:
+    done = CliRunner().invoke(app, ["experiment", "personalization", "--url", "http://127.0.0.1:9", "--person", person])
+    assert done.exit_code == 2
+    assert "needs --user-url and --problems" in done.output

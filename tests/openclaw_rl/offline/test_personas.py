@@ -1,4 +1,4 @@
-"""The product's judge understands the learning benchmark's simulated user, whose rules can fail."""
+"""The product's judge understands the simulated people, whose rules can fail."""
 
 from collections.abc import Iterator
 
