@@ -298,8 +298,11 @@ def _ways_back(db: sqlite3.Connection, newest: int) -> frozenset[int]:
     rollback that reaches behind the newest ones still finds learned weights. `newest` = 0: none.
     """
     columns = "SELECT weight_version, depth, state, durable, kind, folder, weights_file FROM version"
-    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL ORDER BY weight_version").fetchall()]
-    found = [r for r in rows if r["state"] in PASSED and has_weights(r)]
+    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL").fetchall()]
+    # Sorted here: with ORDER BY, SQLite reads the table from end to end.
+    found = sorted(
+        (r for r in rows if r["state"] in PASSED and has_weights(r)), key=lambda version: int(version["weight_version"])
+    )
     # After a loss one checkpoint serves under a new number too. Such numbers are one way back, and share one folder.
     depths: dict[str | None, int] = {r["folder"]: r["depth"] for r in found}
     first: dict[int, str | None] = {}
