@@ -78,7 +78,8 @@ def main() -> int:
     place = Place(model, args.cache, args.device, threads, results, args.problems)
     jobs = jobs_of(studies[:1], place, args.group)
     if not args.no_ends:
-        jobs += ends_jobs(args.preferences, studies[0].seeds, place, studies[0].sizes)
+        named = sorted({wish for wishes in studies[0].wishes for wish in wishes})
+        jobs += ends_jobs(named, studies[0].seeds, place, studies[0].sizes)
     jobs += jobs_of(studies[1:], place, args.group)
     print(f"{sum(len(job.runs) for job in jobs)} runs in {len(jobs)} jobs on {args.device}", flush=True)
     workers = args.workers or (1 if is_cpu else 7)

@@ -185,14 +185,14 @@ NO_LISTS = Preference(
 PERSONAL = Preference(
     name="personal",
     form="What is the best way to {}?",
-    hint="Answer in the first person: say how you do it yourself.",
+    hint="Tell me what you do yourself, in the first person.",
     too_long=None,
     has_list=None,
     off_topic=Complaint(
         "off_topic",
         (
-            "That is not what I asked. Please answer my question, and say what you do yourself.",
-            "No, that does not answer my question. Tell me how to do it, and say what you do yourself.",
+            "That is not what I asked. Please answer my question, and tell me what you do yourself.",
+            "No, that does not answer my question. Tell me what you do yourself, in the first person.",
         ),
     ),
     max_words=10_000,
@@ -201,12 +201,12 @@ PERSONAL = Preference(
     missing=Complaint(
         "impersonal",
         (
-            "No, please tell me how you do it yourself, in the first person.",
-            "No, in the first person please. Say how you do it yourself.",
-            'Please don\'t write "you". Tell me what you do yourself.',
+            "No, tell me what you do yourself, in the first person.",
+            "No, in the first person please. Tell me what you do yourself.",
+            'Please don\'t write "you". Tell me what you do yourself, in the first person.',
         ),
     ),
-    needs=re.compile(r"\b(?:i|i'(?:d|ll|ve|m)|my|me)\b.*\b(?:i|i'(?:d|ll|ve|m)|my|me)\b", re.DOTALL),
+    needs=re.compile(r"\b(?:i|i'(?:d|ll|ve|m)|my)\b.*\b(?:i|i'(?:d|ll|ve|m)|my)\b", re.DOTALL),
 )
 FRIEND = Preference(
     name="friend",
@@ -235,6 +235,8 @@ FRIEND = Preference(
     needs=re.compile(r"^\W*my dear friend\b"),
 )
 PREFERENCES = {preference.name: preference for preference in (SHORT, NO_LISTS, FRIEND, PERSONAL)}
+MEASURED = ("short", "no_lists")
+"""Preferences of the tables in the README files of the three methods."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,12 @@ from benchmarks.learning.subject import Subject
 from openclaw_rl.offline.personas import PREFERENCES, problems
 from openclaw_rl.settings import ModelSettings
 
-EACH = tuple((name,) for name in PREFERENCES)
-IN_TURN = (tuple(PREFERENCES),)
+REACHED = ("short", "no_lists", "personal")
+"""Wishes that the base meets in at most a tenth of its replies, and the base that reads them in two fifths or more."""
+TRIED = ("short", "no_lists", "friend")
+"""The third one proved to be out of the policy's reach."""
+EACH = tuple((name,) for name in REACHED)
+IN_TURN = (REACHED,)
 """All wishes, one after the other."""
 
 
@@ -200,14 +204,15 @@ def smoke(of: Study) -> Study:
     return replace(of, arms=arms, seeds=of.seeds[:1], sizes=sizes)
 
 
+EACH_TRIED = tuple((name,) for name in TRIED)
 SHORT_ALONE = (("short",),)
 NINE = Sizes(updates=9, marks=(9,))
 STUDIES: dict[str, tuple[Study, ...]] = {
     "explore": (
-        Study(MAIN, seeds=(0, 1)),
-        Study(ANCHORED, seeds=(0, 1), has_elsewhere=True),
+        Study(MAIN, EACH_TRIED, seeds=(0, 1)),
+        Study(ANCHORED, EACH_TRIED, seeds=(0, 1), has_elsewhere=True),
         Study(CONTROLS, SHORT_ALONE, seeds=(0,)),
-        Study((GUIDED, OWN), IN_TURN, seeds=(0,), sizes=Sizes(updates=9)),
+        Study((GUIDED, OWN), (TRIED,), seeds=(0,), sizes=Sizes(updates=9)),
         Study(ABLATIONS, SHORT_ALONE, seeds=(0,)),
     ),
     "final": (
