@@ -6,7 +6,7 @@
 #   CHECKPOINT_EVERY=20   updates, CHECKPOINT_MINUTES=30                            here and are resumed from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS/CP/PP  CP=1  PP=1
 #   OPTIMIZER=auto|gpu|cpu GPU_GB=80 TRAIN_PRECISION=bf16|fp8     ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
-#   ENGINE_PRECISION=bf16 (others are refused with the reason)
+#   ENGINE_PRECISION=bf16 (others are refused with the reason)    TRY_FP8=1 lets TRAIN_PRECISION=fp8 start: it is untried
 #   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
 #   PRM_URL (a judge elsewhere; with PRM_GPUS=0)                  JUDGE=llm|rules (rules: no model judges)
@@ -73,6 +73,7 @@ arguments=(
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
+[ "${TRY_FP8:-0}" = 0 ] || arguments+=(--try-fp8)
 [ -z "${TP:-}" ] || arguments+=(--actor-tp "$TP")
 [ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")

@@ -162,7 +162,8 @@ class NodeOptions:
     adam_beta2: float = 0.98
     max_grad_norm: float = 1.0
     warmup_steps: int = 0
-    kl_coef: float = 0.0
+    kl_coef: float | None = None
+    """Unset: the settings decide (`node_settings.final_settings`)."""
     max_tokens_per_gpu: int = 32768
     context_length: int = 32768
     temperature: float = 0.6
@@ -188,7 +189,7 @@ class NodeOptions:
             raise SettingsError(
                 f"BATCH_SIZE {self.batch_size} is no multiple of the {self.layout.data_parallel} replicas that train"
             )
-        if self.kl_coef < 0:
+        if self.kl_coef is not None and self.kl_coef < 0:
             raise SettingsError(f"KL_COEF is {self.kl_coef}; it cannot be negative")
         if not self.has_transformer_engine and self.optimizer_on_cpu:
             raise SettingsError(

@@ -69,11 +69,12 @@ def launch_parser() -> argparse.ArgumentParser:
         "--optimizer",
         choices=("auto", "gpu", "cpu"),
         default="auto",
-        help="place of the optimizer's state; auto: the GPUs, if the estimate of their memory allows it (OPTIMIZER)",
+        help="place of the optimizer's state; auto: the GPUs, or no start if their memory cannot hold it (OPTIMIZER)",
     )
     add("--optimizer-on-gpu", action="store_const", const="gpu", dest="optimizer", help="the same as --optimizer gpu")
     add("--gpu-gb", type=float, default=CARD_GB, help="memory of a GPU that trains, for that estimate (GPU_GB)")
     add("--train-precision", choices=PRECISIONS, default="bf16", help="of Megatron's matrix products (TRAIN_PRECISION)")
+    add("--try-fp8", action="store_true", help="let --train-precision fp8 start, which never ran on a card (TRY_FP8=1)")
     add(
         "--engine-precision", choices=("bf16", "fp8", "int4"), default="bf16", help="of the policy's engine; bf16 alone"
     )

@@ -198,6 +198,8 @@ SLIME = Pin("slime", "624b824a", "slime.ray.rollout")
 MEGATRON = Pin("Megatron-LM", "1dcf0dafa884ad52ffb243625717a3471643e087", "megatron.training")
 SGLANG = Pin("sglang", "0.5.15.post1", "sglang.srt")
 PINS = (SLIME, MEGATRON, SGLANG)
+IMAGE = "slimerl/slime:nightly-dev-20260810a-cu129"
+"""slime's own image that goes with its pin: the newest one that it names at that commit (CUDA 12)."""
 
 PACKAGES = (
     Pin("ray", "2.60.0", "ray"),

@@ -15,31 +15,31 @@ Needs pydantic beside the standard library. Leaves to others: slime's arguments 
 import argparse
 import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.sglang.launch import ENVIRON, look
+from openclaw_rl.engines.sglang.launch import ENVIRON
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
-from openclaw_rl.settings import settings_class
+from openclaw_rl.settings import Settings, settings_class
 from openclaw_slime.arguments import QWEN3_4B, NodeOptions, read_config, slime_arguments
 from openclaw_slime.command_line import PRM_PORT, launch_parser
 from openclaw_slime.doctor import check_start
 from openclaw_slime.layout import Layout
 from openclaw_slime.memory import SHARE, ActorMemory, actor_memory
 from openclaw_slime.node_settings import (
-    DRIFT_KL,
     ServerOptions,
+    asks_prm,
+    final_settings,
     kept_checkpoints,
     moves_with_policy,
-    server_values,
     under_settings,
 )
 from openclaw_slime.processes import Command, DoesNotStart, is_free, run
+from openclaw_slime.start_check import check_folders, check_interpreters
 
 PRM_STARTS = 3
 """First starts of the PRM, each on another port: a port can be taken, or refused by SGLang, after it was chosen."""
@@ -47,8 +47,6 @@ WHY_NO_QUANTISED_ENGINE = (
     "the engine serves bfloat16. slime quantises the weights that it sends only if HF_CKPT itself is quantised. Its "
     "loader can then read neither HF_CKPT nor a version's export; int4 also needs a call of slime's patched SGLang"
 )
-IMPORT_S = 180.0
-"""Longest import of the server, from a cold disk too."""
 PRM_FLAGS = ("--host", "--port", "--model-path")
 """Flags of the PRM that PRM_ARGS may not set: other processes know them, and it listens on loopback, without a key."""
 LOCAL_RAY = {
@@ -119,26 +117,35 @@ def make_plan(
     """Return the plan of a launch. Raises SettingsError if it cannot work. Reads only the checkpoint's config."""
     layout, config = options.layout, _config_of(options)
     memory = actor_memory(config, layout, options.max_tokens_per_gpu)
-    needs_judge = server.judge == "llm"
-    if needs_judge and not layout.prm_gpus and server.judge_url is None:
-        raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
     if layout.actor_nodes and training.ray_address is None:
         raise SettingsError(f"ACTOR_NODES {layout.actor_nodes} needs RAY_ADDRESS: the cluster those nodes belong to")
-    if server.top_k and layout.context_parallel > 1:
-        raise SettingsError("TOP_K needs CP=1: a top-k is not cut over ranks")
     if server.top_k and "top_k" not in settings_class(options.method).model_fields:
         raise SettingsError(f"TOP_K is for methods that distil: {options.method} has no top-k")
-    prm = _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None
-    values = server_values(options, server, pythons.engine if pythons.engine != pythons.server else None)
-    training = replace(training, keep_checkpoints=kept_checkpoints(values))
+    engine_python = pythons.engine if pythons.engine != pythons.server else None
+    values, settings = final_settings(options, server, engine_python, os.environ)
+    if getattr(settings.method, "top_k", 0) and layout.context_parallel > 1:
+        raise SettingsError("TOP_K (method.top_k) needs CP=1: a top-k is not cut over ranks")
+    needs_prm = asks_prm(settings, server.prm_port)
+    if needs_prm and not layout.prm_gpus and server.judge_url is None:
+        raise SettingsError("PRM_GPUS is 0 and PRM_URL is not set: full weights leave no base to judge with")
+    notes = [*_drift_notes(settings, server), *_memory_notes(options, memory), *_untried_notes(options)]
+    if layout.prm_gpus and not needs_prm:
+        notes.append(f"no part asks the PRM, so it is not started: PRM_GPUS {layout.prm_gpus} have no work")
+        layout = replace(layout, prm_gpus=0)
     return Plan(
         layout,
         server.data_dir,
-        prm,
+        _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None,
         _server(server, pythons, values, layout),
-        _driver(under_settings(options, values), server, pythons, training, config),
+        _driver(
+            under_settings(options, settings),
+            server,
+            pythons,
+            replace(training, keep_checkpoints=kept_checkpoints(settings)),
+            config,
+        ),
         memory.line(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu),
-        (*_drift_notes(options, server), *_memory_notes(options, memory)),
+        tuple(notes),
     )
 
 
@@ -152,32 +159,38 @@ def _place_optimizer(options: NodeOptions, place: str) -> NodeOptions:
     # Parts that share a card are a check of small models; the estimate knows one part.
     memory = actor_memory(_config_of(options), options.layout, options.max_tokens_per_gpu)
     fits = options.layout.is_shared or memory.fits(options.card_gb, optimizer_on_cpu=False)
-    on_cpu = place == "cpu" or (place == "auto" and not fits)
-    if on_cpu and not options.has_transformer_engine and place == "auto":
+    if place == "auto" and not fits:
         estimate = memory.line(options.card_gb, optimizer_on_cpu=False).strip()
         raise SettingsError(
-            f"the optimizer's state does not fit ({estimate}), and on the CPU it needs Transformer Engine. Set more "
-            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB; OPTIMIZER=gpu tries it all the same"
+            f"the optimizer's state does not fit on the GPUs ({estimate}; at most {SHARE:.0%} of it). Set more "
+            "ACTOR_GPUS, a lower MAX_TOKENS_PER_GPU or a true GPU_GB. OPTIMIZER=gpu tries it all the same. "
+            "OPTIMIZER=cpu is untried: it needs Transformer Engine, and has never run on a card here"
         )
-    return replace(options, optimizer_on_cpu=on_cpu)
+    return replace(options, optimizer_on_cpu=place == "cpu")
 
 
 def _memory_notes(options: NodeOptions, memory: ActorMemory) -> tuple[str, ...]:
-    notes = []
-    if not options.layout.is_shared and not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu):
-        notes.append(f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB")
-    if options.optimizer_on_cpu:
-        notes.append("the optimizer's state on the CPU has never run here; OPTIMIZER=gpu is what our runs used")
-    return tuple(notes)
-
-
-def _drift_notes(options: NodeOptions, server: ServerOptions) -> tuple[str, ...]:
-    if not moves_with_policy(options.method, server):
+    is_large = not memory.fits(options.card_gb, optimizer_on_cpu=options.optimizer_on_cpu)
+    if options.layout.is_shared or not is_large:
         return ()
-    return (
-        "the teacher is the policy itself: the judge here is not the policy's own checkpoint, which could be the fixed "
-        f"teacher. Replies may drift; KL_COEF is {options.kl_coef:g}",
-    )
+    return (f"an actor GPU may run out of memory: the estimate is past {SHARE:.0%} of GPU_GB",)
+
+
+def _untried_notes(options: NodeOptions) -> Iterator[str]:
+    """Yield a note for each part of the options that never ran on a card."""
+    if options.optimizer_on_cpu:
+        yield "the optimizer's state on the CPU has never run on a card here; OPTIMIZER=gpu is what our runs used"
+    if options.precision == "fp8":
+        yield "training in fp8 has never run on a card here; watch `fresh_abs_log_ratio` and the alert log_probs_differ"
+
+
+def _drift_notes(settings: Settings, server: ServerOptions) -> tuple[str, ...]:
+    if not moves_with_policy(settings.method):
+        return ()
+    not_fixed = "the judge here is not the policy's own checkpoint, which could be the fixed teacher"
+    reason = 'method.teacher is "policy"' if server.prm_holds_base else not_fixed
+    kl = f"KL_COEF is {settings.trainer.kl_coef:g}"
+    return (f"the teacher is the policy itself: {reason}. Replies may drift; {kl}",)
 
 
 def _driver(
@@ -233,6 +246,8 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
     """Return the plan of a command line. redraw_port: the PRM gets a free port that no plan had."""
     if given.engine_precision != "bf16":
         raise SettingsError(f"ENGINE_PRECISION {given.engine_precision}: {WHY_NO_QUANTISED_ENGINE}")
+    if given.train_precision == "fp8" and not given.try_fp8:
+        raise SettingsError("TRAIN_PRECISION fp8 has never run on a card here: TRY_FP8=1 starts it all the same")
     layout = Layout(
         given.num_gpus,
         given.actor_gpus,
@@ -266,9 +281,6 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         top_k=given.top_k,
         extra=tuple(given.set),
     )
-    kl_coef = given.kl_coef
-    if kl_coef is None:
-        kl_coef = DRIFT_KL if moves_with_policy(given.method, server) else 0.0
     node = NodeOptions(
         hf_checkpoint=given.hf_checkpoint,
         method=given.method,
@@ -276,7 +288,7 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         layout=layout,
         batch_size=given.batch_size,
         learning_rate=given.learning_rate,
-        kl_coef=kl_coef,
+        kl_coef=given.kl_coef,
         temperature=given.temperature,
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
@@ -326,33 +338,6 @@ def _prm_args(text: str) -> tuple[str, ...]:
     return words
 
 
-def _check_folders(given: argparse.Namespace) -> None:
-    """Check that Megatron's models are folders: it does not download, and a missing one has no shape."""
-    for name, place in (("HF_CKPT", given.hf_checkpoint), ("REF_LOAD", given.ref_load)):
-        if place is not None and not Path(place).is_dir():
-            raise SettingsError(f"{name} {place}: it is no folder here; slime needs the model's files on this disk")
-
-
-def _check_interpreters(plan: Plan) -> None:
-    """Check that the server's environment can import the server, and that the PRM's holds SGLang."""
-    python = plan.server.python
-    try:
-        done = subprocess.run(
-            [python, "-P", "-c", "import openclaw_rl.server.app"],
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SettingsError(f"SERVER_PYTHON {python}: cannot be run: {error}") from error
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        raise SettingsError(f"SERVER_PYTHON {python}: {said} (pip install -e '.[gpu]' in that environment)")
-    if plan.prm is not None:
-        look(plan.prm.python)
-
-
 def _run(plan: Plan, given: argparse.Namespace) -> int:
     """Run the plan. A PRM that does not start gets another port, unless the user chose it. Raises SettingsError."""
     for _ in range(PRM_STARTS - 1):
@@ -378,10 +363,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given.dry_run:
             for note in plan.notes:
                 _warn(note)
-            _check_folders(given)
-            # The processes check too, but only after minutes of loading models.
+            check_folders({"HF_CKPT": given.hf_checkpoint, "REF_LOAD": given.ref_load})
             check_start(os.environ, _warn)
-            _check_interpreters(plan)
+            check_interpreters(plan.server.python, plan.prm.python if plan.prm is not None else None)
             return _run(plan, given)
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")

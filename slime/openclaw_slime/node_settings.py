@@ -7,19 +7,10 @@ alone. A key that no part of a node reads is refused by its name.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from urllib.parse import urlsplit
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import (
-    Branch,
-    ModelSettings,
-    SamplingSettings,
-    TrainerSettings,
-    TrainingSettings,
-    settings_class,
-)
+from openclaw_rl.settings import MethodSettings, Settings, TrainerSettings, is_loopback, load, settings_class
 from openclaw_rl.settings.loading import parse_value
 from openclaw_slime.arguments import NodeOptions
 
@@ -49,11 +40,24 @@ _SET_BY = {
     "trainer.micro_batch_tokens": "MAX_TOKENS_PER_GPU",
 }
 """Keys that other processes of the node depend on, and the variable in their place."""
+_LOCAL = sorted(TrainerSettings.model_fields.keys() - _TRAINED_WITH - {"kind", "micro_batch_tokens"})
+INERT: Mapping[str, str] = {
+    **{f"trainer.{name}": "it is for the local trainer; slime trains here" for name in _LOCAL},
+    **{
+        f"engine.{name}": "it is for the embedded engine; SGLang serves here (engine.args)"
+        for name in ("device", "threads", "cache_tokens", "prefill_chunk")
+    },
+    "engine.url": "the server starts the policy's SGLang itself",
+    "model.gguf_file": "Megatron starts from the safetensors of HF_CKPT",
+    "method.ema_decay": "only the local trainer writes the teacher that it is for",
+    "publisher.max_versions": "the engine holds full weights of one version, and no adapters",
+    "publisher.prewarm_sessions": "full weights replace the ones that serve: no version is there before the switch",
+}
+"""Keys that act on no part of a node, and the reason."""
 
 TENSOR_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
 """SGLang's names of ENGINE_TP."""
 
-B = TypeVar("B", bound=Branch)
 Values = Mapping[str, object]
 """Dotted keys of the settings; a text is parsed as a TOML value."""
 
@@ -87,9 +91,37 @@ class ServerOptions:
     """More settings of the server, as `key=value`."""
 
 
-def moves_with_policy(method: str, server: ServerOptions) -> bool:
-    """Return True if the method distils, and its teacher can only be the policy itself."""
-    return "teacher" in settings_class(method).model_fields and not server.prm_holds_base
+def moves_with_policy(method: MethodSettings) -> bool:
+    """Return True if the method distils, and its teacher is the policy itself."""
+    return method.needs_engine and getattr(method, "teacher", None) == "policy"
+
+
+def asks_prm(settings: Settings, prm_port: int) -> bool:
+    """Return True if a part of the server calls the PRM of this node: the judge, for votes or hints, or the teacher."""
+    is_judge = settings.judge.kind == "llm" or settings.method.needs_hint_judge
+    urls = [settings.judge.url if is_judge else None, settings.method.base_teacher_url]
+    parts = [urlsplit(url) for url in urls if url is not None]
+    return any(part.port == prm_port and is_loopback(part.hostname or "") for part in parts)
+
+
+def final_settings(
+    options: NodeOptions, server: ServerOptions, engine_python: str | None, environ: Mapping[str, str]
+) -> tuple[dict[str, object], Settings]:
+    """Return the values for the server's command line, and the settings that the server will read from them.
+
+    Raises SettingsError, as the server would minutes later. Without a weight of the KL term, a teacher that moves with
+    the policy sets it.
+    """
+    values = server_values(options, server, engine_python)
+    settings = _loaded(values, environ)
+    if "trainer.kl_coef" not in values:
+        values["trainer.kl_coef"] = DRIFT_KL if moves_with_policy(settings.method) else 0.0
+        settings = _loaded(values, environ)
+    return values, settings
+
+
+def _loaded(values: Values, environ: Mapping[str, str]) -> Settings:
+    return load(None, {key: str(value) for key, value in values.items()}, environ)
 
 
 def server_values(options: NodeOptions, server: ServerOptions, engine_python: str | None) -> dict[str, object]:
@@ -106,7 +138,6 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
         "method.name": options.method,
         **_method_values(options.method, server),
         "training.batch_size": options.batch_size,
-        "training.min_batch": min(4, options.batch_size),
         "training.weights": "full",
         "trainer.kind": "external",
         "trainer.learning_rate": options.learning_rate,
@@ -115,13 +146,14 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
         "trainer.beta2": options.adam_beta2,
         "trainer.max_grad_norm": options.max_grad_norm,
         "trainer.warmup_steps": options.warmup_steps,
-        "trainer.kl_coef": options.kl_coef,
         "trainer.max_tokens": options.max_tokens_per_gpu * layout.context_parallel,
         "judge.kind": server.judge,
         "engine.kind": "sglang",
         "engine.memory_fraction": server.mem_fraction_static,
         "engine.hold_s": HOLD_S,
     }
+    if options.kl_coef is not None:
+        values["trainer.kl_coef"] = options.kl_coef
     if engine_python is not None:
         values["engine.python"] = engine_python
     if layout.engine_tp > 1:
@@ -139,7 +171,11 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
         values["method.top_k"] = server.top_k
     if server.served_model_name is not None:
         values["server.served_model_name"] = server.served_model_name
-    return values | _given(server.extra, values)
+    given = _given(server.extra, values)
+    values |= given
+    if "method.teacher_url" not in given and values.get("method.teacher") not in ("base", '"base"'):
+        values.pop("method.teacher_url", None)  # it was ours, for the teacher that the user's own replaced
+    return values
 
 
 def _method_values(method: str, server: ServerOptions) -> dict[str, object]:
@@ -164,9 +200,8 @@ def _given(extra: Sequence[str], values: Values) -> dict[str, object]:
             raise SettingsError(f"--set {setting!r}: write KEY=VALUE")
         if key in _SET_BY and parse_value(value) != values.get(key):
             raise SettingsError(f"--set {key}: it is set by {_SET_BY[key]}")
-        branch, _, name = key.partition(".")
-        if branch == "trainer" and name in TrainerSettings.model_fields and name not in {"kind", *_TRAINED_WITH}:
-            raise SettingsError(f"--set {key}: it is for the local trainer; slime trains here")
+        if key in INERT:
+            raise SettingsError(f"--set {key}: {INERT[key]}")
         given[key] = _engine_args(value, values.get(key)) if key == "engine.args" else value
     return given
 
@@ -183,12 +218,12 @@ def _engine_args(given: str, ours: object) -> object:
     return json.dumps([*(kept if isinstance(kept, list) else []), *words])
 
 
-def under_settings(options: NodeOptions, values: Values) -> NodeOptions:
-    """Return the options with the numbers of the final settings. Raises SettingsError for a value out of range."""
-    trainer, training = _branch(TrainerSettings, "trainer", values), _branch(TrainingSettings, "training", values)
+def under_settings(options: NodeOptions, settings: Settings) -> NodeOptions:
+    """Return the options with the numbers of the final settings. Raises SettingsError for a batch that does not fit."""
+    trainer = settings.trainer
     return replace(
         options,
-        batch_size=training.batch_size,
+        batch_size=settings.training.batch_size,
         learning_rate=trainer.learning_rate,
         weight_decay=trainer.weight_decay,
         adam_beta1=trainer.beta1,
@@ -196,25 +231,12 @@ def under_settings(options: NodeOptions, values: Values) -> NodeOptions:
         max_grad_norm=trainer.max_grad_norm,
         warmup_steps=trainer.warmup_steps,
         kl_coef=trainer.kl_coef,
-        temperature=_branch(SamplingSettings, "sampling", values).temperature,
-        context_length=_branch(ModelSettings, "model", values).context_length or options.context_length,
+        temperature=settings.sampling.temperature,
+        context_length=settings.model.context_length or options.context_length,
     )
 
 
-def kept_checkpoints(values: Values) -> int | None:
+def kept_checkpoints(settings: Settings) -> int | None:
     """Return the number of Megatron's checkpoints to keep, where the user set it."""
-    key = "trainer.keep_checkpoints"
-    return _branch(TrainerSettings, "trainer", values).keep_checkpoints if key in values else None
-
-
-def _branch(branch: type[B], name: str, values: Values) -> B:
-    table: dict[str, Any] = {
-        key.removeprefix(f"{name}."): parse_value(value) if isinstance(value, str) else value
-        for key, value in values.items()
-        if key.startswith(f"{name}.")
-    }
-    try:
-        return branch.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SettingsError(f"--set {name}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    is_set = "keep_checkpoints" in settings.trainer.model_fields_set
+    return settings.trainer.keep_checkpoints if is_set else None

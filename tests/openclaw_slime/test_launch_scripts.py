@@ -105,11 +105,17 @@ def test_the_optimizers_state_is_on_the_gpus_where_it_fits_and_by_a_variable():
     assert "optimizer 12.1 (on the GPU): 26 of 80 GB" in shown.stdout
     assert "offload" not in shown.stdout
     moved = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", OPTIMIZER="cpu")
+    assert "optimizer 12.1 (on the CPU): 14 of" in moved.stdout
+    assert "--optimizer-cpu-offload" in moved.stdout
+    assert "note: the optimizer's state on the CPU has never run on a card here" in moved.stdout
     small = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", GPU_GB="24")
-    for done in (moved, small):
-        assert "optimizer 12.1 (on the CPU): 14 of" in done.stdout
-        assert "--optimizer-cpu-offload" in done.stdout
-        assert "note: the optimizer's state on the CPU has never run here" in done.stdout
+    assert (small.returncode, small.stdout) == (2, ""), "no start takes the untried way by itself"
+    for words in (
+        "optimizer 12.1 (on the GPU): 26 of 24 GB; at most 85% of it",
+        "OPTIMIZER=gpu",
+        "OPTIMIZER=cpu is untried",
+    ):
+        assert words in small.stderr
     tiny = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", GPU_GB="12", OPTIMIZER="gpu")
     assert "note: an actor GPU may run out of memory: the estimate is past 85% of GPU_GB" in tiny.stdout
 
@@ -119,9 +125,9 @@ def test_without_transformer_engine_the_optimizer_stays_on_the_gpus():
     assert "openclaw_slime.spec" in without.stdout
     assert "offload" not in without.stdout
     assert "precision-aware" not in without.stdout
-    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C", GPU_GB="24")
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C", OPTIMIZER="cpu")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: the optimizer's state does not fit (an actor GPU: weights 2.0")
+    assert refused.stderr.startswith("error: the optimizer's state on the CPU needs Transformer Engine")
 
 
 def test_context_and_pipeline_parallelism_by_variables():
@@ -131,7 +137,7 @@ def test_context_and_pipeline_parallelism_by_variables():
         assert words in done.stdout
     assert "trainer.max_tokens=65536" in done.stdout  # a sample may fill the budget of both GPUs
     topk = launch(SCRIPTS["openclaw_opd_topk"], "--dry-run", HF_CKPT="C", CP="2")
-    assert topk.stderr == "error: TOP_K needs CP=1: a top-k is not cut over ranks\n"
+    assert topk.stderr == "error: TOP_K (method.top_k) needs CP=1: a top-k is not cut over ranks\n"
 
 
 @pytest.mark.parametrize(
@@ -151,11 +157,18 @@ def test_what_slime_cannot_do_is_refused_before_anything_starts(variables, says)
     assert says in done.stderr
 
 
-def test_training_in_fp8_by_a_variable():
-    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", TRAIN_PRECISION="fp8")
+def test_training_in_fp8_by_two_variables_because_it_is_untried():
+    fp8 = {"HF_CKPT": "C", "TRAIN_PRECISION": "fp8"}
+    alone = launch(SCRIPTS["openclaw_rl"], "--dry-run", **fp8)
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert alone.stderr == (
+        "error: TRAIN_PRECISION fp8 has never run on a card here: TRY_FP8=1 starts it all the same\n"
+    )
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", **fp8, TRY_FP8="1")
+    assert "note: training in fp8 has never run on a card here; watch `fresh_abs_log_ratio`" in done.stdout
     assert "--fp8-format e4m3" in done.stdout
     assert "--fp8-recipe blockwise" in done.stdout
-    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", HF_CKPT="C", TRAIN_PRECISION="fp8")
+    refused = launch(SCRIPTS["openclaw_rl"], "--dry-run", "--no-transformer-engine", **fp8, TRY_FP8="1")
     assert refused.stderr == ("error: TRAIN_PRECISION fp8 needs Transformer Engine: it has the fp8 matrix products\n")
 
 

@@ -1,19 +1,25 @@
 """Settings of a node: each acts on all of its processes, or is refused by its name."""
 
+import functools
 import itertools
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from openclaw_combine.method import CombineSettings
 from openclaw_opd.hints import find_hints
 from openclaw_rl.cli.options import parse_sets
+from openclaw_rl.data_dir import DataDir
+from openclaw_rl.engines.sglang.kind import KIND
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.client import HttpJudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.settings import Settings, TrainerSettings, load
+from openclaw_rl.settings import Branch, Settings, base, load
 from openclaw_rl.types import (
     JudgedTurn,
     NextState,
@@ -25,7 +31,9 @@ from openclaw_rl.types import (
     VersionRun,
 )
 from openclaw_slime import launch
+from openclaw_slime.arguments import QWEN3_4B
 from openclaw_slime.launch import Plan
+from openclaw_slime.node_settings import INERT
 
 JUDGED = JudgedTurn(
     Request("r", Scope("u", "s"), 1.0, (Message(role="user", content="q"),), None, None, (1,), SamplingParams(8)),
@@ -39,6 +47,14 @@ JUDGED = JudgedTurn(
 @pytest.fixture(autouse=True)
 def every_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "is_free", lambda port: True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packages_are_read_once() -> Iterator[None]:
+    """Every look at the installed packages takes 10 ms, and a plan looks eight times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "entry_points", functools.cache(base.entry_points))
+        yield
 
 
 def plan(*words: str, method: str = "opd", sets: tuple[str, ...] = ()) -> Plan:
@@ -71,8 +87,64 @@ ARGV = {
     "training.batch_size=32": ("--global-batch-size", "32"),
     "model.context_length=9000": ("--rollout-max-context-len", "9000"),
 }
-OURS = {"clip_low", "clip_high", "old_log_probs", "tis_clip", "tis_mask", "max_tokens"}
-"""Our losses and our driver read these from the server's settings."""
+ACTING = {
+    "": "log_level log_format",
+    "server": "host served_model_name unknown_model api_keys admin_key trainer_token allowed_hosts max_body_mb "
+    "body_timeout_s max_streams keepalive_s stall_s drain_s",
+    "model": "chat_template reasoning_parser tool_call_parser context_length",
+    "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
+    "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
+    "sessions": "turn_type_default pair_ttl_s max_open_turns",
+    "judge": "kind url model api_key votes quorum temperature max_new_tokens timeout_s workers retries max_waiting",
+    "method": "demonstration_weight score_workers baseline baseline_decay baseline_limit hint_source hint_votes "
+    "hint_max_tokens teacher guidance teacher_url student_term opd_clip top_k score_timeout_s binary_weight opd_weight",
+    "training": "enabled batch_size min_batch max_wait_s max_staleness max_tool_share lease_s max_waiting",
+    "trainer": "learning_rate warmup_steps weight_decay beta1 beta2 max_grad_norm clip_low clip_high kl_coef "
+    "old_log_probs tis_clip tis_mask max_tokens keep_checkpoints",
+    "publisher": "max_step_kl max_base_kl gate_replies gate_tokens gate_prompt_tokens self_test_tolerance canary_file "
+    "max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
+    "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
+    "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience machine_share "
+    "score_timeout_s",
+    "alerts": "webhook_url timeout_s retry_s",
+    "redaction": "secrets pii",
+    "retention": "max_age_days max_gb every_s",
+    "memory": "texts_mb words ledger_mb clean_texts",
+}
+"""Keys that a part of the node reads, by branch: server, engine, judge, driver or our losses."""
+ACTS = {f"{branch}.{name}".lstrip(".") for branch, names in ACTING.items() for name in names.split()}
+WITHOUT_DEFAULT = {
+    "server.served_model_name": "policy",
+    "server.admin_key": "secret",
+    "server.trainer_token": "secret",
+    "model.chat_template": "template.jinja",
+    "engine.python": "python3",
+    "model.context_length": "9000",
+    "judge.url": "http://elsewhere/v1",
+    "judge.model": "judge",
+    "judge.api_key": "secret",
+    "method.hint_max_tokens": "64",
+    "method.teacher_url": "http://elsewhere",
+    "publisher.canary_file": "canaries.jsonl",
+    "alerts.webhook_url": "http://elsewhere/alerts",
+    "retention.max_age_days": "30",
+    "retention.max_gb": "2",
+}
+REFUSED = {"data_dir": "elsewhere", "server.port": "1", "engine.kind": "url", "trainer.kind": "local"}
+"""Values that differ from the node's own, for keys that only a variable sets."""
+
+
+def leaves(branch: type[Branch], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each key of the tree with its default; `method` is Combined's, which has the keys of all three."""
+    for name, field in branch.model_fields.items():
+        kind = CombineSettings if f"{prefix}{name}" == "method" else field.annotation
+        if isinstance(kind, type) and issubclass(kind, Branch):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.default
+
+
+LEAVES = dict(leaves(Settings))
 
 
 @pytest.mark.parametrize("setting", ARGV)
@@ -85,16 +157,24 @@ def test_a_setting_acts_on_the_server_and_on_slime(setting):
     assert words_of(found, flag) == word
 
 
-@pytest.mark.parametrize("key", sorted(TrainerSettings.model_fields))
-def test_every_key_of_the_trainer_acts_or_is_refused_by_its_name(key):
-    if any(setting.startswith(f"trainer.{key}=") for setting in ARGV):
+@pytest.mark.parametrize("key", LEAVES)
+def test_every_key_of_the_tree_acts_or_is_refused_by_its_name(key):
+    """A new key fails here until it has its place in `ACTING` or in the launcher's tables."""
+    default = LEAVES[key]
+    if key not in ACTS:
+        with pytest.raises(SettingsError, match=rf"^--set {re.escape(key)}: \S+ "):
+            plan(method="combine", sets=(f"{key}={REFUSED.get(key, 3)}",))
         return
-    value = {"max_tokens": "512", "old_log_probs": "rollout", "clip_low": "0.1"}.get(key, "3")
-    if key in OURS:
-        assert f"trainer.{key}={value}" in plan(sets=(f"trainer.{key}={value}",)).server.arguments
-        return
-    with pytest.raises(SettingsError, match=rf"--set trainer\.{key}: it is "):
-        plan(sets=(f"trainer.{key}={value}",))
+    text = json.dumps(default) if isinstance(default, str | bool | int | float | tuple) else None
+    setting = f"{key}={WITHOUT_DEFAULT.get(key, text)}"
+    found = plan(method="combine", sets=(setting,))
+    named = [word for word in found.server.arguments if word.startswith(f"{key}=")]
+    assert named == ([f'{key}=["--tp", "2"]'] if key == "engine.args" else [setting])
+
+
+def test_no_list_names_a_key_that_is_gone():
+    assert ACTS | set(WITHOUT_DEFAULT) | set(REFUSED) | set(INERT) <= set(LEAVES)
+    assert not ACTS & set(INERT)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +184,13 @@ def test_every_key_of_the_trainer_acts_or_is_refused_by_its_name(key):
         ("model.path=other", "--set model.path: it is set by HF_CKPT"),
         ("server.port=1", "--set server.port: it is set by PORT"),
         ("training.weights=lora", "--set training.weights: it is set by the node"),
-        ("trainer.learning_rate=-1", "--set trainer.learning_rate: "),
+        ("trainer.learning_rate=-1", r"trainer\.learning_rate: Input should be greater than 0 \(it is -1\)"),
+        ("typo.key=1", "typo: no such setting"),
+        ("engine.treads=4", r"engine\.treads: no such setting"),
+        ("method.baseline=none", r"method\.baseline: it belongs to binary_rl and combine, and method.name is opd"),
+        ("judge.votes=many", r"judge\.votes: .* \(it is 'many'\)"),
+        ("server.host=0.0.0.0", "is not loopback: set server.api_keys first"),
+        ("method.teacher=ema", 'method.teacher "ema" needs trainer.kind = "local"'),
         ("training.batch_size=3", "BATCH_SIZE 3 is no multiple"),
         ("nonsense", "write KEY=VALUE"),
     ],
@@ -140,6 +226,51 @@ def test_without_a_fixed_teacher_the_policy_is_held_near_its_base(words):
     assert "KL_COEF is 0.01" in found.text()
     assert settings_of(plan(*words, "--kl-coef", "0")).trainer.kl_coef == 0
     assert settings_of(plan(*words, method="binary_rl")).trainer.kl_coef == 0  # it distils nothing
+
+
+def test_a_teacher_that_a_setting_moves_is_held_near_its_base_too():
+    found = plan(sets=("method.teacher=policy",))
+    settings = settings_of(found)
+    assert (settings.method.teacher, settings.method.teacher_url, settings.trainer.kl_coef) == ("policy", None, 0.01)
+    assert words_of(found, "--kl-loss-coef") == "0.01"
+    assert 'method.teacher is "policy". Replies may drift; KL_COEF is 0.01' in found.text()
+    chosen = plan(sets=("method.teacher=policy", "trainer.kl_coef=0"))
+    assert settings_of(chosen).trainer.kl_coef == 0
+    without = plan(method="combine", sets=("method.teacher=policy", "method.opd_weight=0"))
+    assert (settings_of(without).trainer.kl_coef, without.notes) == (0, ()), "it distils nothing"
+    elsewhere = ("method.teacher=base", "method.teacher_url=http://elsewhere")
+    held = plan("--prm-gpus", "0", "--prm-url", "http://j/v1", sets=elsewhere)
+    assert (settings_of(held).method.teacher_url, held.notes) == ("http://elsewhere", ())
+
+
+def test_a_top_k_of_any_source_needs_whole_samples(monkeypatch):
+    cp = ("--actor-cp", "2")
+    says = r"TOP_K \(method\.top_k\) needs CP=1"
+    with pytest.raises(SettingsError, match=says):
+        plan(*cp, "--top-k", "50")
+    with pytest.raises(SettingsError, match=says):
+        plan(*cp, sets=("method.top_k=50",))
+    assert plan(*cp, "--top-k", "50", sets=("method.top_k=0",)).prm is not None
+    monkeypatch.setenv("OPENCLAW_RL__METHOD__TOP_K", "50")
+    with pytest.raises(SettingsError, match=says):
+        plan(*cp)
+
+
+def test_a_prm_that_no_part_asks_is_not_started():
+    for found in (
+        plan("--judge", "rules", method="binary_rl"),
+        plan(method="binary_rl", sets=("judge.kind=rules",)),
+        plan("--prm-url", "http://j/v1", method="binary_rl"),
+        plan(method="binary_rl", sets=("judge.url=http://j/v1",)),
+    ):
+        assert (found.prm, found.layout.prm_gpus) == (None, 0)
+        assert found.notes == ("no part asks the PRM, so it is not started: PRM_GPUS 2 have no work",)
+    for words in ((), ("--judge", "rules")):  # its base is the teacher
+        assert plan(*words).prm is not None
+    assert plan(sets=("judge.kind=rules", "method.teacher=policy")).prm is not None, "it writes the hints"
+    with pytest.raises(SettingsError, match="PRM_GPUS is 0 and PRM_URL is not set"):
+        plan("--prm-gpus", "0")
+    assert plan("--prm-gpus", "0", method="binary_rl", sets=("judge.url=http://j/v1",)).prm is None
 
 
 async def test_a_hint_behind_a_long_thought_arrives_whole():
@@ -209,5 +340,21 @@ def test_more_arguments_of_the_engine_come_behind_its_tensor_parallel_size():
         plan(sets=('engine.args=["--quantization", "fp8"]',))
 
 
-def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does():
-    assert plan().prm.environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"
+def test_the_judge_scores_long_replies_in_slices_as_the_policys_engine_does(tmp_path):
+    """Otherwise the logits of a whole prefill chunk are made at once, beside the chats' memory."""
+    probed = {"version": "0.5.15", "options": ["stream_output"], "has_flash_attention": True, "has_flashinfer": True}
+    python, model = tmp_path / "python", tmp_path / "model"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(probed)}'\n")
+    python.chmod(0o755)
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN3_4B))
+    (model / "model.safetensors").touch()
+    found = plan("--engine-python", str(python))
+    settings = settings_of(plan("--engine-python", str(python), "--hf-checkpoint", str(model)))
+
+    async def on_exit() -> None: ...
+
+    engine = KIND.child(settings, DataDir.of(tmp_path), 1, on_exit).command
+    for environ in (found.prm.environ, engine.environ):
+        assert environ["SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK"] == "1"
+        assert environ["SGLANG_LOGITS_PROCESSER_CHUNK_SIZE"] == "1024"

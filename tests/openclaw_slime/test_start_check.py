@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import SettingsError
-from openclaw_slime import launch
 from openclaw_slime.arguments import QWEN3_4B
 from openclaw_slime.contracts import FILES, IMAGE_FILES, MEGATRON, is_pinned
 from openclaw_slime.doctor import check_start
-from openclaw_slime.launch import Plan
-from openclaw_slime.layout import Layout
-from openclaw_slime.processes import Command
 from openclaw_slime.slime_node import SlimeNode
+from openclaw_slime.start_check import check_interpreters
 
 ROOT = Path(__file__).parents[2]
 GROUPS, MODEL = "slime/ray/placement_group.py", "slime/backends/megatron_utils/model.py"
@@ -160,13 +157,10 @@ def test_a_server_environment_that_lacks_a_part_is_named_before_a_model_loads(tm
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     bare.chmod(0o755)
-    server = Command("server", str(bare), "openclaw_rl", ())
     with pytest.raises(SettingsError, match=r"SERVER_PYTHON .*ModuleNotFoundError: No module named"):
-        launch._check_interpreters(Plan(Layout(), str(tmp_path), None, server, server))
-    missing = Command("server", str(tmp_path / "none"), "openclaw_rl", ())
+        check_interpreters(str(bare), None)
     with pytest.raises(SettingsError, match=r"SERVER_PYTHON .*/none: cannot be run"):
-        launch._check_interpreters(Plan(Layout(), str(tmp_path), None, missing, missing))
-    here = Command("server", sys.executable, "openclaw_rl", ())
-    launch._check_interpreters(Plan(Layout(), str(tmp_path), None, here, here))
+        check_interpreters(str(tmp_path / "none"), None)
+    check_interpreters(sys.executable, None)
     with pytest.raises(SettingsError, match="SGLang is not installed there"):
-        launch._check_interpreters(Plan(Layout(), str(tmp_path), here, here, here))
+        check_interpreters(sys.executable, sys.executable)

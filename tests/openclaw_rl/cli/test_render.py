@@ -1,6 +1,8 @@
 """Text for a terminal: every number has a name, and no character moves the cursor."""
 
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +97,16 @@ def test_a_status_says_what_waits_for_what_and_how_far_the_next_step_is() -> Non
 )
 def test_a_status_says_why_nothing_is_learned_or_published(more: dict[str, Any], says: str) -> None:
     assert says in render.status(a_status(**more), "http://x")
+
+
+def test_what_the_nodes_first_commands_wait_for_is_what_status_prints() -> None:
+    page = (Path(__file__).parents[3] / "instructions/node.md").read_text()
+    verdict, update = re.findall(r'status --data-dir "\$SAVE_CKPT" \| grep (?:-E )?"([^"]+)"', page)
+    before, judged = (render.status(a_status(counts=COUNTS | {"sampled": n}), "http://x") for n in (0, 1))
+    trained = render.status(a_status(serving=1), "http://x")
+    for pattern, there, ends in ((verdict, before, False), (verdict, judged, True), (update, judged, False)):
+        assert bool(re.search(pattern, there, re.MULTILINE)) is ends
+    assert re.search(update, trained, re.MULTILINE)
 
 
 def test_a_list_of_turns_has_a_head_and_aligned_columns() -> None:
