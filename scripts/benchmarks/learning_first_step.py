@@ -36,9 +36,9 @@ from torch import Tensor
 
 from benchmarks.learning.experiment import Plan, Run, Trained, Variant, ask_as, chats
 from benchmarks.learning.fleet import Fleet
-from benchmarks.learning.preferences import PREFERENCES, Preference, topics
 from benchmarks.learning.subject import Subject, forced_log_probs
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.offline.personas import MEASURED, PREFERENCES, Preference, topics
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.step import accumulate
 from openclaw_rl.types import Ids, Sample, VersionRun
@@ -226,7 +226,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=("gpu", "cpu", "smoke"), default="cpu")
-    parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(PREFERENCES))
+    parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(MEASURED))
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/openclaw-rl").expanduser())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--name", default=None, help="name of the results; default: the preset")

@@ -44,9 +44,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.learning.experiment import METHODS, Job, Plan, Run, Variant, shared_out, work
-from benchmarks.learning.preferences import PREFERENCES
 from benchmarks.learning.report import load, write_report
 from openclaw_rl.models import resolve
+from openclaw_rl.offline.personas import MEASURED, PREFERENCES
 from openclaw_rl.settings import ModelSettings
 
 PLANS = {
@@ -165,7 +165,7 @@ def main() -> int:
         parser.error(f"--held-out: relevance compares a reply's question with {plan.others} others")
     seeds = tuple(args.seeds or SEEDS[args.preset])
     chosen = {method: args.variant or VARIANTS.get(args.preset, {}).get(method, (SHIPPED,)) for method in METHODS}
-    preferences = args.preferences or (["short"] if args.preset in ("binary", "cpu") else list(PREFERENCES))
+    preferences = args.preferences or (["short"] if args.preset in ("binary", "cpu") else list(MEASURED))
     runs = [
         Run(method, preference, seed, Variant.parse(text))
         for seed in seeds

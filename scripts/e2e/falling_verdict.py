@@ -35,7 +35,6 @@ import re
 import shutil
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +43,7 @@ from typing import Any
 import httpx
 
 from openclaw_rl.models.resolve import tokenizer_folder
+from openclaw_rl.offline import personas
 from openclaw_rl.settings import ModelSettings
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -51,7 +51,6 @@ BATCH, CHATS, HEALTHY, LIMIT, AFTERWARDS = 8, 4, 32, 100, 16
 QUESTION = "Yes or no: is it worth the effort to {}?"
 CONTENT, DISPLEASED = "Thanks, that is perfect!", "No, that is wrong."
 MAX_TOKENS, STEP_S = 8, 400.0
-TOPICS = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "topics.toml"
 METHOD = '''\
 """Binary RL that begins to learn once one file exists, with the reward's sign reversed while another exists."""
 
@@ -184,7 +183,7 @@ def mean(told: Sequence[Told]) -> float:
 async def campaign(
     server: RunningServer, begun: Switch, fault: Switch, *, is_wrong: bool, seed: int, say: Any
 ) -> dict[str, Any]:
-    topics = list(tomllib.loads(TOPICS.read_text())["train"])
+    topics = [topic.text for topic in personas.topics("train")]
     started, fall_after, gone_back = time.monotonic(), None, None
     async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False) as client:
         people = People(server, client, random.Random(seed), topics)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.cli import control, ledger, render, wishes
+from openclaw_rl.cli import control, experiment, ledger, render, wishes
 from openclaw_rl.cli import doctor as doctor_module
 from openclaw_rl.cli.options import (
     ConfigOption,
@@ -51,6 +51,7 @@ _LONGEST_LINE = 120
 """Characters of a line of `openclaw-rl settings`."""
 app.add_typer(control.app)
 app.add_typer(ledger.app)
+app.add_typer(experiment.app, name="experiment")
 app.add_typer(wishes.app)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from benchmarks.learning.engine import ForwardEngine, ScoringEngine
 from benchmarks.learning.fleet import Fleet, Reply
 from benchmarks.learning.measures import Answers, Quality, quality
-from benchmarks.learning.preferences import PREFERENCES, Preference, Topic, topics
 from benchmarks.learning.served import ServedEngine, embedded_engine
 from benchmarks.learning.simulation import Asked, Batch, Simulation
 from benchmarks.learning.subject import Subject
@@ -23,6 +22,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.methods import binary_rl
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.offline.personas import PREFERENCES, Preference, Topic, topics
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings, settings_class
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.types import SamplingParams
@@ -317,8 +317,8 @@ def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:
     question = preference.question(topic)
     if end == "base":
         return question
-    wrong = preference.too_long or preference.has_list
-    hint = preference.hint if end == "hinted" else wrong.said[n % len(wrong.said)]
+    ways = preference.fault.said
+    hint = preference.hint if end == "hinted" else ways[n % len(ways)]
     changed = hinted((Message(role="user", content=question),), hint)
     assert changed is not None
     return changed[0].text()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.learning.fleet import Reply
-from benchmarks.learning.preferences import Preference, Topic, has_list, is_about, words_of
 from benchmarks.learning.subject import Subject, forced_log_probs
+from openclaw_rl.offline.personas import Preference, Topic, has_list, is_about, words_of
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 

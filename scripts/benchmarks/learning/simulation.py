@@ -11,18 +11,20 @@ reply that it thanked for after a complaint to `/v1/feedback`, as a demonstratio
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.learning.engine import ScoringEngine
 from benchmarks.learning.fleet import Reply
-from benchmarks.learning.preferences import THANKS, Complaint, Preference, Topic
 from benchmarks.learning.subject import Subject
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools
+from openclaw_rl.offline.personas import THANKS, Complaint, Preference, Topic
 from openclaw_rl.settings import MethodSettings
 from openclaw_rl.types import Ids, JudgedTurn, NextState, Request, Sample, SamplingParams, Scope, Turn, VersionRun
 
@@ -79,7 +81,7 @@ class Simulation:
         """Return the user's answer to each reply: thanks, or a complaint in words that are new in this chat."""
         found = []
         for one, reply in zip(asked, replies, strict=True):
-            complaint = self._complaint(one.topic, reply)
+            complaint = self.complaint(one.topic, reply)
             ways = THANKS if complaint is None else complaint.said
             found.append(self._dice.choice([way for way in ways if way not in one.messages] or ways))
         return found
@@ -106,22 +108,12 @@ class Simulation:
     ) -> Batch:
         batch, turns = Batch(), []
         for n, (one, reply, text) in enumerate(zip(asked, replies, said, strict=True)):
-            complaint = self._complaint(one.topic, reply)
+            complaint = self.complaint(one.topic, reply)
             batch.complaints[complaint.name if complaint else "thanks"] += 1
-            turns.append((self._turn(f"v{version}-{n}", one, reply, text, version, sampling), complaint))
+            turns.append((self.turn(f"v{version}-{n}", one, reply, text, version, sampling), complaint))
             if self._demonstrates and complaint is None and len(one.messages) > 1:
                 batch.samples.append(self._demonstration(f"v{version}-{n}-demo", one.messages[0], reply, version))
-        async with self._engine.serves(version) as lora_path:
-            serving = VersionAdmission(hold_s=60)
-            serving.switch(version, lora_path)
-            tools = ScoringTools(
-                settings=self._settings,
-                teacher=self._engine,  # type: ignore[arg-type]
-                serving=serving,
-                render=self._render,
-                context_length=CONTEXT,
-                slots=asyncio.Semaphore(len(turns)),
-            )
+        async with self.scoring(version, places=len(turns)) as tools:
             scored = await asyncio.gather(*(self._scored(turn, complaint, tools) for turn, complaint in turns))
         for judged, outcome in scored:
             batch.rewards.append(judged.verdict.value if judged.verdict else 0)
@@ -130,6 +122,21 @@ class Simulation:
             else:
                 batch.samples.append(outcome)
         return batch
+
+    @asynccontextmanager
+    async def scoring(self, version: int, *, places: int) -> AsyncIterator[ScoringTools[Any]]:
+        """Yield the tools of `Method.score` and `Method.practise`, with so many places for calls of the engine."""
+        async with self._engine.serves(version) as lora_path:
+            serving = VersionAdmission(hold_s=60)
+            serving.switch(version, lora_path)
+            yield ScoringTools(
+                settings=self._settings,
+                teacher=self._engine,  # type: ignore[arg-type]
+                serving=serving,
+                render=self._render,
+                context_length=CONTEXT,
+                slots=asyncio.Semaphore(places),
+            )
 
     def _demonstration(self, turn_id: str, question: str, reply: Reply, version: int) -> Sample:
         """Return a demonstration as the ledger makes it: behind the prompt of the corrected turn, not sampled there."""
@@ -144,7 +151,8 @@ class Simulation:
             is_demonstration=True,
         )
 
-    def _complaint(self, topic: Topic, reply: Reply) -> Complaint | None:
+    def complaint(self, topic: Topic, reply: Reply) -> Complaint | None:
+        """Return the fault that the user finds in the reply, or None."""
         return self._preference.complaint(
             topic,
             self._subject.text(reply.ids),
@@ -178,9 +186,10 @@ class Simulation:
     def _render(self, messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
         return self._subject.prompt(*(message.text() for message in messages))
 
-    def _turn(
-        self, turn_id: str, asked: Asked, reply: Reply, said: str, version: int, sampling: SamplingParams
+    def turn(
+        self, turn_id: str, asked: Asked, reply: Reply, said: str | None, version: int, sampling: SamplingParams
     ) -> JudgedTurn:
+        """Return the turn as the ledger holds it. said: the user's next message; None: no message followed."""
         roles = ("user", "assistant")
         request = Request(
             request_id=turn_id,
@@ -203,4 +212,5 @@ class Simulation:
             finish_reason="stop" if reply.ids[-1] == self._subject.end_id else "length",
             reply=Message(role="assistant", content=self._subject.text(reply.ids)),
         )
-        return JudgedTurn(request, turn, NextState((Message(role="user", content=said),)))
+        following = () if said is None else (Message(role="user", content=said),)
+        return JudgedTurn(request, turn, NextState(following))

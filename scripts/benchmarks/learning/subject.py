@@ -45,10 +45,14 @@ class Subject:
         learner.load(None, fresh_moments=False)
         return learner
 
-    def prompt(self, *messages: str) -> Ids:
-        """Render a conversation that starts with the user, up to the policy's next reply."""
+    def prompt(self, *messages: str, system: str | None = None) -> Ids:
+        """Render a conversation that starts with the user, up to the policy's next reply.
+
+        system: the system prompt; None: the one that the model's template has by itself.
+        """
         roles = ("user", "assistant")
-        chat = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
+        chat = [] if system is None else [{"role": "system", "content": system}]
+        chat += [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
         return self.encode(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
     def encode(self, text: str) -> Ids:

@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.learning.engine import ForwardEngine, ScoringEngine
 from benchmarks.learning.fleet import Reply
-from benchmarks.learning.preferences import PREFERENCES, topics
 from benchmarks.learning.served import ServedEngine, embedded_engine, worst_difference
 from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_opd.method import METHOD
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.base import Score
+from openclaw_rl.offline.personas import PREFERENCES, topics
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Sample, SamplingParams

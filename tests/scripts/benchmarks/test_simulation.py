@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.learning.engine import ForwardEngine
 from benchmarks.learning.fleet import Reply
-from benchmarks.learning.preferences import SHORT, topics
 from benchmarks.learning.simulation import Asked, Batch, Simulation
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
+from openclaw_rl.offline.personas import SHORT, topics
 from openclaw_rl.types import Ids, SamplingParams
 
 TOPIC = topics("train")[0]

@@ -1,15 +1,15 @@
-"""The product's judge understands the learning benchmark's simulated user, whose rules can fail."""
+"""The product's judge understands the simulated people, whose rules can fail."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.learning.preferences import NO_LISTS, PREFERENCES, SHORT, THANKS, Preference, Topic, is_about, topics
 from openclaw_opd.hints import find_hints
 from openclaw_opd.settings import OpdSettings
 from openclaw_rl.judge.rules import rule_on
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
+from openclaw_rl.offline.personas import NO_LISTS, PREFERENCES, SHORT, THANKS, Preference, Topic, is_about, topics
 from openclaw_rl.types import JudgedTurn, NextState, Request, SamplingParams, Scope, Turn, Verdict, VersionRun
 
 EGG = Topic("boil an egg", ("egg", "boil"))
@@ -17,8 +17,8 @@ EGG = Topic("boil an egg", ("egg", "boil"))
 
 def complaints() -> Iterator[tuple[Preference, str]]:
     for preference in PREFERENCES.values():
-        for complaint in (preference.too_long, preference.has_list, preference.off_topic):
-            for said in complaint.said if complaint else ():
+        for complaint in preference.complaints:
+            for said in complaint.said:
                 yield preference, said
 
 

@@ -1,0 +1,114 @@
+"""Arms of the practice experiment: the ways to learn from a few corrections that are compared.
+
+An arm changes the settings we ship, the number of corrections, or the content of practice. `FAMILIES` groups the arms
+by the question that they answer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from benchmarks.learning.experiment import Variant
+from openclaw_rl.settings import MethodSettings, TrainerSettings
+
+JUDGED = "hint_source=judge,binary_weight=1,baseline=others"
+"""Combined with a judge: it writes the wish in one sentence, and votes on each practice reply with the wish in view."""
+NEVER = "1e6"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to learn. After one round of corrected turns, every update is practice."""
+
+    name: str
+    method: str = "combine"
+    settings: str = ""
+    """Changes of `trainer` and `method`: `key=value,…`."""
+    corrections: int = 16
+    """Turns of the round. The base fails nearly all of them."""
+    replies: int = 16
+    """Replies of a practice update, anchors included."""
+    anchors: float = 0.0
+    """Share of the replies that answer prompts which no user corrected. 0: the wish is said to be general."""
+    anchor_kind: Literal["mixed", "like", "other"] = "mixed"
+    has_judge: bool = True
+    """A judge votes on practice replies. False: rules and the user's own words are all there is."""
+    has_own_hint: bool = True
+    """False: a practised prompt gets the hint of any correction."""
+    is_live: bool = False
+    """Every update learns from a round of new turns instead; no practice."""
+    shift: int = 0
+    """Tokens by which the teacher's log-probs are displaced: the control of a misaligned teacher."""
+    stop_share: float | None = None
+    """Learned share of every wish at which practice stops."""
+    stop_passed: float | None = None
+    """Share of an update's practice replies that meet the wish at which practice stops, where a judge votes."""
+
+    def branches(self, device: str, seed: int) -> tuple[TrainerSettings, MethodSettings]:
+        return Variant.parse(f"{self.name}:{self.settings}").settings(device, seed, self.method)
+
+
+def _changed(name: str, arm: Arm, settings: str = "", **fields: object) -> Arm:
+    joined = ",".join(part for part in (arm.settings, settings) if part)
+    return replace(arm, name=name, settings=joined, **fields)  # type: ignore[arg-type]
+
+
+GUIDED = Arm("combined", settings=f"{JUDGED},guidance=1")
+OPD = Arm("opd", "opd", settings="hint_source=judge,guidance=1")
+OWN = Arm("no judge", "opd", settings="guidance=1", has_judge=False)
+MAIN = (
+    GUIDED,
+    _changed("combined, 4 corrections", GUIDED, corrections=4),
+    OPD,
+    OWN,
+    _changed("no judge, 4 corrections", OWN, corrections=4),
+)
+ANCHORED = (
+    _changed("combined, anchors", GUIDED, anchors=0.5),
+    _changed("no judge, anchors", OWN, anchors=0.5),
+)
+STOP = 1.4
+"""Learned share at which practice may stop: 0.7 of the place of a teacher with guidance 1."""
+QUICK = tuple(_changed(f"{arm.name}, quick", arm, "learning_rate=6e-4", stop_share=STOP) for arm in (*MAIN, *ANCHORED))
+"""Twice the rate, and a stop."""
+CONTROLS = (
+    _changed("combined, w = 0", GUIDED, "guidance=0"),
+    Arm("combined, new turns", settings="guidance=0", is_live=True),
+    Arm("opd, new turns", "opd", settings="guidance=0", is_live=True),
+    Arm(
+        "binary, new turns",
+        "binary_rl",
+        settings="baseline=others,learning_rate=1e-3,kl_coef=0.1",
+        is_live=True,
+    ),
+    Arm("combined, new turns, guided", settings="guidance=1", is_live=True),
+)
+"""No guidance, and what the server did before it practised: each update learns from 16 new turns of the user."""
+ABLATIONS = (
+    _changed("hint of any correction", OWN, has_own_hint=False),
+    _changed("w = 0.5", GUIDED, "guidance=0.5"),
+    _changed("w = 2", GUIDED, "guidance=2"),
+    _changed("no TIS", GUIDED, f"tis_clip={NEVER},tis_mask={NEVER}"),
+    _changed("no clip", GUIDED, f"opd_clip={NEVER},clip_low=0.999,clip_high={NEVER}"),
+    _changed("rank 4", GUIDED, "rank=4,alpha=8"),
+    _changed("rank 64", GUIDED, "rank=64,alpha=128"),
+    _changed("8 replies an update", GUIDED, replies=8),
+    _changed("rate 1e-4", GUIDED, "learning_rate=1e-4"),
+    _changed("rate 1e-3", GUIDED, "learning_rate=1e-3"),
+    _changed("top-k 20", GUIDED, "top_k=20"),
+    _changed("KL term .05", GUIDED, "kl_coef=0.05"),
+    _changed("teacher one token late", GUIDED, shift=1),
+    _changed("anchors .25", GUIDED, anchors=0.25),
+    _changed("anchors of other kinds", GUIDED, anchors=0.5, anchor_kind="other"),
+    _changed("1 correction", GUIDED, corrections=1),
+    _changed("2 corrections", GUIDED, corrections=2),
+    _changed("8 corrections", GUIDED, corrections=8),
+)
+FAMILIES: Mapping[str, tuple[Arm, ...]] = {
+    "main": MAIN,
+    "anchored": ANCHORED,
+    "quick": QUICK,
+    "controls": CONTROLS,
+    "ablations": ABLATIONS,
+}
+ARMS = {arm.name: arm for family in FAMILIES.values() for arm in family}

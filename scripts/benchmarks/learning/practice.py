@@ -1,0 +1,316 @@
+"""Runs of the practice experiment: a round of corrected turns, then practice on new replies to the same prompts.
+
+The round, the methods, the loss and the LoRA step are the product's. Practice is `Method.practise`, as the server calls
+it: each new reply to a corrected prompt is scored under the hint of that prompt, and an anchor without one. A run may
+be given several wishes, one after the other; practice then rehearses all that it has been given.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from benchmarks.learning.arms import Arm
+from benchmarks.learning.engine import ForwardEngine
+from benchmarks.learning.experiment import ask_as, method_of
+from benchmarks.learning.fleet import Fleet, Reply
+from benchmarks.learning.scopes import anchors
+from benchmarks.learning.share import Yardstick, yardstick
+from benchmarks.learning.simulation import Asked, Simulation
+from benchmarks.learning.subject import Subject
+from openclaw_rl.engines.base import Score
+from openclaw_rl.methods.base import Dropped
+from openclaw_rl.offline.personas import PREFERENCES, Topic, topics
+from openclaw_rl.trainers.base import NoStep
+from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.types import Ids, JudgedTurn, Sample, SamplingParams, Verdict
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a run."""
+
+    updates: int = 17
+    """Updates of a wish, the first of them the user's own turns."""
+    marks: tuple[int, ...] = (9, 17)
+    """Updates after which a run of one wish is measured; one of several wishes is measured after each wish."""
+    glances: tuple[int, ...] = (3, 5, 7, 12)
+    """Updates after which the score alone is measured."""
+    reply_tokens: int = 96
+    held_out: int = 48
+    replies: int = 2
+    """Replies per held-out topic at a mark."""
+    others: int = 3
+    temperature: float = 0.7
+    yardstick_prompts: int = 8
+    """Prompts of a wish, held back from practice, on which the learned share is measured."""
+    yardstick_tokens: int = 48
+    elsewhere_prompts: int = 6
+    """Prompts of each other kind."""
+    elsewhere_replies: int = 3
+    elsewhere_tokens: int = 160
+    exact_questions: int = 60
+    exact_tokens: int = 24
+    problems: int = 0
+    problem_tokens: int = 200
+    width: int = 16
+    """Prompts of a policy in one call of the sampler during an update, whatever their number: draws depend on it."""
+    chunk: int = 48
+    """The same in measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """Prompt of a corrected turn, and what the user asked for instead."""
+
+    wish: str
+    asked: Asked
+    hint: str
+
+
+@dataclass(slots=True)
+class Step:
+    """State of a run after one update."""
+
+    update: int
+    shares: dict[str, float]
+    """Learned share by wish, on prompts held back from practice."""
+    passed: float | None = None
+    """Share of the practice replies that meet their wish, by the judge."""
+    samples: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    score: float | None = None
+
+
+class Practised:
+    """One run: its policy, its learner, its users."""
+
+    def __init__(self, arm: Arm, wishes: Sequence[str], seed: int, subject: Subject, sizes: Sizes) -> None:
+        trainer, own = arm.branches(subject.device, seed)
+        self.arm, self.wishes, self.seed = arm, tuple(wishes), seed
+        self._subject, self._sizes = subject, sizes
+        self.policy = subject.new_policy(trainer)
+        self._method = method_of(arm.method)
+        self._learner = subject.new_learner(self.policy, self._method, trainer, own)
+        engine = _DisplacedEngine(self.policy, arm.shift) if arm.shift else ForwardEngine(self.policy)
+        self.users = {
+            wish: Simulation(subject, PREFERENCES[wish], self._method, own, engine, seed=seed, reads_request=True)
+            for wish in wishes
+        }
+        self.sampling = SamplingParams(sizes.reply_tokens, temperature=sizes.temperature)
+        self.pool: list[Corrected] = []
+        self.anchors = anchors(arm.anchor_kind)
+        self.steps: list[Step] = []
+        self.metrics: dict[str, float] = {}
+        self.stopped_at: int | None = None
+        self._yardsticks: dict[str, Yardstick] = {}
+        self._now: list[Corrected | Asked] = []
+        self._is_round = False
+
+    # -- what is asked -------------------------------------------------------------------------------------------------
+
+    def topics(self, number: int) -> list[Topic]:
+        """Return the topics of round `number`, equal for all arms of a seed; those of the next wish are others."""
+        dice = random.Random(1000 * self.seed + number)
+        return dice.sample(topics("train"), len(topics("train")))
+
+    def ask(self, update: int) -> list[Ids]:
+        """Return the prompts of the next update: a round of the user's, or practice."""
+        wish, within = divmod(update - 1, self._sizes.updates)
+        self._is_round = within == 0 or self.arm.is_live
+        if self._is_round:
+            user = self.users[self.wishes[wish]]
+            self._now = list(user.first(self.topics(update)[: self.arm.corrections]))
+        elif self.stopped_at is not None or not self.pool:
+            self._now = []
+        else:
+            self._now = self._practice(update)
+        return [self._subject.prompt(*(one.asked if isinstance(one, Corrected) else one).messages) for one in self._now]
+
+    def _practice(self, update: int) -> list[Corrected | Asked]:
+        """Return the practice of an update: prompts of all wishes in turn, then anchors."""
+        dice = random.Random(77 * self.seed + update)
+        held = round(self.arm.replies * self.arm.anchors)
+        by_wish = [[one for one in self.pool if one.wish == wish] for wish in self.wishes]
+        turns = [iter(_without_end(own, dice)) for own in by_wish if own]
+        chosen: list[Corrected | Asked] = [next(turns[n % len(turns)]) for n in range(self.arm.replies - held)]
+        held_prompts = _without_end(self.anchors, dice)
+        chosen += [Asked(Topic("", ()), (next(held_prompts),)) for _ in range(held)]
+        return chosen
+
+    # -- what is learned -----------------------------------------------------------------------------------------------
+
+    async def learn(self, update: int, replies: Sequence[Reply]) -> None:
+        """Train on the replies to the prompts of `ask`."""
+        step = Step(update, {})
+        samples: list[Sample] = []
+        if self._is_round:
+            samples = await self._hear(update, replies, step)
+        elif self._now:
+            samples = await self._practise(update, replies, step)
+        self.metrics = {}
+        if samples:
+            self.metrics = self._train(samples)
+        step.samples = len(samples)
+        if samples or not self.steps:
+            step.shares = {wish: one.share(self.policy) for wish, one in self._yardsticks.items()}
+        else:
+            step.shares = dict(self.steps[-1].shares)
+        self.steps.append(step)
+        if self.stopped_at is None and self._has_enough(step):
+            self.stopped_at = update
+
+    async def _hear(self, update: int, replies: Sequence[Reply], step: Step) -> list[Sample]:
+        wish = self.wishes[(update - 1) // self._sizes.updates]
+        user, asked = self.users[wish], [one for one in self._now if isinstance(one, Asked)]
+        said = user.said(asked, replies)
+        batch = await user.round(asked, replies, said, update - 1, self.sampling)
+        self.stopped_at = None
+        hints = {sample.sample_id: sample.hint.text for sample in batch.samples if sample.hint is not None}
+        for n, one in enumerate(asked):
+            hint = hints.get(f"v{update - 1}-{n}")
+            if hint is not None and not self.arm.is_live:
+                self.pool.append(Corrected(wish, one, hint))
+        step.dropped = dict(batch.dropped)
+        return batch.samples
+
+    async def _practise(self, update: int, replies: Sequence[Reply], step: Step) -> list[Sample]:
+        dice = random.Random(13 * self.seed + update)
+        jobs: list[tuple[JudgedTurn, str | None]] = []
+        verdicts: list[int] = []
+        for n, (one, reply) in enumerate(zip(self._now, replies, strict=True)):
+            asked = one.asked if isinstance(one, Corrected) else one
+            user = self.users[one.wish if isinstance(one, Corrected) else self.wishes[0]]
+            turn = user.turn(f"p{update}-{n}", asked, reply, None, update - 1, self.sampling)
+            if not isinstance(one, Corrected):
+                jobs.append((turn, None))
+                continue
+            verdict = -1 if user.complaint(asked.topic, reply) else 1
+            verdicts.append(verdict)
+            if self.arm.has_judge:
+                turn = replace(turn, verdict=Verdict(verdict, (verdict,), "llm"))
+            hints = [one.hint] if self.arm.has_own_hint else [o.hint for o in self.pool if o.wish == one.wish]
+            jobs.append((turn, dice.choice(hints)))
+        async with AsyncExitStack() as stack:
+            user = next(iter(self.users.values()))  # all users share the engine and the settings
+            tools = await stack.enter_async_context(user.scoring(update - 1, places=len(jobs)))
+            found = await asyncio.gather(*(self._method.practise(turn, hint, tools) for turn, hint in jobs))
+        step.dropped = dict(Counter(f"{one.reason}: {one.detail}" for one in found if isinstance(one, Dropped)))
+        step.passed = sum(verdict == 1 for verdict in verdicts) / max(1, len(verdicts))
+        return [one for one in found if not isinstance(one, Dropped)]
+
+    def _train(self, samples: list[Sample]) -> dict[str, float]:
+        result = self._learner.step(samples, lambda: None)
+        if isinstance(result, NoStep):  # memory ran out beside other workers: try the batch again, as a trainer does
+            result = self._learner.step(samples, lambda: None)
+        if isinstance(result, NoStep):
+            raise RuntimeError(f"{self.arm.name}: {result.reason}")
+        return dict(result.metrics)
+
+    def _has_enough(self, step: Step) -> bool:
+        given = {one.wish for one in self.pool}
+        share, passed = self.arm.stop_share, self.arm.stop_passed
+        if not given or self._is_round or (share is None and passed is None):
+            return False
+        has_share = share is None or all(step.shares.get(wish, 0.0) >= share for wish in given)
+        return has_share and (passed is None or (step.passed or 0.0) >= passed)
+
+    # -- the learned share ---------------------------------------------------------------------------------------------
+
+    def yardstick_prompts(self) -> list[tuple[Ids, Ids]]:
+        """Return (plain, hinted) prompts of every wish, held back from practice."""
+        end = "hinted" if self.arm.has_judge else "complained"
+        found = []
+        for number, wish in enumerate(self.wishes):
+            order = self.topics(number * self._sizes.updates + 1)
+            for n, topic in enumerate(order[-self._sizes.yardstick_prompts :]):
+                hinted = self._subject.prompt(ask_as(PREFERENCES[wish], topic, end, n))
+                found.append((self._subject.prompt(PREFERENCES[wish].question(topic)), hinted))
+        return found
+
+    def set_yardsticks(
+        self, prompts: Sequence[tuple[Ids, Ids]], replies: Sequence[Reply], hinted_replies: Sequence[Reply]
+    ) -> None:
+        for number, wish in enumerate(self.wishes):
+            own = slice(number * self._sizes.yardstick_prompts, (number + 1) * self._sizes.yardstick_prompts)
+            self._yardsticks[wish] = yardstick(self.policy, prompts[own], replies[own], hinted_replies[own])
+
+
+def sample(
+    fleet: Fleet, prompts: Sequence[Sequence[Ids]], tokens: int, temperature: float, seeds: Sequence[int], chunk: int
+) -> list[list[Reply]]:
+    """Sample one reply for each prompt of each policy, in calls of `chunk` prompts a policy.
+
+    Policies may have different numbers of prompts: the last prompt fills a call up, and its replies are left out.
+    """
+    most = max(map(len, prompts))
+    found: list[list[Reply]] = [[] for _ in prompts]
+    for part, start in enumerate(range(0, most, chunk)):
+        filled = [_filled(own, start + chunk)[start : start + chunk] for own in prompts]
+        seeds_here = [seed + 10_000_000 * part for seed in seeds]
+        for own, replies in zip(found, fleet.generate(filled, tokens, temperature, seeds_here), strict=True):
+            own += replies
+    return [own[: len(its)] for own, its in zip(found, prompts, strict=True)]
+
+
+def train_update(fleet: Fleet, runs: Sequence[Practised], update: int, sizes: Sizes) -> None:
+    """Make one update of every run."""
+    prompts = [run.ask(update) for run in runs]
+    filled = [own or [next(own for own in prompts if own)[0]] for own in prompts] if any(prompts) else []
+    replies: list[list[Reply]] = [[] for _ in runs]
+    if filled:
+        seeds = [1000 * run.seed + update for run in runs]
+        replies = sample(fleet, filled, sizes.reply_tokens, sizes.temperature, seeds, sizes.width)
+
+    async def learn() -> None:
+        for run, own, its in zip(runs, prompts, replies, strict=True):
+            await run.learn(update, its[: len(own)])
+
+    asyncio.run(learn())
+    if filled:
+        fleet.refresh()
+
+
+def measure_yardsticks(fleet: Fleet, runs: Sequence[Practised], sizes: Sizes) -> None:
+    """Fix the texts of the learned share, before the first update: all policies are the base."""
+    prompts = [run.yardstick_prompts() for run in runs]
+    sides = []
+    for side in (0, 1):
+        own = [[pair[side] for pair in some] for some in prompts]
+        seeds = [31 + side] * len(runs)
+        sides.append(sample(fleet, own, sizes.yardstick_tokens, sizes.temperature, seeds, sizes.width))
+    for run, its, replies, hinted in zip(runs, prompts, *sides, strict=True):
+        run.set_yardsticks(its, replies, hinted)
+
+
+class _DisplacedEngine(ForwardEngine):
+    """Engine whose base reports each token's log-prob some tokens late: a teacher that is not aligned."""
+
+    def __init__(self, policy: LoraPolicy, shift: int) -> None:
+        super().__init__(policy)
+        self._shift = shift
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        found = await super().score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
+        if lora_path is not None:
+            return found
+        late = found.log_probs[: self._shift] + found.log_probs[: -self._shift]
+        return Score(late[: len(response_ids)])
+
+
+def _without_end(some: Sequence[_T], dice: random.Random) -> Iterator[_T]:
+    """Yield the items in a new random order again and again."""
+    while True:
+        yield from dice.sample(list(some), len(some))
+
+
+def _filled(some: Sequence[_T], length: int) -> list[_T]:
+    """Return the items with the last repeated, up to `length`; more items stay."""
+    return [*some, *[some[-1]] * (length - len(some))]
