@@ -18,6 +18,9 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 ARGUMENTS = (
     *("--method", "opd", "--batch-size", "4", "--set", "trainer.nice=0"),
     *("--set", "practice.idle_s=0.5", "--set", "practice.replies=3", "--set", "practice.max_tokens=6"),
+    # Random steps of a cut model: no figure of theirs may end the practice.
+    *("--set", "practice.stop_share=1000", "--set", "practice.max_kl=1000", "--set", "practice.patience=1000"),
+    *("--set", "publisher.max_step_kl=1000", "--set", "publisher.max_base_kl=1000"),
     *("--set", "server.api_keys=[{key='sk-uma',user='uma'},{key='sk-bob',user='bob'}]"),
 )
 
