@@ -35,7 +35,7 @@ def test_the_first_commands_are_the_pins_and_wait_for_what_they_need():
     assert len(commands) <= 12
     assert IMAGE in first
     assert IMAGE in README
-    assert f"git -C /root/slime checkout -q {SLIME.version}" in others[0]
+    assert f"git -C ~/slime checkout -q {SLIME.version}" in others[0]
     (start,) = (n for n, line in enumerate(commands) if line.endswith(" &"))
     assert "--retry-connrefused" in commands[start + 1], "the server listens only after the judge has loaded"
     (train,) = (n for n, line in enumerate(commands) if "train --now" in line)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,19 @@ exec(sys.argv[1])
 """
 
 
+def stopped_after(launch: "subprocess.Popen[str]", has_happened: Callable[[], bool]) -> str:
+    """Wait for the event, send SIGTERM, and return what the launcher said. It must end with 0."""
+    end = time.monotonic() + 120
+    while not has_happened():
+        assert launch.poll() is None, launch.communicate()
+        assert time.monotonic() < end, launch.kill()
+        time.sleep(0.05)
+    launch.send_signal(signal.SIGTERM)
+    _, said = launch.communicate(timeout=120)
+    assert launch.returncode == 0
+    return said
+
+
 def test_all_start_in_order_a_dead_driver_comes_back_and_a_stop_ends_each(toys: Path) -> None:
     port = free_port()
     code = f"""
@@ -128,14 +142,7 @@ sys.exit(processes.run(prm, command("server", port={free_port()}), command("driv
 """
     launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
     events = toys / "events"
-    end = time.monotonic() + 120
-    while not events.exists() or events.read_text().count("driver 0") < 2:
-        assert launch.poll() is None, launch.communicate()
-        assert time.monotonic() < end, launch.kill()
-        time.sleep(0.05)
-    launch.send_signal(signal.SIGTERM)
-    _, said = launch.communicate(timeout=120)
-    assert launch.returncode == 0
+    said = stopped_after(launch, lambda: events.exists() and events.read_text().count("driver 0") >= 2)
     assert "driver ended with 75" in said
     assert events.read_text().split("\n")[:-1] == [
         "prm 2",
@@ -186,14 +193,9 @@ sys.exit(processes.run(None, command("mortal", port={free_port()}), command("loo
 """
     launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
     events, reports = toys / "events", toys / "reports"
-    end = time.monotonic() + 120
-    while not events.exists() or events.read_text().count("mortal") < 2 or not reports.exists():
-        assert launch.poll() is None, launch.communicate()
-        assert time.monotonic() < end, launch.kill()
-        time.sleep(0.05)
-    launch.send_signal(signal.SIGTERM)
-    _, said = launch.communicate(timeout=120)
-    assert launch.returncode == 0
+    said = stopped_after(
+        launch, lambda: events.exists() and events.read_text().count("mortal") >= 2 and reports.exists()
+    )
     assert "mortal ended with -9" in said
     path, key, body = json.loads(reports.read_text().splitlines()[0])
     assert (path, key) == ("/v1/trainer/failed", "Bearer secret")
@@ -214,14 +216,7 @@ sys.exit(processes.run(None, command("mortal", port={free_port()}), command("ref
 """
     launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
     reports = toys / "reports"
-    end = time.monotonic() + 120
-    while not reports.exists() or reports.read_text().count("\n") < 2:
-        assert launch.poll() is None, launch.communicate()
-        assert time.monotonic() < end, launch.kill()
-        time.sleep(0.05)
-    launch.send_signal(signal.SIGTERM)
-    _, said = launch.communicate(timeout=120)
-    assert launch.returncode == 0
+    said = stopped_after(launch, lambda: reports.exists() and reports.read_text().count("\n") >= 2)
     assert "refuses ended with 2, again in 0 s: slime: placement_group.py has no create_placement_groups" in said
     assert (toys / "events").read_text().count("mortal None") == 1  # the server and its chats went on
     _, _, body = json.loads(reports.read_text().splitlines()[0])

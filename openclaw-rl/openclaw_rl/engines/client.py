@@ -138,18 +138,8 @@ class HttpEngine:
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
-        reply = await self.generate(
-            GenerateRequest(
-                input_ids=[*prompt_ids, *response_ids],
-                sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
-                return_logprob=True,
-                logprob_start_len=len(prompt_ids) - 1,
-                top_logprobs_num=top_k,
-                lora_path=lora_path,
-                extra_key=extra_key,
-                priority=PRIORITY_BACKGROUND,
-            )
-        )
+        asked = _scoring(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
+        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k}))
         meta = reply.meta_info
         log_probs = _aligned(meta.input_token_logprobs, response_ids)
         if not top_k:
@@ -174,18 +164,8 @@ class HttpEngine:
         for begin, end in id_blocks(ids):
             wanted = sorted({token for row in ids[begin:end] for token in row})
             before, block = (*prompt_ids, *response_ids[:begin]), response_ids[begin:end]
-            reply = await self.generate(
-                GenerateRequest(
-                    input_ids=[*before, *block],
-                    sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
-                    return_logprob=True,
-                    logprob_start_len=len(before) - 1,
-                    token_ids_logprob=wanted,
-                    lora_path=lora_path,
-                    extra_key=extra_key,
-                    priority=PRIORITY_BACKGROUND,
-                )
-            )
+            asked = _scoring(before, block, lora_path=lora_path, extra_key=extra_key)
+            reply = await self.generate(asked.model_copy(update={"token_ids_logprob": wanted}))
             log_probs += _aligned(reply.meta_info.input_token_logprobs, block)
             table += _rows_of(reply.meta_info.input_token_ids_logprobs, ids[begin:end])
         return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
@@ -313,6 +293,19 @@ def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
     lists = {"output_token_logprobs": meta.output_token_logprobs, "output_top_logprobs": meta.output_top_logprobs}
     cut = {name: values[:new] for name, values in lists.items() if values is not None}
     return reply.model_copy(update={"output_ids": reply.output_ids[:new], "meta_info": meta.model_copy(update=cut)})
+
+
+def _scoring(prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None) -> GenerateRequest:
+    """Return the request for the response's log-probs at temperature 1: no new token, behind every chat."""
+    return GenerateRequest(
+        input_ids=[*prompt_ids, *response_ids],
+        sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
+        return_logprob=True,
+        logprob_start_len=len(prompt_ids) - 1,
+        lora_path=lora_path,
+        extra_key=extra_key,
+        priority=PRIORITY_BACKGROUND,
+    )
 
 
 def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:

@@ -1,7 +1,9 @@
 """The command line: a command that cannot run prints one line and exits with code 2."""
 
+import io
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +14,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from openclaw_rl.cli import main as main_module
 from openclaw_rl.cli.main import app
 from openclaw_rl.data_dir import Announcement, DataDir, proof_of
 
@@ -101,6 +104,18 @@ def test_a_copy_of_a_data_directory_has_no_server(
     assert "no server is ready in" in result.stderr
     assert "is a copy, or was moved" in result.stderr
     assert admin == []
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"Gr??e! ?\n"), ("latin-1", b"Gr\xfc\xdfe! ?\n")])
+def test_a_terminal_gets_a_stand_in_for_what_it_cannot_show(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: bytes
+) -> None:
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding=encoding))
+    monkeypatch.setattr(main_module, "app", lambda: sys.stdout.write("Grüße! \ufffd\n"))
+    main_module.main()
+    sys.stdout.flush()
+    assert terminal.getvalue() == shown
 
 
 def test_a_configured_admin_key_is_shown(admin: list[str | None], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ FAST = Path("/dev/shm")
 IN_SLIME = ("generate", "train", "computed", "trained", "push", "pushing", "pushed", "save", "saved")
 CALLS = ("start", "tip", "lease", "leased", "renew", "commit", "durable", "push/begin", "push/end")
 POINTS = (*IN_SLIME, *(f"{when} {call}" for call in CALLS for when in ("before", "after")))
-"""Where something may happen while the driver works: in slime, or before a call is sent or its answer is read."""
+"""Points of an event while the driver works: in slime, or before a call is sent or its answer is read."""
 
 
 class WatchedClient(TrainerClient):
@@ -306,7 +306,7 @@ class Node:
     # -- what holds
 
     def check(self) -> None:
-        """What holds at any moment between two turns."""
+        """Check the invariants that hold at any moment between two turns."""
         assert not self.server.hung, self.server.hung
         self._settle()
         assert self.do(self.server.ledger.audit()) == []

@@ -1,4 +1,4 @@
-"""What the ledger and the files of a toy node say, and how people's turns come into its ledger."""
+"""Readers of a toy node's ledger and files, and the way of people's turns into its ledger."""
 
 import json
 from contextlib import suppress
