@@ -86,7 +86,7 @@ class NodeHost:
     ends_at: float = float("inf")
     """End of the stage's time, on the monotonic clock."""
     kills: tuple[str, ...] = ()
-    """Processes that the stage `kills` kills; empty: all."""
+    """Processes that the stage `kills` kills, in this order; empty: all."""
 
     @property
     def device(self) -> str:

@@ -157,7 +157,7 @@ def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, STAGES)
     own.add_argument("--gpus", type=int, choices=tuple(LAYOUTS), default=2, help=GPUS)
     own.add_argument("--budget-s", type=float, default=3600.0, help="time limit of all stages together")
-    own.add_argument("--kills", nargs="+", default=(), choices=node_kills.NAMES, help="only these in `kills`")
+    own.add_argument("--kills", nargs="+", default=(), choices=node_kills.NAMES, help="those of `kills`, in order")
     own.add_argument("--go-on", action="store_true", help="run `combine` and `opd` even if `binary` failed")
     return own
 

@@ -35,14 +35,14 @@ LEAST_KEPT = 0.95
 LONG_HINTS = 4
 STEER_S, END_S = 30.0, 22.0
 """Time that is kept for the operator's commands, and to stop."""
-READY_S, IN_STEP_S = 40.0, 5.0
+READY_S, IN_STEP_S = 150.0, 5.0
 """Longest wait for a checkpoint with versions after it, which a crash would lose, and for a step to kill in."""
 LEAST_AT_STAKE = 2
 JUDGE_CONTEXT = "16384"
 """Room for the script's own token budget of a hint, 8192."""
 VARIABLES = {
     "CHECKPOINT_MINUTES": "2",
-    "CHECKPOINT_EVERY": "4",
+    "CHECKPOINT_EVERY": "1000",  # the minutes come first
     "PRM_ARGS": " ".join([*PRM_ARGS[:-1], JUDGE_CONTEXT]),
 }
 NO_BACKLOG = "training.max_waiting=20000"
@@ -67,7 +67,8 @@ KILLS = (
     Kill("engine", 112, cuts_chats=True),
     Kill("prm", 45),
 )
-NAMES = tuple(kill.name for kill in KILLS)
+_KILL = {kill.name: kill for kill in KILLS}
+NAMES = tuple(_KILL)
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ def _go(going: Run) -> None:
     figures, script = going.figures, going.script
     come_up(script, figures["start-up s"], going.end, on_server=going.people.start)
     going.keep("start-up s")
-    for kill in [kill for kill in KILLS if kill.name in (going.host.kills or NAMES)]:
+    for kill in (_KILL[name] for name in going.host.kills or NAMES):
         row = figures["kills"][kill.name] = {}
         if (left_s := going.end - time.monotonic()) < kill.takes_s + STEER_S:
             row["skipped"] = f"{left_s:.0f} s left"
