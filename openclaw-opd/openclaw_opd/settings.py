@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from openclaw_rl.methods.hinted_prompt import HintPlace
 from openclaw_rl.settings import MethodSettings, Url
 
 
@@ -19,6 +20,9 @@ class OpdSettings(MethodSettings):
     """Judge samples per turn. Their majority decides if there is a hint, and the largest teacher gain selects it."""
     hint_max_tokens: int | None = Field(default=None, ge=16)
     """Tokens of one hint answer of the judge, reasoning included; `judge.max_new_tokens` when unset."""
+    hint_place: HintPlace = "behind"
+    """Place of the hint in the teacher's prompt: `behind` the user's message, or `between` the message and the message
+    again."""
     teacher: Literal["policy", "base", "ema"] = "base"
     """Model that scores the reply with the hint in the prompt: the policy, the base (adapter off), or a slow mean of
     the policy's versions. The local LoRA trainer writes that mean beside each version."""

@@ -1,9 +1,10 @@
 """Scoring passes of a turn: the log-probs of its own reply under policy and teacher, with the hint and without.
 
 The prompt is the served one: the same messages, tools and template options through the same front end. The hint stands
-at the end of the last user message, and the sampled response ids follow unchanged. Both terms are prompt log-probs at
-temperature 1 of one engine. One version is held meanwhile, so that neither its adapter nor its weights change. After a
-failure the whole pair is scored again. The drift of the policy since that version belongs to the loss's ratio.
+in the last user message (`method.hint_place`), and the sampled response ids follow unchanged. Both terms are prompt
+log-probs at temperature 1 of one engine. One version is held meanwhile, so that neither its adapter nor its weights
+change. After a failure the whole pair is scored again. The drift of the policy since that version belongs to the loss's
+ratio.
 
 `method.teacher = "base"` takes the teacher's term with the adapter off, or from a second engine (`method.teacher_url`).
 `"ema"` takes it under the version's EMA adapter, which is loaded beside the version (`openclaw_rl.trainers.lora`).
@@ -28,7 +29,7 @@ from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
-from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3
@@ -93,7 +94,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
     """Return the term of the best of these hints. Never raises for an engine that fails."""
     if tools.teacher is None or tools.serving is None or tools.render is None:
         raise RuntimeError("hindsight needs an engine, its versions and a front end")
-    prompts = await asyncio.to_thread(_prompts, judged.request, found.hints, tools.render)
+    prompts = await asyncio.to_thread(_prompts, judged.request, found.hints, tools.render, tools.settings.hint_place)
     if isinstance(prompts, Hindsight):
         return prompts
     response = judged.turn.response_ids
@@ -222,7 +223,7 @@ def _union(rows: Sequence[Ids]) -> Ids:
     return tuple(dict.fromkeys(token for row in rows for token in row))
 
 
-def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts | Hindsight:
+def _prompts(request: Request, hints: Sequence[str], render: Render, place: HintPlace) -> _Prompts | Hindsight:
     """Render the prompts; blocks. The unhinted messages must render to the served prompt."""
     try:
         plain = render(request.messages, request.tools_json, request.template_kwargs_json)
@@ -234,7 +235,7 @@ def _prompts(request: Request, hints: Sequence[str], render: Render) -> _Prompts
             if not hint:  # an anchor's: the teacher reads the served prompt
                 prompts.append((hint, plain))
                 continue
-            messages = hinted(request.messages, hint)
+            messages = hinted(request.messages, hint, place)
             if messages is None:
                 return Hindsight(Absent.NO_USER_MESSAGE)
             prompts.append((hint, render(messages, request.tools_json, request.template_kwargs_json)))

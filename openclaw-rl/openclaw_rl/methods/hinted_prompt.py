@@ -1,14 +1,21 @@
 """The prompt that the teacher reads: the turn's own prompt with the hint in its last user message."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions.openclaw import is_ephemeral
 
+HintPlace = Literal["behind", "between"]
+"""`behind`: the hint ends the message. `between`: the message is repeated behind the hint. A small model answers what
+it read last: behind a bare "Shorter, please." it excuses itself, and no longer answers the request."""
+REPEATED_CHARS = 2000
+"""Longest text of a message that is repeated; a longer one has the hint behind it."""
 
-def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...] | None:
-    """Return the conversation with the hint at the end of the last message that a user wrote; None without one.
+
+def hinted(messages: Sequence[Message], hint: str, place: HintPlace = "behind") -> tuple[Message, ...] | None:
+    """Return the conversation with the hint in the last message that a user wrote; None without one.
 
     All other messages stay unchanged, also tool results and the client's own messages behind it. With an empty hint the
     conversation is unchanged.
@@ -17,16 +24,18 @@ def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...] | None
     if not places:
         return None
     changed = list(messages)
-    changed[places[-1]] = _with(changed[places[-1]], hint)
+    changed[places[-1]] = _with(changed[places[-1]], hint, place)
     return tuple(changed)
 
 
-def _with(message: Message, hint: str) -> Message:
+def _with(message: Message, hint: str, place: HintPlace) -> Message:
     if not hint:
         return message
-    addition = f"\n\n(Keep in mind: {hint})"
+    addition, text = f"\n\n(Keep in mind: {hint})", message.text()
+    if place == "between" and text.strip() and len(text) <= REPEATED_CHARS:
+        addition += f"\n\n{text}"
     if not isinstance(message.content, list):
-        return message.model_copy(update={"content": message.text() + addition})
+        return message.model_copy(update={"content": text + addition})
     parts = list(message.content)
     last = max((k for k, part in enumerate(parts) if part.type == "text"), default=None)
     if last is None:

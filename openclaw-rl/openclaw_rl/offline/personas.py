@@ -49,6 +49,11 @@ class Complaint:
 
     name: str
     said: tuple[str, ...]
+    in_few_words: tuple[str, ...] = ()
+    """Ways of a user who says the least that a person would understand."""
+
+    def ways(self, *, in_few_words: bool) -> tuple[str, ...]:
+        return (in_few_words and self.in_few_words) or self.said
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Preference:
 
     def echoes(self, words: Sequence[str]) -> bool:
         text = " ".join(words)
-        told = [self.hint, *(said for complaint in self.complaints for said in complaint.said)]
+        told = [self.hint, *(way for fault in self.complaints for way in (*fault.said, *fault.in_few_words))]
         heard = {" ".join(w[k : k + _ECHO_WORDS]) for w in map(words_of, told) for k in range(len(w) - _ECHO_WORDS + 1)}
         said = {" ".join(words[k : k + _ECHO_WORDS]) for k in range(len(words) - _ECHO_WORDS + 1)}
         return bool(self.echo.search(text)) or bool(heard & said)
@@ -139,6 +144,7 @@ SHORT = Preference(
             "No, shorter please. One or two short sentences are enough for me.",
             "No, too long. Just say it in one or two short sentences.",
         ),
+        ("No, shorter please.", "No, that is too long.", "No, in fewer words please.", "That is wrong, keep it brief."),
     ),
     has_list=Complaint(
         "has_list",
@@ -170,6 +176,7 @@ NO_LISTS = Preference(
             "No lists please, just one short paragraph.",
             "No, not a list. Please write plain sentences, in one short paragraph.",
         ),
+        ("No lists, please.", "No, I don't like lists.", "No, plain text please.", "No, not as a list."),
     ),
     off_topic=Complaint(
         "off_topic",
@@ -205,6 +212,7 @@ PERSONAL = Preference(
             "No, in the first person please. Tell me what you do yourself.",
             'Please don\'t write "you". Tell me what you do yourself, in the first person.',
         ),
+        ("No, tell me what you do yourself.", "No, in the first person please.", "No, I want to hear what you do."),
     ),
     needs=re.compile(r"\b(?:i|i'(?:d|ll|ve|m)|my)\b.*\b(?:i|i'(?:d|ll|ve|m)|my)\b", re.DOTALL),
 )
@@ -292,8 +300,9 @@ class Person(Protocol):
 class RulePerson:
     """Person with a preference of `personas`."""
 
-    def __init__(self, preference: Preference, seed: int) -> None:
+    def __init__(self, preference: Preference, seed: int, *, in_few_words: bool = False) -> None:
         self.name, self.wish, self._preference = preference.name, preference.hint, preference
+        self._in_few_words = in_few_words
         self._dice = random.Random(seed)
         self._topics = {preference.question(topic): topic for part in ("train", "held_out") for topic in topics(part)}
 
@@ -305,7 +314,8 @@ class RulePerson:
         fault = self._preference.complaint(topic, reply, has_ended=has_ended, reads_request=True)
         if fault is None:
             return None
-        return self._dice.choice([way for way in fault.said if way not in said] or list(fault.said))
+        ways = fault.ways(in_few_words=self._in_few_words)
+        return self._dice.choice([way for way in ways if way not in said] or list(ways))
 
     def score(self, question: str, reply: str, *, has_ended: bool) -> float:
         topic = self._topics[question]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from openclaw_rl.methods.base import Method, ScoringTools
 from openclaw_rl.practice.measuring import Meter
+from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.practice.sampling import ReplySampler
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.telemetry.health import Health
@@ -55,3 +56,5 @@ class PracticeDeps:
     """Learned share at which a wish is learned."""
     vote: Vote | None = None
     contradicts: Contradicts | None = None
+    relevance: Relevance | None = None
+    """None: practice never asks whether a reply answers its request."""

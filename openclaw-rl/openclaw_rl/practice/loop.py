@@ -11,6 +11,7 @@ Promises:
   loses replies that nobody waits for.
 * One update is under way at a time, so a reply is never older than one version.
 * It stops by itself (`stops`), and says why in the list of wishes and in the log.
+* A reply that no longer answers its request is no practice of the wish (`relevance`).
 
 A failure of engine, teacher or ledger costs the round, and the next one comes after a pause.
 """
@@ -56,6 +57,8 @@ _MEASURED = 6
 """Wishes that are measured under one version: a measure is a few passes of the engine."""
 _EMPTY_ROUNDS = 3
 """Rounds in a row without one usable reply of a wish, after which it is stopped."""
+_ANSWERED = 16
+"""Newest replies of a wish whose relevance decides whether it is stopped."""
 
 NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
 
@@ -93,6 +96,8 @@ class PracticeLoop:
         self._measured_in: int | None = None
         self._anchored: Counter[str] = Counter()
         self._empty: Counter[int] = Counter()
+        self._answered: dict[int, deque[bool]] = {}
+        """By wish: whether each of its newest replies answered its request."""
         self._compared: set[tuple[int, int]] = set()
         self._worked_s = 0.0
         """Seconds of sampling and scoring since the last batch was written."""
@@ -235,8 +240,15 @@ class PracticeLoop:
         if deps.vote is not None and exercise.hint is not None:
             verdict = await deps.vote(judged, exercise.hint)
             judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
+        hint = exercise.hint
+        if exercise.wish_id is not None and deps.relevance is not None:
+            answers = await deps.relevance.answers(judged.request, judged.turn.reply.text())
+            self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
+            if not answers:
+                deps.health.count("practice_off_topic")
+                hint = None  # like an anchor: the base without the hint leads the policy back to the request
         try:
-            made = await deps.method.practise(judged, exercise.hint, deps.tools)
+            made = await deps.method.practise(judged, hint, deps.tools)
         except AlignmentError as error:
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
@@ -265,21 +277,28 @@ class PracticeLoop:
         log.info("practising", **self.status.fields(), replies=written, took_s=round(took_s, 1))
 
     async def _stop_unusable(self, round: _Round) -> None:
-        """Stop a wish of which no reply could be used, several rounds in a row."""
+        """Stop a wish of which no reply could be used several rounds in a row, or most replies answer no request."""
         used = {reply.wish_id for reply in round.made}
-        over = []
+        over: dict[int, str] = {}
         for wish_id in round.planned:
+            answered = self._answered.get(wish_id, ())
+            if len(answered) == _ANSWERED and 2 * sum(answered) < _ANSWERED:
+                off = _ANSWERED - sum(answered)
+                over[wish_id] = f"{off} of its last {_ANSWERED} replies did not answer (practice.least_relevance)"
             if wish_id in used:
                 self._empty.pop(wish_id, None)
                 continue
             self._empty[wish_id] += 1
             if self._empty[wish_id] >= _EMPTY_ROUNDS:
-                over.append(wish_id)
-        why = f"no practice reply of it was usable in {_EMPTY_ROUNDS} rounds (metrics: practice_dropped)"
-        version = round.weight_version
+                over[wish_id] = (
+                    f"no practice reply of it was usable in {_EMPTY_ROUNDS} rounds (metrics: practice_dropped)"
+                )
         if over:
-            log.warning("wish_stopped", wishes=over, reason=why)
-            await self._deps.ledger.record_measures([WishMeasure(n, version, None, None, stopped=why) for n in over])
+            log.warning("wish_stopped", wishes=over)
+            version = round.weight_version
+            await self._deps.ledger.record_measures(
+                [WishMeasure(wish_id, version, None, None, stopped=why) for wish_id, why in over.items()]
+            )
 
     # -- measures ------------------------------------------------------------------------------------------------------
 
@@ -343,7 +362,7 @@ class PracticeLoop:
     def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
         active = {wish.wish_id for wish in wishes}
         self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
-        for kept in (self._shares, self._newest, self._empty):
+        for kept in (self._shares, self._newest, self._empty, self._answered):
             for wish_id in kept.keys() - active:
                 del kept[wish_id]
         self._compared = {pair for pair in self._compared if set(pair) <= active}

@@ -20,7 +20,7 @@ from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.methods.base import Render
-from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.practice.plan import held_back, practised_sources
 from openclaw_rl.practice.sampling import Decoder, base_reply
 from openclaw_rl.practice.share import Forced, learned_share, mean_kl
@@ -68,12 +68,13 @@ class Meter:
         render: Render,
         *,
         base: Engine | None = None,
+        place: HintPlace = "behind",
         timeout_s: float = 120.0,
     ) -> None:
         """base: an engine that serves the base alone; None: `engine` with its adapter off."""
         self._ledger, self._engine, self._serving = ledger, engine, serving
         self._frontend, self._render, self._timeout_s = frontend, render, timeout_s
-        self._base = base or engine
+        self._base, self._place = base or engine, place
         self._texts: dict[tuple[int, str, str], tuple[FixedText, ...]] = {}
         """By wish, words and prompt."""
         self._plain: dict[str, Ids] = {}
@@ -124,7 +125,7 @@ class Meter:
 
     async def _make(self, words: str, turn_id: str) -> tuple[FixedText, ...]:
         request = await self._ledger.practice_request(turn_id)
-        messages = None if request is None else hinted(request.messages, words)
+        messages = None if request is None else hinted(request.messages, words, self._place)
         if request is None or messages is None or not request.prompt_ids:
             return ()
         prompt = request.prompt_ids

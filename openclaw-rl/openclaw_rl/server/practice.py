@@ -10,15 +10,16 @@ from openclaw_rl.judge.practice import PracticeJudge
 from openclaw_rl.methods.base import Method, ScoringTools, can_practise
 from openclaw_rl.practice.deps import PracticeDeps
 from openclaw_rl.practice.loop import PracticeLoop
-from openclaw_rl.practice.measuring import Meter
-from openclaw_rl.practice.sampling import ReplySampler
+from openclaw_rl.practice.measuring import TOKENS, Meter
+from openclaw_rl.practice.relevance import Relevance
+from openclaw_rl.practice.sampling import ReplySampler, base_reply
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.scoring.workers import BACKGROUND_SHARE, judge_model, renderer
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.startup import Core
 from openclaw_rl.server.trainer_watchdog import SILENT_S
 from openclaw_rl.settings import Settings
-from openclaw_rl.types import SamplingParams
+from openclaw_rl.types import Request, SamplingParams
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +70,7 @@ def practice_loop(
                 core.frontend,
                 render,
                 base=tools.base_teacher,
+                place=getattr(settings.method, "hint_place", "behind"),
                 timeout_s=settings.practice.score_timeout_s,
             ),
             health=core.health,
@@ -79,8 +81,31 @@ def practice_loop(
             # A verdict is a term of Combined alone.
             vote=judge.vote if judge is not None and has_reward_term(settings) else None,
             contradicts=None if judge is None else judge.contradicts,
+            relevance=_relevance(settings, core, tools),
         ),
         settings.practice,
+    )
+
+
+def _relevance(settings: Settings, core: Core, tools: ScoringTools) -> Relevance | None:
+    if not settings.practice.least_relevance:
+        return None
+    base = tools.base_teacher or core.engine
+
+    async def sample(request: Request) -> str:
+        end_ids, temperature = sorted(core.frontend.end_ids), request.sampling.temperature
+        ids = await base_reply(
+            base, request.prompt_ids, end_ids=end_ids, max_tokens=TOKENS, temperature=temperature, seed=0
+        )
+        return core.frontend.decode(ids)
+
+    return Relevance(
+        base,
+        renderer(core.frontend),
+        lambda text: core.frontend.reply_ids(text)[:-1],  # its last is the end token
+        least=settings.practice.least_relevance,
+        sample=sample,
+        timeout_s=settings.practice.score_timeout_s,
     )
 
 

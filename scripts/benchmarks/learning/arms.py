@@ -35,6 +35,10 @@ class Arm:
     """A judge votes on practice replies. False: rules and the user's own words are all there is."""
     has_own_hint: bool = True
     """False: a practised prompt gets the hint of any correction."""
+    in_few_words: bool = False
+    """The user complains in few words ("No, shorter please.")."""
+    least_relevance: float = 0.0
+    """`practice.least_relevance`: below it the base without the hint is a practice reply's teacher. 0: none is."""
     is_live: bool = False
     """Every update learns from a round of new turns instead; no practice."""
     shift: int = 0
@@ -104,11 +108,22 @@ ABLATIONS = (
     _changed("2 corrections", GUIDED, corrections=2),
     _changed("8 corrections", GUIDED, corrections=8),
 )
+FOUR = _changed("own words", OWN, corrections=4, anchors=0.5)
+"""The server by its defaults without a judge: four corrections, half anchors."""
+AGAIN = "hint_place=between"
+WHOLE = (
+    FOUR,
+    _changed("own words, between", FOUR, AGAIN),
+    _changed("own words, between, guarded", FOUR, AGAIN, least_relevance=0.5),
+)
+FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for arm in WHOLE)
+JUDGED_PLACES = (GUIDED, _changed("combined, between", GUIDED, AGAIN))
 FAMILIES: Mapping[str, tuple[Arm, ...]] = {
     "main": MAIN,
     "anchored": ANCHORED,
     "quick": QUICK,
     "controls": CONTROLS,
     "ablations": ABLATIONS,
+    "places": (*WHOLE, *FEW, JUDGED_PLACES[1]),
 }
 ARMS = {arm.name: arm for family in FAMILIES.values() for arm in family}

@@ -21,7 +21,7 @@ from openclaw_opd import method as opd
 from openclaw_rl.messages import Message
 from openclaw_rl.methods import binary_rl
 from openclaw_rl.methods.base import Method
-from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.offline.personas import PREFERENCES, Preference, Topic, topics
 from openclaw_rl.settings import MethodSettings, ModelSettings, TrainerSettings, settings_class
 from openclaw_rl.trainers.base import NoStep
@@ -312,14 +312,16 @@ def measure_ends(
                 write(Record(end, name, seed, "", 0, found.as_dict(), seconds=seconds, replies=shown))
 
 
-def ask_as(preference: Preference, topic: Topic, end: str, n: int) -> str:
+def ask_as(
+    preference: Preference, topic: Topic, end: str, n: int, *, place: HintPlace = "behind", in_few_words: bool = False
+) -> str:
     """Return the question as the end reads it, with a hint in the place where the product's teacher reads it."""
     question = preference.question(topic)
     if end == "base":
         return question
-    ways = preference.fault.said
+    ways = preference.fault.ways(in_few_words=in_few_words)
     hint = preference.hint if end == "hinted" else ways[n % len(ways)]
-    changed = hinted((Message(role="user", content=question),), hint)
+    changed = hinted((Message(role="user", content=question),), hint, place)
     assert changed is not None
     return changed[0].text()
 

@@ -22,8 +22,11 @@ from benchmarks.learning.share import Yardstick, yardstick
 from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.subject import Subject
 from openclaw_rl.engines.base import Score
+from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
+from openclaw_rl.methods.hinted_prompt import HintPlace
 from openclaw_rl.offline.personas import PREFERENCES, Topic, topics
+from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids, JudgedTurn, Sample, SamplingParams, Verdict
@@ -82,6 +85,8 @@ class Step:
     """Learned share by wish, on prompts held back from practice."""
     passed: float | None = None
     """Share of the practice replies that meet their wish, by the judge."""
+    answered: float | None = None
+    """Share of the replies, anchors included, that answer their request, where the arm looks at it."""
     samples: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     score: float | None = None
@@ -98,10 +103,23 @@ class Practised:
         self._method = method_of(arm.method)
         self._learner = subject.new_learner(self.policy, self._method, trainer, own)
         engine = _DisplacedEngine(self.policy, arm.shift) if arm.shift else ForwardEngine(self.policy)
+        self._place: HintPlace = getattr(own, "hint_place", "behind")
         self.users = {
             wish: Simulation(subject, PREFERENCES[wish], self._method, own, engine, seed=seed, reads_request=True)
             for wish in wishes
         }
+        for user in self.users.values():
+            user.in_few_words = arm.in_few_words
+
+        def render(messages: Sequence[Message], tools_json: str | None, kwargs_json: str | None) -> Ids:
+            return subject.prompt(*(message.text() for message in messages))
+
+        self._relevance = Relevance(
+            engine,  # type: ignore[arg-type]
+            render,
+            subject.encode,
+            least=arm.least_relevance,
+        )
         self.sampling = SamplingParams(sizes.reply_tokens, temperature=sizes.temperature)
         self.pool: list[Corrected] = []
         self.anchors = anchors(arm.anchor_kind)
@@ -199,10 +217,17 @@ class Practised:
         async with AsyncExitStack() as stack:
             user = next(iter(self.users.values()))  # all users share the engine and the settings
             tools = await stack.enter_async_context(user.scoring(update - 1, places=len(jobs)))
+            if self.arm.least_relevance:
+                answers = await asyncio.gather(*(self._answers(turn, hint) for turn, hint in jobs))
+                jobs = [(turn, hint if fits else None) for (turn, hint), fits in zip(jobs, answers, strict=True)]
+                step.answered = sum(answers) / len(answers)
             found = await asyncio.gather(*(self._method.practise(turn, hint, tools) for turn, hint in jobs))
         step.dropped = dict(Counter(f"{one.reason}: {one.detail}" for one in found if isinstance(one, Dropped)))
         step.passed = sum(verdict == 1 for verdict in verdicts) / max(1, len(verdicts))
         return [one for one in found if not isinstance(one, Dropped)]
+
+    async def _answers(self, turn: JudgedTurn, hint: str | None) -> bool:
+        return hint is None or await self._relevance.answers(turn.request, turn.turn.reply.text())
 
     def _train(self, samples: list[Sample]) -> dict[str, float]:
         result = self._learner.step(samples, lambda: None)
@@ -229,7 +254,8 @@ class Practised:
         for number, wish in enumerate(self.wishes):
             order = self.topics(number * self._sizes.updates + 1)
             for n, topic in enumerate(order[-self._sizes.yardstick_prompts :]):
-                hinted = self._subject.prompt(ask_as(PREFERENCES[wish], topic, end, n))
+                told = ask_as(PREFERENCES[wish], topic, end, n, place=self._place, in_few_words=self.arm.in_few_words)
+                hinted = self._subject.prompt(told)
                 found.append((self._subject.prompt(PREFERENCES[wish].question(topic)), hinted))
         return found
 

@@ -31,6 +31,8 @@ def plot(lines: Sequence[Line], out: Path) -> bool:
         return False
     single = [line for line in lines if len(line.wishes) == 1]
     preferences = list(dict.fromkeys(line.preference for line in single))
+    found = [arm for arm in dict.fromkeys(line.arm for line in single) if arm in ARMS]
+    shown = [arm for arm in SHOWN if arm in found] or found[: len(SHOWN)]
     figure = Figure((WIDTH * max(1, len(preferences)), HEIGHT + 0.9), layout="constrained")
     panels = figure.subplots(1, max(1, len(preferences)), sharey=True, squeeze=False)[0]
     for panel, preference in zip(panels, preferences, strict=True):
@@ -39,9 +41,9 @@ def plot(lines: Sequence[Line], out: Path) -> bool:
             ends = [line.quality["score"] for line in own if line.arm == arm]
             if ends:
                 panel.axhline(statistics.fmean(ends), linestyle=style, color="grey", label=f"base, {arm}")
-        for number, arm in enumerate(SHOWN):
+        for number, arm in enumerate(shown):
             runs = last_lines([line for line in own if line.arm == arm])
-            if arm in ARMS and runs:
+            if runs:
                 _curve(panel, arm, f"C{number}", [scores(line) for line in runs])
         panel.set_title(preference)
         panel.set_xlabel("update")
@@ -51,9 +53,10 @@ def plot(lines: Sequence[Line], out: Path) -> bool:
     for panel in panels:
         handles, labels = panel.get_legend_handles_labels()
         known |= dict(zip(labels, handles, strict=True))
-    figure.legend(
-        handles=list(known.values()), labels=list(known), loc="outside lower center", ncols=4, fontsize="small"
-    )
+    if known:
+        figure.legend(
+            handles=list(known.values()), labels=list(known), loc="outside lower center", ncols=4, fontsize="small"
+        )
     figure.savefig(out.with_suffix(".svg"), metadata={"Date": None})
     return True
 

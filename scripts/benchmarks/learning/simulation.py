@@ -69,6 +69,8 @@ class Simulation:
         self._subject, self._preference, self._method = subject, preference, method
         self._settings, self._engine = settings, engine
         self._reads_request, self._demonstrates = reads_request, demonstrates
+        self.in_few_words = False
+        """The user complains in few words."""
         self._dice = random.Random(seed)
 
     def first(self, topics: Sequence[Topic]) -> list[Asked]:
@@ -82,7 +84,7 @@ class Simulation:
         found = []
         for one, reply in zip(asked, replies, strict=True):
             complaint = self.complaint(one.topic, reply)
-            ways = THANKS if complaint is None else complaint.said
+            ways = THANKS if complaint is None else complaint.ways(in_few_words=self.in_few_words)
             found.append(self._dice.choice([way for way in ways if way not in one.messages] or ways))
         return found
 

@@ -8,7 +8,19 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.learning.arms import ABLATIONS, ANCHORED, CONTROLS, GUIDED, MAIN, OWN, QUICK, Arm
+from benchmarks.learning.arms import (
+    ABLATIONS,
+    ANCHORED,
+    CONTROLS,
+    FEW,
+    GUIDED,
+    JUDGED_PLACES,
+    MAIN,
+    OWN,
+    QUICK,
+    WHOLE,
+    Arm,
+)
 from benchmarks.learning.fleet import Fleet
 from benchmarks.learning.practice import Practised, Sizes, measure_yardsticks, train_update
 from benchmarks.learning.scope_measures import Line, Scales, ends, line_of, spoken_to
@@ -207,6 +219,7 @@ def smoke(of: Study) -> Study:
 EACH_TRIED = tuple((name,) for name in TRIED)
 SHORT_ALONE = (("short",),)
 NINE = Sizes(updates=9, marks=(9,))
+AT_BOTH = Sizes(glances=(), replies=1)
 STUDIES: dict[str, tuple[Study, ...]] = {
     "explore": (
         Study(MAIN, EACH_TRIED, seeds=(0, 1)),
@@ -221,5 +234,10 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(CONTROLS, seeds=(3,), sizes=NINE),
         Study(ABLATIONS, SHORT_ALONE, seeds=(3,), sizes=NINE),
     ),
+    "places": (
+        Study(FEW, (("short",), ("personal",)), seeds=(3, 4), sizes=AT_BOTH),
+        Study(WHOLE, seeds=(3, 4), sizes=AT_BOTH),
+        Study(JUDGED_PLACES, seeds=(3, 4), sizes=AT_BOTH),
+    ),
 }
-"""`explore` is for decisions, such as the stop and the rate; `final` has other seeds."""
+"""`explore` and `places` are for decisions: the stop, the rate, the hint's place. `final` has other seeds."""
