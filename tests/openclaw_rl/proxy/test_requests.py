@@ -20,6 +20,17 @@ async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) ->
         assert "x-evil" not in reply.headers
 
 
+async def test_a_cache_key_names_a_group_and_no_session(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        first = await proxy.post({**HI, "prompt_cache_key": "my-app"})
+        second = await proxy.post({**HI, "prompt_cache_key": "my-app"}, **{"X-Session-Id": "mine"})
+        third = await proxy.post({**HI, "prompt_cache_key": ["no", "name"]})
+        assert [reply.status_code for reply in (first, second, third)] == [200, 200, 200]
+        assert "x-session-id" not in first.headers
+        found = [(request.scope.session_id, request.group) for request in proxy.book.requests]
+        assert found == [(None, "my-app"), ("mine", None), (None, None)]
+
+
 @pytest.mark.parametrize(
     ("fields", "headers", "reason"),
     [
