@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from openclaw_rl.messages import Message
+from openclaw_rl.messages import Message, in_call_order
 from openclaw_rl.sessions.openclaw import is_ephemeral, strip_wrapping, unstamped
 from openclaw_rl.sessions.thoughts import without_thoughts
 from openclaw_rl.types import Place, TurnKey
@@ -59,10 +59,12 @@ def as_seen(text: str) -> str:
 
 
 def conversation(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages without system prompts, which change within a session, and without ephemeral messages."""
-    return [
-        message for message in messages if message.role not in ("system", "developer") and not is_ephemeral(message)
-    ]
+    """Return the messages without system prompts, which change within a session, and without ephemeral messages.
+
+    The results of parallel calls are in the order of their calls.
+    """
+    ordered = [messages[at] for at in in_call_order(messages)]
+    return [message for message in ordered if message.role not in ("system", "developer") and not is_ephemeral(message)]
 
 
 def canonical_text(message: Message) -> str:

@@ -124,6 +124,14 @@ def test_arguments_that_were_encoded_twice() -> None:
     assert canonical_arguments(json.dumps('{"b": 1.0, "a": "é"}')) == canonical_arguments({"a": "é", "b": 1})
 
 
+def test_results_in_another_order_are_the_same_history() -> None:
+    calls = [ToolCall(id=name, function=FunctionCall(name="f")) for name in "ab"]
+    asked = [Message(role="user", content="?"), Message(role="assistant", tool_calls=calls)]
+    results = [Message(role="tool", content=f"of {name}", tool_call_id=name) for name in "ab"]
+    reply = Message(role="assistant", content="done")
+    assert turn_key([*asked, *results], reply) == turn_key([*asked, *reversed(results)], reply)
+
+
 def test_lone_surrogates_are_no_trouble() -> None:
     assert digest(Message.model_construct(role="assistant", content="\ud800")) != digest(
         Message(role="assistant", content="")
