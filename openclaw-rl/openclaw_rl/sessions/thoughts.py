@@ -7,6 +7,8 @@ too, so pairing tries the text with the block first.
 
 import re
 
+from openclaw_rl.messages import Message
+
 _MARKS = (
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
@@ -45,6 +47,15 @@ def without_thoughts(text: str) -> str:
         if head := _ANSWER_HEAD.match(text):
             text = text[head.end() :].lstrip()
     return text
+
+
+def has_answer(reply: Message) -> bool:
+    """Return False for a reply that ended inside its thought, or before any text: its user got neither text nor
+    call."""
+    if reply.tool_calls:
+        return True
+    text = without_thoughts(reply.text().strip())
+    return bool(text) and not (_TAG.match(text) or text.startswith(tuple(start for start, _ in _MARKS)))
 
 
 def without_quote(text: str) -> str | None:
