@@ -32,6 +32,12 @@ _MOST_BLOCKS = 16
 _PARTS = re.compile(r"\n+|(?<=[.!?…。！？])\s+")
 _FIRST_BRACKET = re.compile(r"\[[^\[\]\n]{1,200}\]\s*")
 _FIRST_TAG = re.compile(r"<([A-Za-z][\w:.-]{0,60})(?:\s[^<>]*)?>")
+_USERS_OWN = re.compile(
+    r"p|b|i|u|s|em|strong|a|div|span|code|pre|ul|ol|li|h[1-6]|table|t[rdh]|blockquote|q|br|sub|sup|kbd|mark|del|ins|font|"
+    r".*(?:task|query|question|message|feedback|request|prompt|answer|instruction|input).*",
+    re.IGNORECASE,
+)
+"""Tags in which clients put the user's own words, and those of formatted text."""
 _LAST_TAG = re.compile(r"</([A-Za-z][\w:.-]{0,60})>\Z")
 _EXACT = 2**53
 """Integers beyond it are not exact in JavaScript, so a client that re-serialises arguments changes them."""
@@ -131,18 +137,25 @@ def turn_key(messages: Sequence[Message], reply: Message, group: str | None = No
     return TurnKey(grouped(digest(reply), group), history.before, history.whole, history.place)
 
 
-def undecorated(text: str) -> str:
+def undecorated(text: str, *, is_strict: bool = False) -> str:
     """Return a user's text without the blocks that stand in tags or brackets before it and behind it.
 
-    A text of such blocks alone stays as it is.
+    A text of such blocks alone stays as it is. is_strict: a bracket counts only on a line of its own, for a user may
+    write one.
     """
     for _ in range(_MOST_BLOCKS):
         before = text
-        text = _without_last(text) or text
-        text = _without_first(text) or text
+        text = _without_last(text, is_strict=is_strict) or text
+        text = _without_first(text, is_strict=is_strict) or text
+        text = _unwrapped(text) or text
         if text == before:
             break
     return text
+
+
+def own_words(message: Message) -> str:
+    """Return what a user wrote, for readers of a reaction: without the client's wrapping and without decorations."""
+    return undecorated(strip_wrapping(as_seen(message.text())), is_strict=True)
 
 
 def is_decorated(one: Place, other: Place) -> bool:
@@ -192,20 +205,31 @@ def _as_seen_values(value: Any) -> Any:
             return value
 
 
-def _without_first(text: str) -> str:
-    if bracket := _FIRST_BRACKET.match(text):
+def _without_first(text: str, *, is_strict: bool) -> str:
+    if (bracket := _FIRST_BRACKET.match(text)) and ("\n" in bracket[0] or not is_strict):
         return text[bracket.end() :]
     tag = _FIRST_TAG.match(text)
-    end = -1 if tag is None else text.find(f"</{tag[1]}>", tag.end())
+    end = -1 if tag is None or _USERS_OWN.fullmatch(tag[1]) else text.find(f"</{tag[1]}>", tag.end())
     return text if tag is None or end < 0 else text[end + len(tag[1]) + 3 :].lstrip()
 
 
-def _without_last(text: str) -> str:
+def _without_last(text: str, *, is_strict: bool) -> str:
     if text.endswith("]") and (at := text.rfind("[")) >= 0 and "\n" not in text[at:]:
-        return text[:at].rstrip()
+        rest = text[:at].rstrip()
+        if not is_strict or "\n" in text[len(rest) : at]:
+            return rest
     tag = _LAST_TAG.search(text, max(0, len(text) - 100))
-    at = -1 if tag is None else text.rfind(f"<{tag[1]}", 0, tag.start())
+    at = -1 if tag is None or _USERS_OWN.fullmatch(tag[1]) else text.rfind(f"<{tag[1]}", 0, tag.start())
     return text if at < 0 else text[:at].rstrip()
+
+
+def _unwrapped(text: str) -> str:
+    """Return the user's own words out of the one tag that a client put around them."""
+    tag = _FIRST_TAG.match(text)
+    end = f"</{tag[1]}>" if tag is not None and _USERS_OWN.fullmatch(tag[1]) else ""
+    if tag is None or not end or not text.endswith(end) or text.find(end) < len(text) - len(end):
+        return text
+    return text[tag.end() : -len(end)].strip()
 
 
 def _cut(digests: str) -> list[str]:
