@@ -3,12 +3,19 @@
 The forms are those of real clients; all texts are made up.
 """
 
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions import pairing as pairing_module
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Pairing
-from openclaw_rl.types import Scope
+from openclaw_rl.types import OpenTurn, Scope
 
 S = Scope("uma", "s")
 ANON = Scope("uma", None)
@@ -202,6 +209,69 @@ def test_a_window_with_another_reply_is_of_another_chat(play) -> None:
     short = [user("yes"), assistant("Done."), user("Thanks!")]
     play.serve(ANON, [*talk(2), user("yes")], "Done.", "yes")
     assert play.ask(ANON, short) is None
+
+
+# Everything at once
+
+
+SENDS_BACK = (
+    lambda text: text,
+    lambda text: f"<think>\nhm\n</think>\n\n{text}",
+    lambda text: f"> hm\n\n{text}",
+    lambda text: unicodedata.normalize("NFD", text).replace(" ", "\xa0") + "\r\n",
+    lambda text: f'<details type="reasoning" done="true">\n<summary>Thought</summary>\n> hm\n</details>\n{text}',
+)
+
+
+@dataclass
+class Client:
+    """One chat of a client with its habits."""
+
+    scope: Scope
+    kept: int
+    decorate: Callable[[str, int], str | Message]
+    back: Callable[[str], str]
+    history: list[Message] = field(default_factory=list)
+    last: str | None = None
+    count: int = 0
+
+    def request(self, text: str) -> list[Message]:
+        made = self.decorate(text, self.count)
+        newest = user(made) if isinstance(made, str) else made
+        self.count += 1
+        return [*self.history, newest][-self.kept :]
+
+
+CLIENTS = st.tuples(
+    st.booleans(),
+    st.sampled_from([3, 4, 5, 6, 1000]),
+    st.sampled_from([lambda text, _: text, *DECORATIONS.values()]),
+    st.sampled_from(SENDS_BACK),
+)
+
+
+@given(
+    st.lists(CLIENTS, min_size=2, max_size=4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40)
+)
+@settings(max_examples=200, deadline=None)
+def test_clients_with_habits_pair_right(clients: list[tuple], steps: list[tuple[int, int]]) -> None:
+    """Chats of one user on other subjects, with the same few replies: each turn pairs, and with its own answer."""
+    pairing = Pairing(1000)
+    chats = [
+        Client(Scope("uma", f"s{n}" if named else None), kept, decorate, back)
+        for n, (named, kept, decorate, back) in enumerate(clients)
+    ]
+    for number, (n, reply) in enumerate(steps):
+        chat = chats[n % len(chats)]
+        text = f"Is café {number} of subject {n % len(chats)} good? Tell me."
+        request = chat.request(text)
+        paired = pairing.observe(chat.scope, request)
+        assert (paired and paired.turn_id) == chat.last
+        said = ("Oui, très bon.", "No.", "It is fine, as far as I know: the café has been there for years.")[reply]
+        chat.last = f"t{number}"
+        key = turn_key(request, Message(role="assistant", content=said, reasoning_content="hm"))
+        pairing.add(OpenTurn(chat.last, chat.scope, key, float(number)))
+        chat.history += [user(text), assistant(chat.back(said))]
 
 
 # Groups
