@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 from openclaw_rl.messages import Message, in_call_order
@@ -29,6 +30,7 @@ _MOST_REPLIES, _MOST_PARTS = 8, 64
 """Most replies and sentences of a `Place`: they bound the memory that an open turn takes (1 kB)."""
 _MOST_BLOCKS = 16
 """Most decorations on each side of a message."""
+_DIGITS = re.compile(r"\d+")
 _PARTS = re.compile(r"\n+|(?<=[.!?…。！？])\s+")
 _FIRST_BRACKET = re.compile(r"\[[^\[\]\n]{1,200}\]\s*")
 _FIRST_TAG = re.compile(r"<([A-Za-z][\w:.-]{0,60})(?:\s[^<>]*)?>")
@@ -44,10 +46,14 @@ _EXACT = 2**53
 _LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"
 _BLANKS = "\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 """Blanks of other widths, and those at which no line breaks."""
-_WITHOUT_WIDTH = "\xad\u200b\u2060\ufeff"
-"""Soft hyphen, zero-width space, word joiner, byte order mark."""
+_HYPHENS = "\u2010\u2011"
+_WITHOUT_WIDTH = "\xad\u200b\u2060\ufeff\ufe0e\ufe0f"
+"""Soft hyphen, zero-width space, word joiner, byte order mark, and the selectors of an emoji's form."""
 _LOOKS_ALIKE = str.maketrans(
-    dict.fromkeys(_LINE_ENDS, "\n") | dict.fromkeys(_BLANKS, " ") | dict.fromkeys(_WITHOUT_WIDTH)
+    dict.fromkeys(_LINE_ENDS, "\n")
+    | dict.fromkeys(_BLANKS, " ")
+    | dict.fromkeys(_HYPHENS, "-")
+    | dict.fromkeys(_WITHOUT_WIDTH)
 )
 
 
@@ -57,7 +63,7 @@ def as_seen(text: str) -> str:
     is_ascii = text.isascii()
     if not is_ascii:
         text = unicodedata.normalize("NFC", text)
-    if any(map(text.__contains__, _LINE_ENDS if is_ascii else _LINE_ENDS + _BLANKS + _WITHOUT_WIDTH)):
+    if any(map(text.__contains__, _LINE_ENDS if is_ascii else _LINE_ENDS + _BLANKS + _HYPHENS + _WITHOUT_WIDTH)):
         text = text.replace("\r\n", "\n").translate(_LOOKS_ALIKE)
     if " \n" in text or "\t\n" in text:
         text = "\n".join(line.rstrip() for line in text.split("\n"))
@@ -67,10 +73,18 @@ def as_seen(text: str) -> str:
 def conversation(messages: Sequence[Message]) -> list[Message]:
     """Return the messages without system prompts, which change within a session, and without ephemeral messages.
 
-    The results of parallel calls are in the order of their calls.
+    The results of parallel calls are in the order of their calls. A message of thoughts alone before its answer is left
+    out: some clients send both apart.
     """
     ordered = [messages[at] for at in in_call_order(messages)]
-    return [message for message in ordered if message.role not in ("system", "developer") and not is_ephemeral(message)]
+    kept = [message for message in ordered if message.role not in ("system", "developer") and not is_ephemeral(message)]
+    return [message for message, after in pairwise((*kept, None)) if message and not _is_thought_of(message, after)]
+
+
+def _is_thought_of(message: Message, answer: Message | None) -> bool:
+    if answer is None or not message.role == answer.role == "assistant" or message.tool_calls:
+        return False
+    return not canonical_text(message)
 
 
 def canonical_text(message: Message) -> str:
@@ -127,6 +141,7 @@ class History:
                 replies="".join(digests[at][:_SHORT] for at in replies[-_MOST_REPLIES:]),
                 words=_short(own) if own else "",
                 parts="".join(map(_short, parts)),
+                shape=_short(_DIGITS.sub("0", asked)) if asked else "",
             ),
         )
 
@@ -171,6 +186,11 @@ def is_decorated(one: Place, other: Place) -> bool:
         return len(set(_cut(short)) & set(_cut(long))) > _MOST_PARTS // 2
     places = range(0, len(long) - len(short) + 1, _SHORT) if short else ()
     return any(long.startswith(short, at) for at in places)
+
+
+def is_renumbered(one: Place, other: Place) -> bool:
+    """Return True if the two texts before a reply differ in numbers alone (a time, a count), and share sentences."""
+    return bool(one.shape) and one.shape == other.shape and bool(set(_cut(one.parts)) & set(_cut(other.parts)))
 
 
 def canonical_arguments(arguments: str | dict[str, Any]) -> str:

@@ -7,13 +7,14 @@ the reply is the second evidence, from strong to weak:
 * `WHOLE`: the whole history before the reply is equal.
 * `BEFORE`: the message before the reply is equal. Without a session id all replies before must agree too.
 * `DECORATED`: the user's message before the reply differs by a decoration alone, and all replies before agree.
+* `RENUMBERED`: as `DECORATED`, and the decoration stands in both messages, with another time or count in it.
 * `ALONE`: only the reply is equal, and no other turn has the same one. In a session all replies before must agree;
   without a session id the history must begin with this reply, and the reply must be long.
 
 "Agree" means: the request has the same replies before, in the same order, or the last ones of them, because clients cut
 histories at their start. Without a session id a cut history needs more: an equal reply before, or a text that is not
-short. The strongest evidence decides. Turns that differ and have equal evidence pair with no request: a false pair is
-worse than a missing one. More rules:
+short. The strongest evidence decides. Of turns with equal evidence the newest question of a session pairs. Without a
+session id such turns, if they differ, pair with no request: a false pair is worse than a missing one. More rules:
 
 * Turns of different scopes or groups never pair. Without a session id all chats of a user share one scope.
 * The first continuation wins: a turn pairs once. Ended turns stay known for a while, so that a later continuation (a
@@ -38,6 +39,7 @@ from openclaw_rl.sessions.conversation_key import (
     digest,
     grouped,
     is_decorated,
+    is_renumbered,
 )
 from openclaw_rl.sessions.openclaw import is_background, is_summary, unmerged
 from openclaw_rl.sessions.reactions import is_taken_back, reactions
@@ -58,9 +60,10 @@ class Evidence(IntEnum):
     """Strength of the evidence besides the reply itself."""
 
     ALONE = 1
-    DECORATED = 2
-    BEFORE = 3
-    WHOLE = 4
+    RENUMBERED = 2
+    DECORATED = 3
+    BEFORE = 4
+    WHOLE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +243,8 @@ class _Before:
         is_evident = self.is_session or self._is_long or self._place.words == turn.key.place.words
         if agrees and is_evident and is_decorated(self._place, turn.key.place):
             return Evidence.DECORATED
+        if agrees and self._place.depth == turn.key.place.depth and is_renumbered(self._place, turn.key.place):
+            return Evidence.RENUMBERED
         return Evidence.ALONE if self.is_session and agrees else None
 
     def agrees(self, turn: Place) -> bool:

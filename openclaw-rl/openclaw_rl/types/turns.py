@@ -290,6 +290,8 @@ class Place:
     """Digest of the messages behind the last of these replies, without blocks in tags or brackets at their edges."""
     parts: str = ""
     """The sentences and lines of these messages, in order; all digests have one length."""
+    shape: str = ""
+    """Digest of these messages, whatever numbers stand in them."""
 
 
 @dataclass(frozen=True, slots=True)

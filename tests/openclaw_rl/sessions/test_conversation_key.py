@@ -99,6 +99,7 @@ LOOK_ALIKE = {
     "non-breaking blanks": lambda text: text.replace(" ", "\xa0"),
     "narrow blanks": lambda text: text.replace(" ", "\u202f"),
     "a byte order mark": lambda text: "\ufeff" + text,
+    "hyphens at which no line breaks": lambda text: text.replace("-", "\u2011"),
     "zero-width blanks": lambda text: text.replace("G", "\u200bG"),
     # a rich-text editor's copy: all at once
     "an editor": lambda text: unicodedata.normalize("NFD", text).replace(" ", "\xa0").replace("\n", " \r\n") + "\r\n",

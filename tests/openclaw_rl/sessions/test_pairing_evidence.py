@@ -99,6 +99,19 @@ def test_tags_that_change_in_each_request_and_stay(play, scope: Scope) -> None:
     assert play.ask(scope, history).turn_id == "t"
 
 
+@SCOPES
+def test_plain_words_that_change_in_each_request_and_stay(play, scope: Scope) -> None:
+    now = "It is 12:0{0} o'clock, and {0} files are open.\n\n{1}\n\nBe brief."
+    play.serve(scope, [user(now.format(1, ASKED))], REPLY, "t")
+    history = [user(now.format(2, ASKED)), assistant(REPLY), user(now.format(2, "Thanks!"))]
+    assert play.ask(scope, history).turn_id == "t"
+
+
+def test_other_numbers_in_a_question_make_another_question(play, chat) -> None:
+    play.serve(ANON, chat("What is 17 plus 4, please?"), "That is easy.", "t")
+    assert play.ask(ANON, chat("What is 18 plus 5, please?", "That is easy.", "thanks")) is None
+
+
 def test_in_a_session_one_reply_that_occurs_once_is_evidence(play, chat) -> None:
     play.serve(S, chat("the client rewrites what was asked"), REPLY, "t")
     assert play.ask(S, chat("as a summary of the question", REPLY, "thanks")).turn_id == "t"

@@ -63,6 +63,21 @@ def test_thoughts_before_a_call(play, before: str) -> None:
     assert play.ask(Scope("uma", None), [ASKED, back, result]).turn_id == "t"
 
 
+@pytest.mark.parametrize("thought", ["<think>hm hm</think>", "", None])
+def test_thoughts_in_a_message_of_their_own(play, thought: str | None) -> None:
+    play.serve(Scope("uma", None), [ASKED], TEXT, "t")
+    apart = Message(role="assistant", content=thought, reasoning_content="hm hm")
+    back = [ASKED, apart, Message(role="assistant", content=TEXT), Message(role="user", content="Thanks!")]
+    assert play.ask(Scope("uma", None), back).turn_id == "t"
+
+
+def test_a_reply_of_thoughts_alone_pairs_too(play) -> None:
+    cut = Message(role="assistant", content="", reasoning_content="hm hm")
+    play.serve(Scope("uma", None), [ASKED], cut, "t")
+    back = Message(role="assistant", content="<think>\nhm hm\n</think>")
+    assert play.ask(Scope("uma", None), [ASKED, back, Message(role="user", content="Well?")]).turn_id == "t"
+
+
 def test_a_part_of_its_own(play) -> None:
     play.serve(Scope("uma", None), [ASKED], TEXT, "t")
     thought = ContentPart.model_validate({"type": "thinking", "thinking": "hm hm"})
