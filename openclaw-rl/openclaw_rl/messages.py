@@ -18,6 +18,11 @@ class ContentPart(BaseModel):
     type: str
     text: str | None = None
 
+    @property
+    def is_thought(self) -> bool:
+        """True for a part of a reply's reasoning, as Anthropic's dialect and some gateways send it back."""
+        return self.type in ("thinking", "reasoning", "redacted_thinking")
+
 
 class FunctionCall(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -84,6 +89,12 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content if part.type == "text")
         return self.content or ""
+
+    def thoughts(self) -> str:
+        """Return the reasoning that stands in parts of the content; empty without such parts."""
+        parts = self.content if isinstance(self.content, list) else ()
+        found = [part.text or (part.model_extra or {}).get(part.type) for part in parts if part.is_thought]
+        return "\n".join(text for text in found if isinstance(text, str))
 
 
 def in_call_order(messages: Sequence[Message]) -> list[int]:

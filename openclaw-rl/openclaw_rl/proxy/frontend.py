@@ -180,8 +180,11 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
     if message.role == "developer":
         fields["role"] = "system"
     if isinstance(message.content, list):
+        thoughts = message.thoughts()
+        if thoughts and message.reasoning_content is None:
+            fields["reasoning_content"] = thoughts
         for number, part in enumerate(message.content):
-            if part.type != "text":
+            if part.type != "text" and not (message.role == "assistant" and part.is_thought):
                 raise RequestError(
                     f"this model reads text only: messages[{index}].content[{number}] is of type {part.type!r}",
                     code="unsupported_content",

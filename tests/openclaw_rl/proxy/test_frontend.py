@@ -54,6 +54,22 @@ def test_arguments_as_string_and_as_object_give_one_prompt_without_doubled_quote
 
 
 @pytest.mark.parametrize(
+    "part", [{"type": "thinking", "thinking": "hm hm", "signature": "s"}, {"type": "reasoning", "text": "hm hm"}]
+)
+def test_thoughts_in_a_part_are_the_replys_reasoning(qwen: FrontEnd, part: dict[str, str]) -> None:
+    """A gateway (LiteLLM) sends the parts of Anthropic's dialect back."""
+    parts = [part, {"type": "text", "text": "Blue."}]
+    back = Message.model_validate({"role": "assistant", "content": parts})
+    plain = Message(role="assistant", content="Blue.", reasoning_content="hm hm")
+    assert qwen.render([user("?"), back, user("x")]).ids == qwen.render([user("?"), plain, user("x")]).ids
+    hidden = Message.model_validate({"role": "assistant", "content": [{"type": "redacted_thinking"}, parts[1]]})
+    bare = Message(role="assistant", content="Blue.")
+    assert qwen.render([user("?"), hidden, user("x")]).ids == qwen.render([user("?"), bare, user("x")]).ids
+    with pytest.raises(RequestError):
+        qwen.render([Message.model_validate({"role": "user", "content": parts})])
+
+
+@pytest.mark.parametrize(
     ("arguments", "shown"),
     [
         ('{"city": "Oslo"}', '{"city": "Oslo"}'),
