@@ -133,7 +133,7 @@ def _nothing(judged: JudgedTurn, detail: str) -> Dropped:
     """Drop the turn by its verdict, so that the ledger counts neutral and unjudged turns as Binary RL does."""
     if judged.verdict is None:
         return Dropped(DropReason.UNJUDGED, detail)
-    if judged.verdict.value == 0:
+    if reward_of(judged) is None:
         return Dropped(DropReason.NEUTRAL, detail)
     return Dropped(DropReason.METHOD, detail or "method.binary_weight is 0")
 

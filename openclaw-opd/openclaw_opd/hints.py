@@ -29,8 +29,7 @@ from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.sessions.conversation_key import conversation
-from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.sessions.conversation_key import conversation, own_words
 from openclaw_rl.types import JudgedTurn
 
 if TYPE_CHECKING:
@@ -105,14 +104,14 @@ def _verbatim(judged: JudgedTurn) -> Found:
 
 def correction(messages: Sequence[Message]) -> str:
     """Return the users' words in one line, without the client's wrapping, commands, quotations and code."""
-    said = [strip_wrapping(message.text()) for message in conversation(messages) if is_request(message)]
+    said = [own_words(message) for message in conversation(messages) if is_request(message)]
     said = [text for text in said if not _COMMAND.fullmatch(text)]
     return one_line(" ".join(_QUOTED.sub(" ", _CODE.sub(" ", text)) for text in said))
 
 
 def _last_request(judged: JudgedTurn) -> str:
     asked = [message for message in conversation(judged.request.messages) if is_request(message)]
-    return one_line(strip_wrapping(asked[-1].text())) if asked else ""
+    return one_line(own_words(asked[-1])) if asked else ""
 
 
 async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask: JudgeClient) -> Found:

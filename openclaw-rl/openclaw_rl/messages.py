@@ -3,9 +3,12 @@
 The models keep unknown fields, because a proxy passes them on. Messages are frozen: no code edits one.
 """
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import orjson
+from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class ContentPart(BaseModel):
@@ -15,12 +18,52 @@ class ContentPart(BaseModel):
     type: str
     text: str | None = None
 
+    @property
+    def is_thought(self) -> bool:
+        """True for a part of a reply's reasoning, as Anthropic's dialect and some gateways send it back."""
+        return self.type in ("thinking", "reasoning", "redacted_thinking")
+
 
 class FunctionCall(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     arguments: str | dict[str, Any] = "{}"
-    """A JSON string on OpenAI's wire; some clients send the object itself."""
+    """A JSON string on OpenAI's wire; some clients send the object itself. Other values are kept as JSON."""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_json(cls, value: Any) -> Any:
+        if value is None:
+            return "{}"
+        return json.dumps(value) if isinstance(value, list | int | float) else value
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the arguments as an object, as templates print them.
+
+        A text that is no JSON object, such as a call that the token limit cut, is the only value of one: a history with
+        such a call can go on.
+        """
+        value: Any = self.arguments
+        for _ in range(2):  # some clients encode twice
+            if isinstance(value, str):
+                value = _parsed(value)
+        return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text; a text that is no JSON stays, and an empty one is an empty object."""
+    if not text.strip():
+        return {}
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        value = json.loads(text, strict=False)  # line ends in strings, NaN
+        json.dumps(value, ensure_ascii=False).encode()  # half a character has no bytes
+    except (ValueError, RecursionError):
+        return text
+    return value
 
 
 class ToolCall(BaseModel):
@@ -46,3 +89,34 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content if part.type == "text")
         return self.content or ""
+
+    def thoughts(self) -> str:
+        """Return the reasoning that stands in parts of the content; empty without such parts."""
+        parts = self.content if isinstance(self.content, list) else ()
+        found = [part.text or (part.model_extra or {}).get(part.type) for part in parts if part.is_thought]
+        return "\n".join(text for text in found if isinstance(text, str))
+
+
+def in_call_order(messages: Sequence[Message]) -> list[int]:
+    """Return the indices of the messages, with the results of parallel calls in the order of their calls.
+
+    Clients send results as they arrive, and templates print them without the ids. Results whose calls are unknown, or
+    have no ids of their own, keep their places.
+    """
+    order = list(range(len(messages)))
+    at = 0
+    while at < len(messages):
+        calls: list[str | None] = []
+        while at < len(messages) and messages[at].role == "assistant":
+            calls += [call.id for call in messages[at].tool_calls or ()]
+            at += 1
+        end = at
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        if end - at > 1 and calls and None not in calls and len(set(calls)) == len(calls):
+            places = [k for k in range(at, end) if messages[k].tool_call_id in calls]
+            sorted_places = sorted(places, key=lambda k: calls.index(messages[k].tool_call_id))
+            for place, k in zip(places, sorted_places, strict=True):
+                order[place] = k
+        at = max(end, at + 1)
+    return order

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,21 @@ async def test_neither_is_no_sample(verdict: int | None, reason: DropReason) -> 
     assert isinstance(made, Dropped)
     assert made.reason is reason
     assert made.detail.startswith("no_hint")
+
+
+@pytest.mark.parametrize("hint", [True, False])
+async def test_a_thought_that_the_limit_cut_is_not_praised(hint: bool) -> None:
+    told = judged(1, hint=hint)
+    cut = Message(role="assistant", content="", reasoning_content="First I")
+    made = await METHOD.score(
+        replace(told, turn=replace(told.turn, reply=cut, finish_reason="length")), tools(Scorer())
+    )
+    if hint:
+        assert isinstance(made, Sample)
+        assert made.reward is None
+    else:
+        assert isinstance(made, Dropped)
+        assert made.reason is DropReason.NEUTRAL
 
 
 @pytest.mark.parametrize("failure", ["is_gone", "is_narrow", "overflow"])

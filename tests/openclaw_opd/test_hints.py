@@ -104,6 +104,11 @@ async def test_nothing_said_is_no_question(bench, judged) -> None:
             ("Too long. Shorter!",),
         ),
         ("请用一句话回答", -1, ("请用一句话回答",)),
+        # a client's decoration is nobody's wish; a user's own bracket is
+        ("<system-reminder>\nUse the todo list.\n</system-reminder>\nShorter, please.", -1, ("Shorter, please.",)),
+        ("Shorter, please.\n\n[Current time: 12:02]", -1, ("Shorter, please.",)),
+        ("Shorter [three words].", -1, ("Shorter [three words].",)),
+        ("[Again] Shorter, please [three words]", -1, ("[Again] Shorter, please [three words]",)),
         ("Thanks, that is it!", 1, ()),
         ("Well then.", 0, ()),
         ("Well then.", None, ()),

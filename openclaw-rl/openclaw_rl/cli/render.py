@@ -21,6 +21,10 @@ _WAITS = {
     "sampled": "for a full batch",
     "leased": "for the end of the training step",
 }
+_NO_SESSION = (
+    "  no later request was seen to continue it. The client names no session, so its chats are recognised by what\n"
+    "  they repeat; the header X-Session-Id (one value a chat) helps a client that changes or cuts its history"
+)
 _HEAD: tuple[str, ...] = ("reply", "finished", "version", "tokens", "verdict", "state", "user", "session")
 _LONGEST_TEXT = 400
 """Characters of a message that one turn's page shows."""
@@ -90,6 +94,8 @@ def turn(record: _Body) -> str:
     if record.get("practice"):
         lines += [f"  {'practice':9}{_practice(record)}: no user asked for this reply"]
     lines += ["", f"it is {_state(record)}"]
+    if scope["session_id"] is None and (record["state"] == "served" or record["reason"] == "no_next_state"):
+        lines += [_NO_SESSION]
     lines += [
         f"  {when(event['at'])}  {event['state']:8}  {plain(event['detail'])}".rstrip() for event in record["events"]
     ]

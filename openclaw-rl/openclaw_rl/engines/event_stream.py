@@ -58,7 +58,11 @@ class Connections:
         # A failure is not reported here: the next stream will meet it.
         if self.spare < _MAX_SPARE:
             with contextlib.suppress(EngineGone):
-                self._spare.append(await self._open())
+                opened = await self._open()
+                if self.spare < _MAX_SPARE:  # others were opened meanwhile
+                    self._spare.append(opened)
+                else:
+                    opened[0].abort()
 
     async def take(self) -> "tuple[asyncio.Transport, _ResponseProtocol]":
         """Return an open connection. Raises EngineGone."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from openclaw_rl.judge.phrases import TEXT_RULES, TOOL_RULES, TextRule
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import conversation
-from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.sessions.conversation_key import conversation, own_words
 from openclaw_rl.sessions.reactions import is_taken_back
 from openclaw_rl.types import JudgedTurn, Verdict
 
@@ -64,7 +63,7 @@ class RulesJudge:
 
 def rule_on(judged: JudgedTurn) -> Ruling:
     state = judged.next_state
-    said = [strip_wrapping(message.text())[:_TEXT_CHARS] for message in state.messages if is_request(message)]
+    said = [own_words(message)[:_TEXT_CHARS] for message in state.messages if is_request(message)]
     said = [
         text for text in said if text and not re.fullmatch(r"/\w+", text)
     ]  # a command to the client, such as /compact
@@ -119,7 +118,7 @@ def _by_results(results: Sequence[str]) -> Ruling | None:
 
 
 def _last_request(messages: Sequence[Message]) -> str:
-    return next((strip_wrapping(m.text())[:_TEXT_CHARS] for m in reversed(conversation(messages)) if is_request(m)), "")
+    return next((own_words(m)[:_TEXT_CHARS] for m in reversed(conversation(messages)) if is_request(m)), "")
 
 
 def _repeats(text: str, request: str) -> bool:

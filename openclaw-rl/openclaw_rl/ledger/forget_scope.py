@@ -2,11 +2,13 @@
 
 A conversation without an id is recognized by its history, as in pairing: it begins with the same question and the same
 answer (system messages aside). A repetition of its first question that no request continued is part of it too. Another
-chat that began with the same question and got another answer is not.
+chat that began with the same question and got another answer is not. A client may send another beginning each time (the
+last messages only, or a decorated first one). So the requests that answered a turn of it, and the turns that they
+answered, are part of it too.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,9 +91,11 @@ class Conversation:
     def rows(self, db: sqlite3.Connection, *, after: int = 0) -> frozenset[int]:
         asked: list[int] = []
         goes_on: dict[str, int] = {}
+        requests: dict[str, int] = {}
         query = "SELECT id, request_id, messages FROM request WHERE user = ? AND session_id IS NULL AND id > ?"
         for number, (row, request_id, messages) in enumerate(db.execute(query, (self.user, after)), start=1):
             deletion.yield_interpreter(number)
+            requests[request_id] = row
             said = _from(db, self.question[0], unpack_ids(messages))
             if said[: len(self.question)] != self.question:
                 continue
@@ -106,7 +110,7 @@ class Conversation:
         for row, by_request in _answered(db, asked):
             if by_request in (None, "side") or by_request in goes_on:
                 rows.add(row)
-        return _with_dependents(db, rows)
+        return _with_dependents(db, _with_answers(db, rows, requests))
 
     def __str__(self) -> str:
         return "the conversation"
@@ -190,6 +194,21 @@ def _answered(db: sqlite3.Connection, rows: Sequence[int]) -> Iterator[tuple[int
         marks, values = in_list(some)
         query = f"SELECT request.id, by_request FROM request LEFT JOIN next_state USING (id) WHERE id IN ({marks})"
         yield from db.execute(query, values).fetchall()
+
+
+def _with_answers(db: sqlite3.Connection, rows: set[int], requests: Mapping[str, int]) -> set[int]:
+    """Add all that is connected with `rows` by pairs of a turn and the request that answered it."""
+    pairs: dict[int, list[int]] = {}
+    for row, by_request in _answered(db, list(requests.values())):
+        if by_request is not None and (by := requests.get(by_request)) is not None:
+            pairs.setdefault(row, []).append(by)
+            pairs.setdefault(by, []).append(row)
+    found, left = set(rows), list(rows)
+    while left:
+        new = set(pairs.get(left.pop(), ())) - found
+        found |= new
+        left += new
+    return found
 
 
 def _with_dependents(db: sqlite3.Connection, rows: set[int]) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """Turns that wait for the judge or the method, and the verdicts and samples that these return."""
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback, leases, wishes
@@ -66,9 +66,18 @@ class Judging(LedgerPart):
         )
         wishes.note(db, row, sample, at=at)
 
+    _dropped: Mapping[TurnState, int] = {}
+    """Turns that writes dropped beyond the ledger's limits, so far; `drop_oldest` reports them."""
+    _reported: Mapping[TurnState, int] = {}
+
     async def drop_oldest(self, state: TurnState, keep: int) -> int:
-        """Drop the oldest turns of `state` beyond `keep` as BACKLOG; return their number."""
-        total = 0
+        """Drop the oldest turns of `state` beyond `keep` as BACKLOG.
+
+        Return their number, with those that the ledger's own limit has dropped since the last call.
+        """
+        so_far = self._dropped.get(state, 0)
+        total = so_far - self._reported.get(state, 0)
+        self._reported = {**self._reported, state: so_far}
         # Counted by a reader first: a write would cost an fsync at each call, and mostly there is no backlog.
         while await self._waiting(state) > keep and (some := await self._drop_some(state, keep)):
             total += some
@@ -80,10 +89,19 @@ class Judging(LedgerPart):
 
     @write
     def _drop_some(self, db: sqlite3.Connection, state: TurnState, keep: int) -> int:
-        waiting, at = _count(db, state), self._clock()
+        return self._drop_beyond(db, state, keep)
+
+    def _hold_limits(self, db: sqlite3.Connection) -> None:
+        for state, most in self._most_waiting.items():
+            if dropped := self._drop_beyond(db, state, most):
+                self._dropped = {**self._dropped, state: self._dropped.get(state, 0) + dropped}
+
+    def _drop_beyond(self, db: sqlite3.Connection, state: TurnState, keep: int) -> int:
+        waiting = _count(db, state)
         most = min(waiting - keep, _DROPPED_AT_ONCE)
         if most <= 0:
             return 0
+        at = self._clock()
         if state is TurnState.SAMPLED:
             both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
             rows = [row for _, row in sorted(both)][:most]

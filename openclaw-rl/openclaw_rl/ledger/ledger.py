@@ -11,6 +11,7 @@ method whose body is its SQL (`store`). The ledger knows no HTTP, no engines and
 import asyncio
 import sqlite3
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -34,6 +35,7 @@ from openclaw_rl.ledger.versions import Versions
 from openclaw_rl.ledger.wishes import Wishes
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
+from openclaw_rl.types import TurnState
 
 _CONNECTIONS = 4
 """Connections to the file: the writer's, its syncer's and two readers'."""
@@ -52,9 +54,10 @@ class Ledger(
         training: TrainingSettings,
         redactor: NounRedactor,
         clock: Clock,
+        most_waiting: Mapping[TurnState, int] | None = None,
     ) -> None:
         super().__init__(writer, reader, training, redactor, clock)
-        self._lock = lock
+        self._lock, self._most_waiting = lock, most_waiting or {}
 
     @classmethod
     async def open(
@@ -67,9 +70,11 @@ class Ledger(
         memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
         clock: Clock = time.time,
         lock: InstanceLock | None = None,
+        most_waiting: Mapping[TurnState, int] | None = None,
     ) -> Self:
         """Open the file, and make or migrate it first if needed.
 
+        most_waiting: most turns in a state. The transaction that makes one too many drops the oldest as `backlog`.
         lock: the lock of this file, which the caller holds already; the ledger releases it from now on.
 
         Raises LedgerLocked, which names the process that holds the file, and LedgerMismatch, which names both models.
@@ -85,7 +90,8 @@ class Ledger(
         writer = Writer(connect)
         writer.start()
         redactor = NounRedactor(redaction, remembered=memory.clean_texts)
-        return cls(writer, Reader(partial(connect, read_only=True)), lock, training, redactor, clock)
+        reader = Reader(partial(connect, read_only=True))
+        return cls(writer, reader, lock, training, redactor, clock, most_waiting)
 
     async def aclose(self) -> None:
         """Write the calls that were made, then close the file and release its lock."""

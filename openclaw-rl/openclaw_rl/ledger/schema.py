@@ -232,7 +232,12 @@ CREATE TRIGGER turn_recounted AFTER UPDATE OF state ON turn BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+_V5 = """
+-- What else is known of the messages before the reply, as JSON: digests for clients that change these messages.
+ALTER TABLE open_turn ADD COLUMN place TEXT NOT NULL DEFAULT '{}';
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
 """Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 

@@ -13,7 +13,7 @@ needs too is a function of the module.
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,6 +22,7 @@ from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import TurnState
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -90,6 +91,12 @@ class LedgerPart:
         self._training, self._redactor = training, redactor
         self._step = (0, 0.0)
         """Fence of the lease whose optimizer stepped last, and the end of the time (monotonic) that deletions wait."""
+        self._most_waiting: Mapping[TurnState, int] = {}
+        """Most turns that may be in a state; every transaction holds to it."""
+
+    def _hold_limits(self, db: sqlite3.Connection) -> None:
+        """Drop what is too many, at the end of each transaction that a part writes."""
+        raise NotImplementedError
 
 
 def write(body: Body[Part, P, T]) -> Method[Part, P, T]:
@@ -122,8 +129,12 @@ def read(body: Body[Part, P, T]) -> Method[Part, P, T]:
 def _on_writer(body: Body[Part, P, T], *, timeout_s: float | None, is_synced: bool) -> Method[Part, P, T]:
     @wraps(body)
     async def method(self: Part, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._writer.write(
-            lambda db: body(self, db, *args, **kwargs), timeout_s=timeout_s, is_synced=is_synced
-        )
+        def work(db: sqlite3.Connection) -> T:
+            done = body(self, db, *args, **kwargs)
+            if self._most_waiting:
+                self._hold_limits(db)
+            return done
+
+        return await self._writer.write(work, timeout_s=timeout_s, is_synced=is_synced)
 
     return method

@@ -19,6 +19,7 @@ from openclaw_rl.types import (
     DropReason,
     NextState,
     OpenTurn,
+    Place,
     Request,
     Scope,
     SideCount,
@@ -60,8 +61,15 @@ class Turns(LedgerPart):
         insert_reply(db, row, turn)
         if turn.drop is None:
             db.execute(
-                "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?)",
-                (row, turn.finished_at, key.reply_hash, key.before_hash, key.history_hash),
+                "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    row,
+                    turn.finished_at,
+                    key.reply_hash,
+                    key.before_hash,
+                    key.history_hash,
+                    orjson.dumps(key.place).decode(),
+                ),
             )
         at = self._clock()
         append_event(db, row, TurnState.SERVED, at=at)
@@ -89,14 +97,19 @@ class Turns(LedgerPart):
     def open_turns(self, db: sqlite3.Connection, limit: int) -> list[OpenTurn]:
         """Return the newest `limit` turns that wait for a next state, newest last."""
         rows = db.execute(
-            "SELECT turn_id, user, session_id, policy, reply_hash, before_hash, history_hash, finished_at"
+            "SELECT turn_id, user, session_id, policy, reply_hash, before_hash, history_hash, place, finished_at"
             " FROM (SELECT * FROM open_turn ORDER BY id DESC LIMIT ?)"
             " JOIN turn USING (id) JOIN request USING (id) ORDER BY id",
             (limit,),
         )
         return [
-            OpenTurn(turn_id, Scope(user, session_id, policy), TurnKey(reply, before, history), finished_at)
-            for turn_id, user, session_id, policy, reply, before, history, finished_at in rows
+            OpenTurn(
+                turn_id,
+                Scope(user, session_id, policy),
+                TurnKey(reply, before, history, Place(**orjson.loads(place))),
+                finished_at,
+            )
+            for turn_id, user, session_id, policy, reply, before, history, place, finished_at in rows
         ]
 
     # Without an fsync, as `begin`: after a power cut the turns are open again.

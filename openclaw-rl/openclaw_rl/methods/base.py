@@ -18,6 +18,7 @@ from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
+from openclaw_rl.sessions.thoughts import has_answer
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.settings.method_settings import method_object
 from openclaw_rl.types import DropReason, HintTerm, Ids, JudgedTurn, LogProbs, Sample
@@ -183,8 +184,12 @@ def unusable(judged: JudgedTurn) -> DropReason | None:
 
 
 def reward_of(judged: JudgedTurn) -> float | None:
-    """Return ±1; None for a verdict of 0 and for an unjudged turn."""
-    return float(judged.verdict.value) if judged.verdict is not None and judged.verdict.value else None
+    """Return ±1; None for a verdict of 0, for an unjudged turn, and for praise of a reply that holds no answer."""
+    if judged.verdict is None or not judged.verdict.value:
+        return None
+    if judged.verdict.value > 0 and not has_answer(judged.turn.reply):
+        return None  # to praise a thought that the token limit cut would teach to think without end
+    return float(judged.verdict.value)
 
 
 def sample_of(

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.messages import Message
+from openclaw_rl.messages import Message, in_call_order
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
@@ -156,7 +156,8 @@ class FrontEnd:
             raise RequestError(f"chat_template_kwargs.{name} is not for the template", param="chat_template_kwargs")
         body: dict[str, Any] = {
             "messages": [
-                protect(_plain(message, i), is_reply=message.role == "assistant") for i, message in enumerate(messages)
+                protect(_plain(messages[i], i), is_reply=messages[i].role == "assistant")
+                for i in in_call_order(messages)
             ],
             "reasoning_effort": kwargs.pop("reasoning_effort", None),
         }
@@ -179,14 +180,19 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
     if message.role == "developer":
         fields["role"] = "system"
     if isinstance(message.content, list):
+        thoughts = message.thoughts()
+        if thoughts and message.reasoning_content is None:
+            fields["reasoning_content"] = thoughts
         for number, part in enumerate(message.content):
-            if part.type != "text":
+            if part.type != "text" and not (message.role == "assistant" and part.is_thought):
                 raise RequestError(
                     f"this model reads text only: messages[{index}].content[{number}] is of type {part.type!r}",
                     code="unsupported_content",
                     param=f"messages[{index}].content[{number}]",
                 )
         fields["content"] = message.text()
+    for call, made in zip(fields.get("tool_calls", ()), message.tool_calls or (), strict=True):
+        call["function"]["arguments"] = made.function.as_object()
     return fields
 
 

@@ -179,7 +179,7 @@ class Reply:
             # Both writes are queued before either waits, so one commit of the ledger takes them together.
             await asyncio.gather(self._begin(), self._deps.sessions.observe(request))
         else:
-            await self._deps.sessions.observe_side(request.scope, request.messages)
+            await self._deps.sessions.observe_side(request.scope, request.messages, request.group)
 
     async def _begin(self) -> None:
         try:

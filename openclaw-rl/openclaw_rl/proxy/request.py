@@ -19,7 +19,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.frontend import Rendered
 from openclaw_rl.proxy.generation import EngineExtras
-from openclaw_rl.sessions.classify import Classified, classify, identify
+from openclaw_rl.sessions.classify import Classified, classify, group_of, identify
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
@@ -200,9 +200,10 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
     )
     classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
+    session_id = identify(headers, body.raw, messages)
     request = Request(
         request_id=f"req-{uuid.uuid4().hex}",
-        scope=Scope(caller.user, identify(headers, body.raw, messages)),
+        scope=Scope(caller.user, session_id),
         received_at=received_at,
         messages=tuple(messages),
         tools_json=orjson.dumps(tools).decode() if tools else None,
@@ -212,6 +213,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         episode=_text(body.raw.get("episode")),
         task=_text(body.raw.get("task")),
         step=_step(body.raw.get("step")),
+        group=group_of(body.raw) if session_id is None else None,
     )
     return Prepared(
         request=request,

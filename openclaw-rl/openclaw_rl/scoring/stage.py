@@ -5,7 +5,8 @@ reads all else again. An event wakes the loop, and a slow poll of the ledger fin
 
 A turn that fails rests, longer each time, and is given up after its retries. A `CircuitBreaker` tells a judge or a
 teacher that is down from single turns that fail. While the ledger cannot write, a worker waits with its result. At most
-`max_waiting` turns wait behind the stage: the oldest beyond that end as `backlog`.
+`max_waiting` turns wait behind the stage: the oldest beyond that end as `backlog`. The server's ledger holds to this in
+each transaction; the stage reports it, and does it for a ledger that knows no limit.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ Work = Callable[[JudgedTurn], Awaitable[Write]]
 
 _TRIP_AFTER = 3
 """Failed turns in a row, without one that worked, that trip the breaker."""
+_MOST_KNOWN = 10_000
+"""Failed turns that are known at once. A turn that was forgotten is tried as if it had not failed yet."""
 _PROBES_OF_ONE_TURN = 500
 """Probes of one turn while the breaker is open: hours. A turn that always fails does not wait for ever."""
 
@@ -126,6 +129,8 @@ class CircuitBreaker:
         self._probed.add(turn_id)
         self._next_probe_at = time.monotonic() + self._rests.next_s()
         self._probes[turn_id] += 1
+        if len(self._probes) > _MOST_KNOWN:  # turns end elsewhere, too
+            del self._probes[next(iter(self._probes))]
         return self._probes[turn_id] <= _PROBES_OF_ONE_TURN
 
     def close(self) -> bool:
@@ -300,6 +305,8 @@ class Stage:
             if self._breaker.excuses(turn_id):
                 return False
         failures = self._failures.setdefault(turn_id, _TurnFailures(self._times.turn_rests()))
+        if len(self._failures) > _MOST_KNOWN:
+            self._forget(next(iter(self._failures)))  # it has most likely ended as backlog
         failures.count += 1
         rest_s = failures.rests.next_s()
         failures.rests_until = time.monotonic() + rest_s

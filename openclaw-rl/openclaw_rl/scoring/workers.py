@@ -14,7 +14,7 @@ Leaves to others: which turns, when, and how often again (`stage`).
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -38,6 +38,7 @@ from openclaw_rl.scoring.stage import (
     StageLimits,
     Write,
 )
+from openclaw_rl.sessions.thoughts import has_answer
 from openclaw_rl.settings import JudgeSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, TurnState, Verdict
@@ -45,6 +46,8 @@ from openclaw_rl.types import DropReason, Ids, JudgedTurn, TurnState, Verdict
 log = structlog.get_logger()
 
 
+_NO_ANSWER = "no praise: the reply ended before its answer"
+"""Start of the rationale where the user cannot have meant this reply: it got a thought alone, cut by the limit."""
 BACKGROUND_SHARE = 2
 """The engine's `max_running` divided by this is the most that judging and scoring take, or one call of each kind."""
 
@@ -76,6 +79,8 @@ async def judge_turns(
             health.failed("judge", str(error))
             raise Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
         health.ok("judge")
+        if verdict is not None and verdict.value > 0 and not has_answer(turn.turn.reply):
+            verdict = replace(verdict, value=0, rationale=f"{_NO_ANSWER}: {verdict.rationale}")
         return partial(ledger.record_verdict, turn_id, verdict)
 
     limits = StageLimits(settings.workers, settings.retries, settings.max_waiting)

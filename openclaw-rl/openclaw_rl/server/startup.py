@@ -28,7 +28,7 @@ from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import WeightKind
+from openclaw_rl.types import TurnState, WeightKind
 
 START_POLL_S = 0.2
 
@@ -121,6 +121,11 @@ async def open_core(
         memory=settings.memory,
         clock=clock,
         lock=lock,
+        most_waiting={
+            TurnState.PAIRED: settings.judge.max_waiting,
+            TurnState.JUDGED: settings.judge.max_waiting,
+            TurnState.SAMPLED: settings.training.max_waiting,
+        },
     )
     stack.push_async_callback(ledger.aclose)
     await version_folders.tidy(ledger, data.versions)

@@ -4,8 +4,9 @@
 A retry that the client rewrote ("recovery") is main: its reply is the one that the user sees and answers.
 
 `identify` takes the first of: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header;
-`prompt_cache_key`; `session_id` in the body; OpenClaw's `Runtime:` line. Without any it returns None. Pairing then
-recognises the conversation by its history; no id is made up.
+`session_id` in the body; OpenClaw's `Runtime:` line. Without any it returns None. Pairing then recognises the
+conversation by its history; no id is made up. `group_of` takes `prompt_cache_key`: clients give one key to all their
+chats, or to a session and its sub-agents, so the key narrows the search and names no conversation.
 """
 
 import re
@@ -66,14 +67,18 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequ
     """Return the session id that the client names, or None. `headers`: by lower-case name."""
     if named := _clean(headers.get("x-session-id")):
         return named
-    affinity = (headers.get("session_id"), headers.get("x-session-affinity"), body.get("prompt_cache_key"))
-    for value in affinity:
+    for value in (headers.get("session_id"), headers.get("x-session-affinity")):
         if named := _COMPACTIONS.sub("", _clean(value)):
             return named
     if named := _clean(body.get("session_id")):
         return named
     line = openclaw.runtime(messages)
     return None if line is None else line.session_id
+
+
+def group_of(body: Mapping[str, Any]) -> str | None:
+    """Return the group of requests that the client names, or None."""
+    return _COMPACTIONS.sub("", _clean(body.get("prompt_cache_key"))) or None
 
 
 def _main_kind(messages: Sequence[Message]) -> str:

@@ -1,32 +1,69 @@
 """Pair a request with the reply that it answers: by history, in memory, without I/O.
 
-An open turn is found by its key: scope, reply, the message before the reply. A request answers the turn whose key is
-directly before its first new message. All new messages are the next state of that turn. The rules:
+A request answers the turn whose reply is directly before its first new message. All new messages are the next state of
+that turn. The reply must be equal to the eye, thoughts aside; text that the client appended is cut. What stands before
+the reply is the second evidence, from strong to weak:
 
-* Turns of different scopes never pair. Without a session id the whole history must match too, because all such chats
-  share one scope.
-* The first continuation wins: a turn pairs once. Later continuations of the same reply (branches) pair with no turn.
+* `WHOLE`: the whole history before the reply is equal.
+* `BEFORE`: the message before the reply is equal. Without a session id all replies before must agree too.
+* `DECORATED`: the user's message before the reply differs by a decoration alone, and all replies before agree.
+* `RENUMBERED`: as `DECORATED`, and the decoration stands in both messages, with another time or count in it.
+* `ALONE`: only the reply is equal, and no other turn has the same one. In a session all replies before must agree;
+  without a session id the history must begin with this reply, and the reply must be long.
+
+"Agree" means: the request has the same replies before, in the same order, or the last ones of them, because clients cut
+histories at their start. Without a session id a cut history needs more: an equal reply before, or a text that is not
+short. The strongest evidence decides. Of turns with equal evidence the newest question of a session pairs. Without a
+session id such turns, if they differ, pair with no request: a false pair is worse than a missing one. More rules:
+
+* Turns of different scopes or groups never pair. Without a session id all chats of a user share one scope.
+* The first continuation wins: a turn pairs once. Ended turns stay known for a while, so that a later continuation (a
+  branch) pairs with no turn, and never with a similar one.
 * A retry leaves the older turn open. When a request continues one of them, the other turns with the same history are
   superseded. Without a session id they expire instead: two users who open with the same words made no retry.
 * Background exchanges in the client's history (heartbeats) are skipped: they are no next state, and hide no turn.
 
-An open turn holds its ids and three digests, no messages. The caller keeps the ledger consistent with the pairing.
+An open turn holds its ids and digests, no messages. The caller keeps the ledger consistent with the pairing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import islice
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import canonical_text, conversation, digest, history_digest
+from openclaw_rl.sessions.conversation_key import (
+    History,
+    canonical_text,
+    conversation,
+    digest,
+    grouped,
+    is_decorated,
+    is_renumbered,
+)
 from openclaw_rl.sessions.openclaw import is_background, is_summary, unmerged
 from openclaw_rl.sessions.reactions import is_taken_back, reactions
-from openclaw_rl.types import NextState, OpenTurn, Scope
+from openclaw_rl.sessions.thoughts import without_quote
+from openclaw_rl.types import NextState, OpenTurn, Place, Scope
 
 _MAX_CUTS = 64
 """Line ends at which a merged reply is cut to find the recorded part; OpenClaw appends a few lines."""
+_MOST_ENDED = 2000
+"""Ended turns that stay known; older ones are forgotten."""
+_MOST_COMPARED = 256
+"""Newest turns with one reply whose weak evidence is compared; a bound of time, for chats that reply "ok"."""
+_LONG_TEXT, _LONG_REPLY = 16, 40
+"""Characters of message and reply that are evidence without any reply before them, and of a reply on its own."""
 
-_Bucket = tuple[Scope, str]
+
+class Evidence(IntEnum):
+    """Strength of the evidence besides the reply itself."""
+
+    ALONE = 1
+    RENUMBERED = 2
+    DECORATED = 3
+    BEFORE = 4
+    WHOLE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +82,9 @@ class Pairing:
     def __init__(self, max_open_turns: int) -> None:
         self._max_open_turns = max_open_turns
         self._turns: dict[str, OpenTurn] = {}  # oldest first
-        self._buckets: dict[_Bucket, list[OpenTurn]] = {}  # oldest first; a handful in each
-        """The turns of a session; without a session id, the turns that answer one history."""
+        self._ended: dict[str, OpenTurn] = {}  # oldest first
+        self._index: dict[tuple[str, Scope, str], dict[str, OpenTurn]] = {}
+        """Open and ended turns by reply and by history; oldest first."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -56,63 +94,69 @@ class Pairing:
         if turn.turn_id in self._turns:
             return []
         self._turns[turn.turn_id] = turn
-        self._buckets.setdefault(_bucket(turn.scope, turn.key.history_hash), []).append(turn)
+        for key in _keys(turn):
+            self._index.setdefault(key, {})[turn.turn_id] = turn
         return self.remove(list(islice(self._turns, max(0, len(self._turns) - self._max_open_turns))))
 
-    def observe(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
-        """Remove and return the turn that a new main request answers, or None."""
-        turn, new = self._find(scope, conversation(messages))
+    def observe(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> Paired | None:
+        """Remove and return the turn that a new main request answers, or None. `group`: `Request.group`."""
+        turn, new = self._find(scope, conversation(messages), group)
         if turn is None or not new:  # without a new message the client asks to continue the reply: no judgement of it
             return None
-        siblings = self._buckets[_bucket(scope, turn.key.history_hash)] if scope.session_id is not None else []
-        superseded = [
-            other.turn_id for other in siblings if other is not turn and other.key.history_hash == turn.key.history_hash
-        ]
+        superseded = self._retries(turn) if scope.session_id is not None else []
         self.remove([turn.turn_id, *superseded])
         # A user reacts to a text, never to a tool call; but the client repeats the reaction behind tool results.
         seen = reactions(messages) if any(message.role == "user" for message in new) else ()
         return Paired(turn.turn_id, NextState(tuple(new), seen), tuple(superseded))
 
-    def observe_side(self, scope: Scope, messages: Sequence[Message]) -> Paired | None:
+    def observe_side(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> Paired | None:
         """Remove and return the turn whose reply the user reacted to, if a background request reports a reaction."""
         seen = reactions(messages)
         if all(is_taken_back(reaction) for reaction in seen):
             return None
-        turn, _ = self._find(scope, conversation(messages))
+        turn, _ = self._find(scope, conversation(messages), group)
         if turn is None:
             return None
         self.remove([turn.turn_id])
         return Paired(turn.turn_id, NextState((), seen))
 
     def remove(self, turn_ids: Iterable[str]) -> list[str]:
-        """Remove turns; return the ids that were open."""
-        gone = []
-        for turn_id in turn_ids:
-            if (turn := self._turns.pop(turn_id, None)) is None:
-                continue
-            gone.append(turn_id)
-            bucket = _bucket(turn.scope, turn.key.history_hash)
-            self._buckets[bucket].remove(turn)
-            if not self._buckets[bucket]:
-                del self._buckets[bucket]
+        """Remove turns; return the ids that were open. They stay known as ended."""
+        gone = [turn_id for turn_id in turn_ids if turn_id in self._turns]
+        for turn_id in gone:
+            self._ended[turn_id] = self._turns.pop(turn_id)
+        for turn_id in list(islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))):
+            turn = self._ended.pop(turn_id)
+            for key in _keys(turn):
+                del self._index[key][turn_id]
+                if not self._index[key]:
+                    del self._index[key]
         return gone
 
     def close(self, scope: Scope) -> list[str]:
         """Remove all open turns of a session that is over; return their ids. Without a session id: no turn."""
-        turns = [] if scope.session_id is None else self._buckets.get(_bucket(scope, ""), [])
-        return self.remove([turn.turn_id for turn in turns])
+        if scope.session_id is None:
+            return []
+        return self.remove([turn.turn_id for turn in self._turns.values() if turn.scope == scope])
 
     def expire(self, older_than: float) -> list[str]:
         """Remove turns finished before `older_than`; return their ids."""
         return self.remove([turn.turn_id for turn in self._turns.values() if turn.finished_at < older_than])
 
-    def _find(self, scope: Scope, history: Sequence[Message]) -> tuple[OpenTurn | None, list[Message]]:
+    def _retries(self, turn: OpenTurn) -> list[str]:
+        """Return the other open turns of the session with the same history."""
+        same = self._index[("history", turn.scope, turn.key.history_hash)]
+        return [turn_id for turn_id in same if turn_id in self._turns and turn_id != turn.turn_id]
+
+    def _find(
+        self, scope: Scope, history: Sequence[Message], group: str | None
+    ) -> tuple[OpenTurn | None, list[Message]]:
         """Return the last turn of the history, and the messages after it; background exchanges are skipped."""
         end = len(history)
         new: list[Message] = []
         while (last := _last_reply(history, end)) is not None:
             new = [message for message in history[last + 1 : end] if not is_background(message)] + new
-            if turn := self._match(scope, history, last):
+            if turn := self._match(scope, history, last, group):
                 return turn, new
             asked = next((k for k in range(last, -1, -1) if history[k].role == "user"), None)
             if asked is None or not is_background(history[asked]):
@@ -120,59 +164,133 @@ class Pairing:
             end = asked
         return None, []
 
-    def _match(self, scope: Scope, history: Sequence[Message], last: int) -> OpenTurn | None:
+    def _match(self, scope: Scope, history: Sequence[Message], last: int, group: str | None) -> OpenTurn | None:
         """Return the open turn whose reply is the message at `last`."""
-        whole = history_digest(history[:last]) if scope.session_id is None else ""
-        turns = self._buckets.get(_bucket(scope, whole), [])
-        if not turns:
-            return None
-        hashes: Iterable[str]
-        if scope.session_id is not None and (last == 0 or is_summary(history[last - 1])):
-            hashes = [digest(history[last])]  # a compaction replaced the messages before: only the reply can match
-        else:
-            before = _before_hashes(history, last)
-            turns = [turn for turn in turns if turn.key.before_hash in before]
-            hashes = _reply_hashes(history[last]) if turns else ()
-        for reply_hash in hashes:
-            if candidates := [turn for turn in turns if turn.key.reply_hash == reply_hash]:
-                return _choose(candidates, history[:last])
+        request: _Before | None = None
+        for reply_hash, is_cut in _reply_hashes(history[last]):
+            turns = self._index.get(("reply", scope, grouped(reply_hash, group)))
+            if not turns:
+                continue
+            request = request or _Before(scope, history[:last], history[last])
+            if is_cut and request.is_compacted:
+                return None
+            # The index of histories holds the strongest evidence, so only the newest of many turns are compared.
+            whole = self._index.get(("history", scope, request.whole), {})
+            found = [(Evidence.WHOLE, turn) for turn in whole.values() if turn.turn_id in turns]
+            if not found:
+                newest = list(islice(reversed(turns.values()), _MOST_COMPARED))[::-1]
+                found = [
+                    (seen, turn)
+                    for turn in newest
+                    # An ended turn speaks for a branch only where the request could continue it.
+                    if (turn.turn_id in self._turns or request.agrees(turn.key.place))
+                    and (seen := request.evidence(turn, is_cut=is_cut))
+                ]
+            if found:
+                best = max(seen for seen, _ in found)
+                return self._choose([turn for seen, turn in found if seen == best], best, request)
         return None
 
+    def _choose(self, found: Sequence[OpenTurn], evidence: Evidence, request: "_Before") -> OpenTurn | None:
+        """Return the best of the turns with equal evidence; None for a branch, and if it cannot be told."""
+        turns = [turn for turn in found if turn.turn_id in self._turns]
+        if not turns:
+            return None
+        first, newest = turns[0].key, turns[-1].key
+        if evidence is Evidence.ALONE:
+            is_told = len(turns) == 1 and (request.is_session or len(found) == 1)
+            return turns[0] if is_told else None
+        if request.is_session:  # a turn with this very history comes first; else the newest question, its oldest reply
+            return next(turn for turn in turns if turn.key.history_hash == newest.history_hash)
+        # Turns that were asked alike are chats that cannot be told apart: the oldest turn gets the first answer.
+        is_told = evidence is Evidence.WHOLE or all(
+            turn.key.history_hash == first.history_hash or _is_same_question(turn.key.place, first.place)
+            for turn in turns
+        )
+        return turns[0] if is_told else None
 
-def _choose(candidates: list[OpenTurn], history: Sequence[Message]) -> OpenTurn:
-    """Return the best of the turns with the same reply to the same message.
 
-    A turn with this very history is best, else the newest one; of turns with equal keys the oldest.
-    """
-    # Equal keys are chats that cannot be distinguished: the oldest turn gets the first answer.
-    if len(candidates) > 1:
-        whole = history_digest(history)
-        candidates = [turn for turn in candidates if turn.key.history_hash == whole] or candidates
-    return next(turn for turn in candidates if turn.key == candidates[-1].key)
+class _Before:
+    """The messages of a request before the reply that it answers, and their evidence for a turn."""
+
+    def __init__(self, scope: Scope, history: Sequence[Message], reply: Message) -> None:
+        digests = History.of(history)
+        self.is_session = scope.session_id is not None
+        self.whole, self._before, self._place = digests.whole, digests.before, digests.place
+        self.is_compacted = self.is_session and (not history or is_summary(history[-1]))
+        """The messages before were replaced or cut off within a session: only the reply can match."""
+        self._hashes = {self._before}
+        """Of the message before the reply, and of the last messages that a client merged into it."""
+        if history:
+            self._hashes.update(digest(history[-1], text) for text in unmerged(history[-1]))
+        self._has_summary = any(map(is_summary, history))
+        self._is_call = bool(reply.tool_calls)
+        self._reply_chars = len(canonical_text(reply))
+        self._chars = self._reply_chars + (len(canonical_text(history[-1])) if history else 0)
+
+    def evidence(self, turn: OpenTurn, *, is_cut: bool) -> Evidence | None:
+        """Return the evidence for a turn with this reply but another history; `is_cut`: with a part of this reply."""
+        agrees = self.agrees(turn.key.place)
+        if self.is_session:
+            if self.is_compacted or turn.key.before_hash in self._hashes:
+                return Evidence.BEFORE
+        elif self._before and turn.key.before_hash in self._hashes and agrees:
+            return Evidence.BEFORE
+        if is_cut or not (self._reply_chars or self._is_call):
+            return None
+        if not self._before:
+            return Evidence.ALONE if self._reply_chars >= _LONG_REPLY else None
+        is_evident = self.is_session or self._is_long or self._place.words == turn.key.place.words
+        if agrees and is_evident and is_decorated(self._place, turn.key.place):
+            return Evidence.DECORATED
+        if agrees and self._place.depth == turn.key.place.depth and is_renumbered(self._place, turn.key.place):
+            return Evidence.RENUMBERED
+        return Evidence.ALONE if self.is_session and agrees else None
+
+    def agrees(self, turn: Place) -> bool:
+        """Return True if the replies before are those of the turn, or the last ones of them."""
+        mine = self._place
+        size = min(len(mine.replies), len(turn.replies))
+        if not 0 <= mine.depth <= turn.depth or (size and mine.replies[-size:] != turn.replies[-size:]):
+            return False
+        if self.is_session:
+            return True
+        # A summary stands for messages that are unknown: without a session id they must all be known.
+        return not self._has_summary and (mine.depth == turn.depth or self._is_long)
+
+    @property
+    def _is_long(self) -> bool:
+        return self._place.depth > 0 or self._chars >= _LONG_TEXT
 
 
-def _bucket(scope: Scope, history_hash: str) -> _Bucket:
-    return scope, history_hash if scope.session_id is None else ""
+def _is_same_question(one: Place, other: Place) -> bool:
+    return one.depth == other.depth >= 0 and one.replies == other.replies and one.words == other.words
+
+
+def _keys(turn: OpenTurn) -> Iterator[tuple[str, Scope, str]]:
+    yield "reply", turn.scope, turn.key.reply_hash
+    yield "history", turn.scope, turn.key.history_hash
 
 
 def _last_reply(history: Sequence[Message], end: int) -> int | None:
     return next((k for k in range(end - 1, -1, -1) if history[k].role == "assistant"), None)
 
 
-def _before_hashes(history: Sequence[Message], last: int) -> set[str]:
-    """Return the possible digests of the message before a reply: its own, or of the last messages merged into it."""
-    if last == 0:
-        return {""}
-    before = history[last - 1]
-    return {digest(before)} | {digest(before, text) for text in unmerged(before)}
+def _reply_hashes(reply: Message) -> Iterator[tuple[str, bool]]:
+    """Yield the possible digests of a turn's reply, and whether a part was cut off.
 
-
-def _reply_hashes(reply: Message) -> Iterable[str]:
-    """Yield the possible digests of a turn's reply: its own, then of the part before text that the client appended."""
-    yield digest(reply)
-    text = "" if reply.tool_calls else canonical_text(reply)
-    for _ in range(_MAX_CUTS):
-        text = text.rpartition("\n")[0].rstrip()
-        if not text:
-            return
-        yield digest(reply, text)
+    First its own and that of the text behind a quoted block of thoughts, then of the part before text that the client
+    appended.
+    """
+    yield digest(reply), False
+    text = canonical_text(reply)
+    behind = without_quote(text)
+    if behind is not None:
+        yield digest(reply, behind), False
+    for whole in () if reply.tool_calls else (text, behind or ""):
+        text = whole
+        for _ in range(_MAX_CUTS):
+            text = text.rpartition("\n")[0].rstrip()
+            if not text:
+                break
+            yield digest(reply, text), True

@@ -72,19 +72,20 @@ class Sessions:
 
     async def observe(self, request: Request) -> str | None:
         """Pair the turn that a new main request answers; return its id or None."""
-        paired = self._pairing.observe(request.scope, request.messages)
+        paired = self._pairing.observe(request.scope, request.messages, request.group)
         return await self._record(paired, by_request_id=request.request_id)
 
-    async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
+    async def observe_side(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> str | None:
         """Pair a turn with a reaction that a background request reports; return its id or None."""
-        return await self._record(self._pairing.observe_side(scope, messages), by_request_id="side")
+        paired = self._pairing.observe_side(scope, messages, group)
+        return await self._record(paired, by_request_id="side")
 
     async def served(self, request: Request, turn: Turn) -> bool:
         """Record a complete reply, then keep it open for its next state. Return True if the ledger has it.
 
         The caller sends the finish chunk after this.
         """
-        key = turn_key(request.messages, turn.reply)
+        key = turn_key(request.messages, turn.reply, request.group)
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:

@@ -158,6 +158,9 @@ class Request:
     episode: str | None = None
     task: str | None = None
     step: int | None = None
+    group: str | None = None
+    """Name of the group of requests that this one belongs to (`prompt_cache_key`), when no session is named. Turns of
+    different groups never pair. It is not stored: the key of an open turn contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +279,22 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Further digests of the messages before a reply, short ones, for clients that change these messages."""
+
+    depth: int = -1
+    """Number of replies before; -1: nothing is known."""
+    replies: str = ""
+    """The last of these replies, oldest first; all digests have one length."""
+    words: str = ""
+    """Digest of the messages behind the last of these replies, without blocks in tags or brackets at their edges."""
+    parts: str = ""
+    """The sentences and lines of these messages, in order; all digests have one length."""
+    shape: str = ""
+    """Digest of these messages, whatever numbers stand in them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnKey:
     """Place of a turn in its conversation, as hex digests that `sessions.pairing` makes.
 
@@ -288,6 +307,7 @@ class TurnKey:
     """Digest of the last canonical non-ephemeral message before the reply."""
     history_hash: str
     """Digest of the canonical history before the reply, without system and ephemeral messages."""
+    place: Place = Place()
 
 
 @dataclass(frozen=True, slots=True)

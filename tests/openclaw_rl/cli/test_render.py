@@ -151,6 +151,22 @@ def test_one_turn_says_what_was_said_and_why_it_ended_as_it_did() -> None:
     assert lines[-1].endswith("trained   version 4")
 
 
+@pytest.mark.parametrize(
+    ("session", "state", "reason", "is_told"),
+    [
+        (None, "served", None, True),
+        (None, "dropped", "no_next_state", True),
+        (None, "dropped", "neutral", False),
+        (None, "paired", None, False),
+        ("s", "served", None, False),
+    ],
+)
+def test_a_turn_that_was_not_continued_names_the_cure(session, state, reason, is_told: bool) -> None:
+    record = a_record(state=state, reason=reason)
+    record["request"]["scope"]["session_id"] = session
+    assert ("X-Session-Id" in render.turn(record)) is is_told
+
+
 def test_a_reply_that_calls_a_tool_shows_the_call() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
     turn = a_record()["turn"] | {"reply": {"role": "assistant", "content": None, "tool_calls": [call]}}

@@ -130,6 +130,24 @@ async def test_a_stream_takes_the_connection_that_was_opened_for_it_and_never_a_
             server.should_exit = True
 
 
+async def test_connections_opened_ahead_at_once_keep_their_limit() -> None:
+    held: list[asyncio.StreamWriter] = []
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    engine = HttpEngine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", settings=SETTINGS)
+    try:
+        await asyncio.gather(*(engine._generate.refill() for _ in range(50)))
+        assert engine._generate.spare == 32
+    finally:
+        await engine.aclose()
+        server.close()
+        for writer in held:
+            writer.close()
+
+
 async def test_opening_ahead_to_an_engine_that_is_gone_says_nothing() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -43,6 +43,28 @@ def test_thanks_praise_and_moving_on(judged, text: str) -> None:
     assert rule_on(judged(REQUEST, "Sleep more.", text)).value == 1
 
 
+_REMINDER = (
+    "<system-reminder>\n" + "Great work so far, thanks. The todo list was not used. " * 9 + "\n</system-reminder>"
+)
+
+
+@pytest.mark.parametrize(
+    "decorated",
+    [
+        f"{_REMINDER}\n\n{{}}",  # Claude Agent SDK
+        "{}\n\n<environment_details>\n# Open Tabs\nperfect.md, wrong.md, no.md\n</environment_details>",  # Roo, Kilo
+        "[Current time: 12:01, all is fine and perfect]\n{}",
+        f"{_REMINDER}\n<user_query>\n{{}}\n</user_query>",  # Cursor
+        "<p>{}</p>",
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "value"), [("No, that is wrong.", -1), ("Thanks, perfect!", 1), ("ok", 0), (f"{REQUEST}!", -1)]
+)
+def test_a_clients_decoration_says_nothing_of_the_reply(judged, decorated: str, text: str, value: int) -> None:
+    assert rule_on(judged(decorated.format(REQUEST), "Sleep more.", decorated.format(text))).value == value
+
+
 @pytest.mark.parametrize(
     "text",
     [

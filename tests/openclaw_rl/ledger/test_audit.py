@@ -10,7 +10,7 @@ BROKEN = [
     ("DELETE FROM turn WHERE id = 1", "request request-1 was served, but left no turn"),
     ("DELETE FROM reply WHERE id = 1", "turn turn-1 has no reply"),
     ("DELETE FROM open_turn", "turn turn-5 is open, but its key is gone"),
-    ("INSERT INTO open_turn VALUES (1, 0, '', '', '')", "turn turn-1 is over, but its key is still open"),
+    ("INSERT INTO open_turn VALUES (1, 0, '', '', '', '{}')", "turn turn-1 is over, but its key is still open"),
     ("DELETE FROM next_state WHERE id = 1", "turn turn-1 is past pairing without a next state"),
     ("UPDATE verdict SET value = 0 WHERE id = 1", "turn turn-1 has a reward, and no verdict of ±1"),
     ("DELETE FROM sample WHERE id = 1", "turn turn-1 waits or trained without a sample"),

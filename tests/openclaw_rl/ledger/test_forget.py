@@ -261,6 +261,22 @@ async def test_a_conversation_without_an_id_is_named_by_any_of_its_replies(ledge
     assert {row.turn_id for row in await ledger.turns()} == {bobs, middle}
 
 
+async def test_a_conversation_that_began_differently_in_each_request_is_forgotten_whole(ledger, driver):
+    """A client sent the last messages only, and decorated the newest: what was paired belongs together."""
+    names = []
+    for n in range(4):
+        told = [Message(role="user", content=f"question {k}{' [now]' * (k == n)}") for k in range(max(0, n - 1), n + 1)]
+        request = make_request(f"window-{n}", *told, user="ann", session=None, prompt=(n, n))
+        names.append(f"turn-of-window-{n}")
+        await ledger.begin(request)
+        await ledger.finish(make_turn(names[-1], request=request.request_id), driver.key)
+        if n:
+            await ledger.pair(names[-2], NextState(tuple(told[-1:])), by_request_id=request.request_id)
+    other = await driver.served(session=None)
+    assert (await ledger.forget_turn(names[2])).turns == 4
+    assert [row.turn_id for row in await ledger.turns()] == [other]
+
+
 async def test_a_conversation_of_one_question_takes_no_other_along(ledger, driver):
     alone = await driver.served(session=None)
     other = await driver.served(session=None)

@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.errors import CommitRefused
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.types import DropReason, HintTerm, Sample, TopK, TurnState, VersionRun
+from openclaw_rl.types import DropReason, Feedback, HintTerm, Sample, TopK, TurnState, VersionRun
 
 
 def ids(lease):
@@ -282,6 +282,42 @@ async def test_turns_that_nobody_judges_are_bounded_as_well(ledger, driver):
     turns = [await driver.paired() for _ in range(5)]
     assert await ledger.drop_oldest(TurnState.PAIRED, 3) == 2
     assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 2 + ["paired"] * 3
+
+
+@pytest.mark.parametrize("state", [TurnState.PAIRED, TurnState.JUDGED, TurnState.SAMPLED])
+async def test_no_transaction_leaves_more_waiting_than_may(ledger, driver, state: TurnState):
+    """Nobody sweeps here: the write that makes one too many drops the oldest."""
+    ledger._most_waiting = {state: 3}
+    turns = []
+    for n in range(7):
+        turns.append(await getattr(driver, state)())
+        assert (await ledger.counts())[state] == min(n + 1, 3)
+    assert [await driver.state(turn) for turn in turns] == ["dropped.backlog"] * 4 + [str(state)] * 3
+    assert await ledger.drop_oldest(state, 3) == 4  # once, for the log
+    assert await ledger.drop_oldest(state, 3) == 0
+    assert await ledger.audit() == []
+
+
+async def test_samples_that_come_back_or_come_otherwise_count_too(ledger, driver):
+    ledger._most_waiting = {TurnState.SAMPLED: 4}
+    for _ in range(4):
+        await driver.sampled()
+    lease = await ledger.lease(trainer="test", now=True)
+    for _ in range(3):
+        await driver.sampled()
+    await ledger.release(lease.lease_id, lease.fence, reason="stopped")
+    assert (await ledger.counts())["sampled"] == 4
+    written = Feedback("f", await driver.served(), 1.0, demonstration="so")
+    await ledger.record_feedback(written, user="ann", demonstration=(1, 2))
+    assert (await ledger.counts())["sampled"] == 4
+    assert await ledger.audit() == []
+
+
+async def test_feedback_makes_no_more_judged_turns_than_may_wait(ledger, driver):
+    ledger._most_waiting = {TurnState.JUDGED: 2}
+    for n in range(5):
+        await ledger.record_feedback(Feedback(f"f{n}", await driver.served(), 1.0, value=1.0), user="ann")
+        assert (await ledger.counts())["judged"] == min(n + 1, 2)
     assert await ledger.audit() == []
 
 

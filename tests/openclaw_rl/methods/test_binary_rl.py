@@ -95,6 +95,9 @@ async def test_a_judged_turn_becomes_a_sample(verdict: int) -> None:
     [
         (judged(0), DropReason.NEUTRAL),
         (judged(None), DropReason.UNJUDGED),
+        # also where the user rated it: the thought that the limit cut is no answer
+        (judged(1, reply=Message(role="assistant", content="", reasoning_content="hm")), DropReason.NEUTRAL),
+        (judged(1, reply=Message(role="assistant", content="<think>hm")), DropReason.NEUTRAL),
         (judged(1, drop=DropReason.CANCELLED), DropReason.CANCELLED),
         (judged(0, drop=DropReason.OPTED_OUT), DropReason.OPTED_OUT),
         (judged(1, loss_mask=(False, False)), DropReason.EMPTY),

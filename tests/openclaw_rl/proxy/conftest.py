@@ -177,7 +177,7 @@ class Book:
         self.log.append("observe")
         return None
 
-    async def observe_side(self, scope: Scope, messages: Sequence[Message]) -> str | None:
+    async def observe_side(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> str | None:
         return None
 
     async def served(self, request: Request, turn: Turn) -> bool:

@@ -53,6 +53,71 @@ def test_arguments_as_string_and_as_object_give_one_prompt_without_doubled_quote
     assert '\\"city' not in qwen.decode(prompts[0])
 
 
+@pytest.mark.parametrize(
+    "part", [{"type": "thinking", "thinking": "hm hm", "signature": "s"}, {"type": "reasoning", "text": "hm hm"}]
+)
+def test_thoughts_in_a_part_are_the_replys_reasoning(qwen: FrontEnd, part: dict[str, str]) -> None:
+    """A gateway (LiteLLM) sends the parts of Anthropic's dialect back."""
+    parts = [part, {"type": "text", "text": "Blue."}]
+    back = Message.model_validate({"role": "assistant", "content": parts})
+    plain = Message(role="assistant", content="Blue.", reasoning_content="hm hm")
+    assert qwen.render([user("?"), back, user("x")]).ids == qwen.render([user("?"), plain, user("x")]).ids
+    hidden = Message.model_validate({"role": "assistant", "content": [{"type": "redacted_thinking"}, parts[1]]})
+    bare = Message(role="assistant", content="Blue.")
+    assert qwen.render([user("?"), hidden, user("x")]).ids == qwen.render([user("?"), bare, user("x")]).ids
+    with pytest.raises(RequestError):
+        qwen.render([Message.model_validate({"role": "user", "content": parts})])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Oslo"}', '{"city": "Oslo"}'),
+        (json.dumps('{"city": "Oslo"}'), '{"city": "Oslo"}'),  # encoded twice, as some agents do
+        ('{"text": "two\nlines"}', '{"text": "two\\nlines"}'),  # a line end that is no JSON
+        ("", "{}"),
+        ("  ", "{}"),
+        (None, "{}"),
+        ("null", '{"arguments": null}'),
+        ("[1, 2]", '{"arguments": [1, 2]}'),
+        ([1, 2], '{"arguments": [1, 2]}'),
+        ('{"city": "Os', '{"arguments": "{\\"city\\": \\"Os"}'),  # cut by the token limit
+        ("Oslo", '{"arguments": "Oslo"}'),
+        ('"Oslo"', '{"arguments": "Oslo"}'),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown(qwen: FrontEnd, arguments: object, shown: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    answer = Message(role="tool", content="no such city", tool_call_id="c1")
+    text = qwen.decode(qwen.render([user("?"), message, answer], TOOLS).ids)
+    assert f'{{"name": "weather", "arguments": {shown}}}' in text
+
+
+def calls(*ids: str | None) -> Message:
+    made = [{"id": name, "function": {"name": "weather", "arguments": "{}"}} for name in ids]
+    return Message.model_validate({"role": "assistant", "content": None, "tool_calls": made})
+
+
+def results(*ids: str | None) -> list[Message]:
+    return [Message(role="tool", content=f"result of {name}", tool_call_id=name) for name in ids]
+
+
+@pytest.mark.parametrize("arrived", ["abc", "cab", "cba", "bca"])
+def test_results_are_shown_in_the_order_of_their_calls(qwen: FrontEnd, arrived: str) -> None:
+    """Agents run parallel calls at once (OpenAI's, LiteLLM's) and send each result as it arrives."""
+    told = [user("?"), calls(*"abc"), *results(*arrived), user("And?")]
+    in_order = [user("?"), calls(*"abc"), *results(*"abc"), user("And?")]
+    assert qwen.render(told, TOOLS).ids == qwen.render(in_order, TOOLS).ids
+
+
+def test_an_error_names_the_place_in_the_request(qwen: FrontEnd) -> None:
+    image = Message.model_validate({"role": "tool", "tool_call_id": "b", "content": [{"type": "image_url"}]})
+    with pytest.raises(RequestError) as refused:
+        qwen.render([user("?"), calls("a", "b"), image, *results("a")], TOOLS)
+    assert refused.value.param == "messages[2].content[0]"
+
+
 def test_an_open_think_block_is_read_off_the_prompt(qwen: FrontEnd) -> None:
     assert not qwen.render([user("x")]).reasoning_open
     assert qwen.render([user("x")], None, {"open_thinking": True}).reasoning_open

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from chats import HI, ids_of
+from chats import HI, TOOLS, ids_of
 
 from openclaw_rl.settings import SamplingSettings, ServerSettings
 from openclaw_rl.testing import Scripted
@@ -18,6 +18,17 @@ async def test_a_session_id_with_line_breaks_adds_no_header(qwen, proxy_over) ->
         assert reply.status_code == 200
         assert reply.headers["x-session-id"] == "a  X-Evil: 1?"
         assert "x-evil" not in reply.headers
+
+
+async def test_a_cache_key_names_a_group_and_no_session(qwen, proxy_over) -> None:
+    async with proxy_over(qwen) as proxy:
+        first = await proxy.post({**HI, "prompt_cache_key": "my-app"})
+        second = await proxy.post({**HI, "prompt_cache_key": "my-app"}, **{"X-Session-Id": "mine"})
+        third = await proxy.post({**HI, "prompt_cache_key": ["no", "name"]})
+        assert [reply.status_code for reply in (first, second, third)] == [200, 200, 200]
+        assert "x-session-id" not in first.headers
+        found = [(request.scope.session_id, request.group) for request in proxy.book.requests]
+        assert found == [(None, "my-app"), ("mine", None), (None, None)]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +89,24 @@ async def test_a_body_of_any_depth_is_served_or_refused(qwen, proxy_over, field:
         reply = await proxy.post(body)
         assert reply.status_code in (200, 400), reply.text
         assert reply.status_code == 200 or reply.json()["error"]["message"]
+
+
+_BROKEN = ('{"cut": "of', "", None, "[1]", [1], "null", "7", 7, True, '"{}"', '{"a": NaN}', "ls -l", {})
+
+
+@pytest.mark.parametrize("arguments", [*_BROKEN, '{"half": "\\ud800"}', '"\\ud800"', '{"n": 1e999}', "[" * 2000])
+async def test_a_history_with_a_broken_call_can_go_on(qwen, proxy_over, arguments: object) -> None:
+    """The call that the token limit cut stays in the client's history, and so in each of its later requests."""
+    call = {"id": "c1", "type": "function", "function": {"name": "exec", "arguments": arguments}}
+    told = [
+        *HI["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "error: these are no arguments", "tool_call_id": "c1"},
+        {"role": "user", "content": "Try again."},
+    ]
+    async with proxy_over(qwen) as proxy:
+        reply = await proxy.post({"messages": told, "tools": TOOLS})
+        assert reply.status_code == 200, reply.text
 
 
 async def test_a_bias_reaches_the_engine_by_token_id(qwen, proxy_over) -> None:
@@ -153,12 +182,8 @@ async def test_an_output_limit_as_large_as_the_context_is_clamped(qwen, proxy_ov
         ),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "unsupported_content", None),
         ({"messages": [{"role": "user", "content": "hello " * 5000}]}, 400, "context_length_exceeded", "messages"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}]},
-            400,
-            None,
-            "messages",
-        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, 400, None, None),
+        ({"messages": [{"role": "assistant", "tool_calls": "f()"}]}, 400, None, "messages[0].tool_calls"),
     ],
 )
 async def test_bad_input_is_a_4xx_in_openais_form_and_leaves_no_trace(

@@ -1,12 +1,14 @@
 """The workers: every paired turn gets a verdict and a sample, or a reason; no failure of one stops the others."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from workers import FAST, SETTINGS, MemoryLedger, ScriptedJudge, judging
 
 from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.judge import Undecided
+from openclaw_rl.messages import FunctionCall, Message, ToolCall
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import score_turns
@@ -42,6 +44,33 @@ async def test_a_turn_given_up_wakes_the_next_stage_and_the_meters_tell() -> Non
         ledger.add("b")
         await ledger.until(2)
     assert health.problems() == []
+
+
+CALL = ToolCall(function=FunctionCall(name="count"))
+THOUGHT = "First, count the letters. Then"
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        (Message(role="assistant", content="", reasoning_content=THOUGHT), 0),
+        (Message(role="assistant", content=None, reasoning_content=THOUGHT), 0),
+        (Message(role="assistant", content=f"<think>\n{THOUGHT}"), 0),  # no reasoning parser
+        (Message(role="assistant", content=f"[THINK]{THOUGHT}"), 0),
+        (Message(role="assistant", content=f"<think>{THOUGHT}</think>\n"), 0),
+        (Message(role="assistant", content=" \n"), 0),
+        (Message(role="assistant", content="Six.", reasoning_content=THOUGHT), 1),
+        (Message(role="assistant", content=f"<think>{THOUGHT}</think>\nSix."), 1),
+        (Message(role="assistant", reasoning_content=THOUGHT, tool_calls=[CALL]), 1),
+    ],
+)
+async def test_a_reply_that_was_cut_inside_its_thought_earns_no_praise(reply: Message, verdict: int) -> None:
+    """The client got no answer (`finish_reason: length`), so its next message cannot mean this reply."""
+    judge, ledger = ScriptedJudge({"b": [-1]}), MemoryLedger().add("a", "b")
+    for turn_id, turn in ledger.waiting.items():
+        ledger.waiting[turn_id] = replace(turn, turn=replace(turn.turn, reply=reply, finish_reason="length"))
+    async with judging(ledger, judge):
+        assert await ledger.until(2) == {"a": verdict, "b": -1}
 
 
 async def test_undecided_is_not_asked_again() -> None:

@@ -73,16 +73,24 @@ class Play:
     pairing: Pairing = field(default_factory=lambda: Pairing(1000))
     count: int = 0
 
-    def serve(self, scope: Scope, messages: list[Message], reply: str | Message, name: str | None = None) -> str:
+    def serve(
+        self,
+        scope: Scope,
+        messages: list[Message],
+        reply: str | Message,
+        name: str | None = None,
+        *,
+        group: str | None = None,
+    ) -> str:
         """Add the complete reply to these messages."""
         reply = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         name = name or f"t{self.count}"
         self.count += 1
-        self.pairing.add(OpenTurn(name, scope, turn_key(messages, reply), float(self.count)))
+        self.pairing.add(OpenTurn(name, scope, turn_key(messages, reply, group), float(self.count)))
         return name
 
-    def ask(self, scope: Scope, messages: list[Message]) -> Paired | None:
-        return self.pairing.observe(scope, messages)
+    def ask(self, scope: Scope, messages: list[Message], group: str | None = None) -> Paired | None:
+        return self.pairing.observe(scope, messages, group)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Canonical messages: a client's own changes on the way back are ignored, all others count."""
 
 import json
+import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +86,51 @@ def test_arguments_are_one_whatever_their_spelling(arguments: dict, indent: int)
     spelled = json.dumps(arguments, indent=indent, ensure_ascii=bool(indent % 2))
     shuffled = dict(reversed(arguments.items()))
     assert canonical_arguments(spelled) == canonical_arguments(arguments) == canonical_arguments(shuffled)
+
+
+LOOK_ALIKE = {
+    "line ends": lambda text: text.replace("\n", "\r\n"),
+    "old line ends": lambda text: text.replace("\n", "\r"),
+    "line separators": lambda text: text.replace("\n", "\u2028"),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    "composed": lambda text: unicodedata.normalize("NFC", text),
+    "blanks at line ends": lambda text: text.replace("\n", "  \n") + "\t",
+    "blank lines behind": lambda text: text + "\n\n \n",
+    "non-breaking blanks": lambda text: text.replace(" ", "\xa0"),
+    "narrow blanks": lambda text: text.replace(" ", "\u202f"),
+    "a byte order mark": lambda text: "\ufeff" + text,
+    "hyphens at which no line breaks": lambda text: text.replace("-", "\u2011"),
+    "zero-width blanks": lambda text: text.replace("G", "\u200bG"),
+    # a rich-text editor's copy: all at once
+    "an editor": lambda text: unicodedata.normalize("NFD", text).replace(" ", "\xa0").replace("\n", " \r\n") + "\r\n",
+}
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+@pytest.mark.parametrize("how", LOOK_ALIKE)
+def test_what_looks_equal_is_equal(role: str, how: str) -> None:
+    text = "Gr\xfc\xdfe aus K\xf6ln : 50 \u20ac\n\n  - caf\xe9\n  - na\xefve"
+    changed = LOOK_ALIKE[how](text)
+    assert digest(Message(role=role, content=changed)) == digest(Message(role=role, content=text))
+    made = (call("write", {"text": said, "n": 1}) for said in (text, changed))
+    assert len({digest(message) for message in made}) == 1
+
+
+@pytest.mark.parametrize("other", ["a  b", "a\n b", "a\n\nb", "ab", "A b", "\xe0 b", "a b.", "a\tb"])
+def test_what_looks_different_is_different(other: str) -> None:
+    assert digest(Message(role="assistant", content=other)) != digest(Message(role="assistant", content="a b"))
+
+
+def test_arguments_that_were_encoded_twice() -> None:
+    assert canonical_arguments(json.dumps('{"b": 1.0, "a": "é"}')) == canonical_arguments({"a": "é", "b": 1})
+
+
+def test_results_in_another_order_are_the_same_history() -> None:
+    calls = [ToolCall(id=name, function=FunctionCall(name="f")) for name in "ab"]
+    asked = [Message(role="user", content="?"), Message(role="assistant", tool_calls=calls)]
+    results = [Message(role="tool", content=f"of {name}", tool_call_id=name) for name in "ab"]
+    reply = Message(role="assistant", content="done")
+    assert turn_key([*asked, *results], reply) == turn_key([*asked, *reversed(results)], reply)
 
 
 def test_lone_surrogates_are_no_trouble() -> None:

@@ -1,6 +1,7 @@
 """Sessions over a real ledger: pairs, a restart, and a broken ledger that breaks no chat."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class Client:
         drop: DropReason | None = None,
         at: float = NOW,
         begin: bool = True,
+        group: str | None = None,
     ) -> tuple[Request, Turn]:
         """Start a request; return it with its coming reply."""
         request = Request(
@@ -61,6 +63,7 @@ class Client:
             template_kwargs_json=None,
             prompt_ids=(1, 2, 3),
             sampling=SamplingParams(max_new_tokens=16),
+            group=group,
         )
         turn = Turn(
             turn_id=f"t{self.count}",
@@ -144,6 +147,40 @@ async def test_open_turns_survive_a_restart(tmp_path: Path, chat) -> None:
     sessions = Sessions(ledger, SessionSettings())
     await sessions.refill()
     assert (await Client(sessions, ledger, count=1).ask(chat("hi", "hello", "thanks"), "sure"))[1] == "t0"
+    await ledger.aclose()
+
+
+async def test_a_changed_history_pairs_after_a_restart(tmp_path: Path, chat) -> None:
+    anyone = Scope("uma", None)
+    ledger = await open_ledger(tmp_path)
+    first = Client(Sessions(ledger, SessionSettings()), ledger)
+    await first.ask(chat("Name a tree.\nIt is 12:01."), "An oak, or a yew.", scope=anyone, group="app")
+    await first.ask(chat("one", "1", "How many are three trees?"), "They are three.", scope=anyone)
+    await ledger.aclose()
+    ledger = await open_ledger(tmp_path)
+    sessions = Sessions(ledger, SessionSettings())
+    await sessions.refill()
+    client = Client(sessions, ledger, count=2)
+    bare = chat("Name a tree.", "An oak, or a yew.", "thanks")
+    assert (await client.ask(bare, "x", scope=anyone))[1] is None
+    assert (await client.ask(bare, "x", scope=anyone, group="app"))[1] == "t0"
+    window = chat("How many are three trees?", "They are three.", "thanks")
+    assert (await client.ask(window, "x", scope=anyone))[1] == "t1"
+    await ledger.aclose()
+
+
+async def test_turns_opened_by_an_older_server_pair_by_their_whole_history(tmp_path: Path, chat) -> None:
+    ledger = await open_ledger(tmp_path)
+    await Client(Sessions(ledger, SessionSettings()), ledger).ask(chat("hi"), "hello", scope=Scope("uma", None))
+    await ledger.aclose()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("UPDATE open_turn SET place = '{}'")  # as the migration leaves it
+    ledger = await open_ledger(tmp_path)
+    sessions = Sessions(ledger, SessionSettings())
+    await sessions.refill()
+    client = Client(sessions, ledger, count=1)
+    assert (await client.ask(chat("hi [12:01]", "hello", "thanks"), "x", scope=Scope("uma", None)))[1] is None
+    assert (await client.ask(chat("hi", "hello", "thanks"), "x", scope=Scope("uma", None)))[1] == "t0"
     await ledger.aclose()
 
 
