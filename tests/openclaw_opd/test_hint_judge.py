@@ -106,3 +106,19 @@ def test_a_list_of_parts_keeps_its_parts() -> None:
     changed = hinted([Message.model_validate({"role": "user", "content": parts})], "c")
     assert changed is not None
     assert changed[0].text() == "a\nb\n\n(Keep in mind: c)"
+
+
+@pytest.mark.parametrize(
+    ("content", "changed"),
+    [
+        ("Why?", "Why?\n\n(Keep in mind: c)\n\nWhy?"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb\n\n(Keep in mind: c)\n\na\nb"),
+        ("x" * 2000, "x" * 2000 + "\n\n(Keep in mind: c)\n\n" + "x" * 2000),
+        ("x" * 2001, "x" * 2001 + "\n\n(Keep in mind: c)"),  # a long message is not read twice
+        ([{"type": "image_url", "image_url": {"url": "data:,"}}], "(Keep in mind: c)"),
+    ],
+)
+def test_the_hint_between_the_message_and_the_message_again(content, changed) -> None:
+    found = hinted([Message.model_validate({"role": "user", "content": content})], "c", "between")
+    assert found is not None
+    assert found[0].text() == changed

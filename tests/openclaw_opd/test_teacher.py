@@ -79,6 +79,16 @@ async def test_both_terms_are_of_one_version_and_the_served_prompt(bench, judged
     assert b.tools.health.means["gap_abs"].value == 0.5
 
 
+async def test_the_hints_place_is_the_settings(bench, judged) -> None:
+    engine = Scorer()
+    turn = judged("hi", "a", SHORT)
+    await hindsight(turn, bench(engine=engine, hint_source="verbatim", hint_place="between").tools)
+    told = [text for text, *_ in engine.seen if SHORT in text]
+    assert len(told) == 1
+    assert told[0].count("hi") == 2
+    assert told[0].index("hi") < told[0].index(SHORT) < told[0].rindex("hi")
+
+
 async def test_a_base_teacher_has_no_adapter(bench, judged) -> None:
     engine = Scorer()
     b = bench(engine=engine, hint_source="verbatim", teacher="base")

@@ -24,7 +24,17 @@ from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import Scripted
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
-from openclaw_rl.types import DropReason, HintTerm, JudgedTurn, Sample, SamplingParams, Verdict, VersionState, WishState
+from openclaw_rl.types import (
+    DropReason,
+    HintTerm,
+    JudgedTurn,
+    Request,
+    Sample,
+    SamplingParams,
+    Verdict,
+    VersionState,
+    WishState,
+)
 
 
 class Characters:
@@ -78,6 +88,18 @@ class FixedMeter:
     def forget_all_but(self, wishes: Any, replies: Any = ()) -> None: ...
 
 
+class Answers:
+    """Says whether a reply answers, by its text."""
+
+    def __init__(self, good: str) -> None:
+        self.good = good
+        self.asked: list[str] = []
+
+    async def answers(self, request: Request, reply: str) -> bool:
+        self.asked.append(reply.strip("\0"))
+        return self.asked[-1] == self.good
+
+
 class Clock:
     now = 100.0
 
@@ -99,6 +121,7 @@ class Bench:
     is_alive: bool = True
     vote: Callable[[JudgedTurn, str], Awaitable[Verdict | None]] | None = None
     contradicts: Callable[[str, str], Awaitable[bool]] | None = None
+    relevance: "Answers | None" = None
 
     def __post_init__(self) -> None:
         self.serving.switch(0, None)
@@ -134,6 +157,7 @@ class Bench:
             aim=1.3,
             vote=self.vote,
             contradicts=self.contradicts,
+            relevance=self.relevance,  # type: ignore[arg-type]
         )
         return PracticeLoop(deps, self.settings, clock=self.clock, poll_s=0.001)
 
@@ -307,6 +331,45 @@ async def test_a_wish_whose_prompt_cannot_be_practised_is_stopped(bench):
     (wish,) = await bench.ledger.wishes()
     assert wish.state is WishState.STOPPED
     assert "no practice reply of it was usable" in wish.reason
+
+
+async def test_a_reply_that_answers_no_more_has_the_base_without_the_wish_as_its_teacher(bench):
+    turn_id = await corrected(bench.ledger, "shorter")
+    bench.relevance = Answers("A")
+    bench.loop = bench.make()
+    bench.engine.script(Scripted((65, 0)), *[Scripted((66, 0))] * 5)
+    assert await bench.loop.turn() is None
+    assert len(bench.relevance.asked) == 3, "anchors are not asked about"
+    hints = {(judged.turn.reply.text().strip("\0"), hint) for judged, hint in bench.method.asked}
+    assert hints <= {("A", "shorter"), ("B", None), ("A", None)}
+    assert ("B", None) in hints
+    rows = await bench.practice()
+    assert sorted(row.practice for row in rows) == ["anchor"] * 3 + ["wish"] * 3, "it still is practice of the wish"
+    assert {row.practice_of for row in rows} == {turn_id, None}
+    assert bench.health.counts["practice_off_topic"] >= 2
+
+
+@pytest.mark.parametrize("has_answers", [False, True])
+async def test_a_wish_whose_replies_mostly_answer_no_more_is_stopped(bench, has_answers):
+    await corrected(bench.ledger, "say abracadabra")
+    bench.relevance = Answers("A" if has_answers else "never")
+    bench.loop = bench.make()
+    bench.engine.script(*[Scripted((65, 0))] * 60)
+    updates = 0
+    while updates < 8:
+        await bench.loop.turn()
+        if bench.batches == updates:
+            break  # no batch was written
+        updates += 1
+        bench.meter.share = 0.1 * updates  # it makes progress
+        await bench.train()
+    (wish,) = await bench.ledger.wishes()
+    if has_answers:
+        assert (wish.state, updates) == (WishState.ACTIVE, 8)
+        return
+    # Three replies of the wish an update: sixteen are there in the sixth, which is not written.
+    assert (wish.state, wish.updates) == (WishState.STOPPED, 5)
+    assert wish.reason == "16 of its last 16 replies did not answer (practice.least_relevance)"
 
 
 async def test_a_removed_wish_is_not_written_even_if_its_replies_are_sampled(bench):
