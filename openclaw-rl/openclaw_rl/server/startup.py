@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
@@ -30,7 +32,11 @@ from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import WeightKind
 
+log = structlog.get_logger()
+
 START_POLL_S = 0.2
+_TEMPLATE = "chat template"
+"""Part of the server in `Health`. Only another start, with other files, mends it."""
 
 
 def _steady() -> float:
@@ -106,6 +112,8 @@ async def open_core(
     if frontend is None:
         folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
         frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, memory=settings.memory)
+    health = Health()
+    tell_of_template(frontend, health)
     info = await _first_answer(engine, life, settings.engine.start_timeout_s)
     if info is None:
         return None
@@ -137,10 +145,18 @@ async def open_core(
         ledger=ledger,
         model_name=model_name,
         base_hash=base_hash,
-        health=Health(),
+        health=health,
         clock=clock,
         started_at=started_at,
     )
+
+
+def tell_of_template(frontend: FrontEnd, health: Health) -> None:
+    """Log what the front end found in the model's files, and report what spoils chats."""
+    for says in frontend.remarks:
+        log.warning("chat_template", says=says)
+    if frontend.problems:
+        health.failed(_TEMPLATE, "; ".join(frontend.problems), at_once=True)
 
 
 async def _engine(
