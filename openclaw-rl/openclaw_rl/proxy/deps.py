@@ -51,6 +51,8 @@ class ProxyDeps:
     session: SessionSettings
     model_name: str
     """The name in `/v1/models`."""
+    has_grammars: bool = False
+    """The engine can hold a reply to a JSON schema."""
     health: Health = field(default_factory=Health)
     """Gets each success and failure of the engine, and of its log-probs."""
     clock: Callable[[], float] = time.time

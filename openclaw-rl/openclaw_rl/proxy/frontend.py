@@ -117,14 +117,18 @@ class FrontEnd:
             ids = await asyncio.to_thread(self._pieces.encode, text)
         return self._rendered(text, ids, parsed)
 
-    def parser(self, rendered: Rendered, *, stop: Sequence[str] = ()) -> StreamParser:
-        """Return a parser for the reply to this prompt."""
+    def parser(
+        self, rendered: Rendered, *, stop: Sequence[str] = (), one_call: bool = False, is_forced: bool = False
+    ) -> StreamParser:
+        """Return a parser for the reply to this prompt. one_call, is_forced: as of `StreamParser`."""
         return StreamParser(
             self._table.detokenizer(),
             self._format,
             tools=rendered.tools,
             reasoning_open=rendered.reasoning_open,
             stop=stop,
+            one_call=one_call,
+            is_forced=is_forced,
         )
 
     def reply_ids(self, text: str) -> Ids:

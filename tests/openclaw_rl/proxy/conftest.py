@@ -220,6 +220,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         serving: VersionAdmission | None = None,
         keep_gate: bool = False,
         engine: Engine | None = None,
+        has_grammars: bool = False,
     ) -> AsyncIterator[Proxy]:
         """engine: replaces the fake engine."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
@@ -238,6 +239,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             sampling=sampling,
             session=SessionSettings(),
             model_name="the-policy",
+            has_grammars=has_grammars,
         )
         app = FastAPI()
         app.include_router(build_router(deps))
