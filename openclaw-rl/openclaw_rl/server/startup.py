@@ -132,6 +132,10 @@ async def open_core(
     )
     stack.push_async_callback(ledger.aclose)
     await version_folders.tidy(ledger, data.versions)
+    trains_here = settings.training.enabled and settings.trainer.kind == "local"
+    # SGLang makes room for adapters of the settings' rank and modules alone.
+    if settings.training.weights == "lora" and (trains_here or settings.engine.kind == "sglang"):
+        await version_folders.refuse_other_form(ledger, data.root, settings.trainer)
     return Core(
         data=data,
         admin_key=admin_key,
