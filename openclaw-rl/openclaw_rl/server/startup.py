@@ -6,6 +6,7 @@ right version is the publisher's matter.
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
+from openclaw_rl.server.api.app import Door
 from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
@@ -35,6 +37,8 @@ from openclaw_rl.types import WeightKind
 log = structlog.get_logger()
 
 START_POLL_S = 0.2
+_TELL_EVERY_S = 30.0
+"""Time between two log lines about an engine that is not up."""
 _TEMPLATE = "chat template"
 """Part of the server in `Health`. Only another start, with other files, mends it."""
 
@@ -91,10 +95,12 @@ async def open_core(
     life: Lifetime,
     stack: AsyncExitStack,
     engine_exited: asyncio.Event,
+    door: Door,
 ) -> Core | None:
     """Open the core; return None if the server is stopped before the engine is up.
 
     `life` owns the engine's child process, and each exit of that process sets `engine_exited`. `stack` closes the rest.
+    `door` answers requests meanwhile, and tells the operator why.
     """
     clock = SteadyClock()
     started_at = clock()
@@ -103,6 +109,7 @@ async def open_core(
     lock = InstanceLock.beside(data.ledger)
     stack.callback(lock.release)
     admin_key = data.secret("admin.key", settings.server.admin_key)
+    door.admin_key, door.waits_for = admin_key, "the engine starts"
     token = data.secret("trainer.token", settings.server.trainer_token)
     serving = VersionAdmission(settings.engine.hold_s)
     engine = await _engine(settings, data, serving, life=life, engine_exited=engine_exited)
@@ -114,7 +121,7 @@ async def open_core(
         frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, memory=settings.memory)
     health = Health()
     tell_of_template(frontend, health)
-    info = await _first_answer(engine, life, settings.engine.start_timeout_s)
+    info = await _first_answer(engine, life, settings.engine.start_timeout_s, door)
     if info is None:
         return None
     model_name = settings.server.served_model_name or model_display_name(settings.model)
@@ -186,21 +193,30 @@ async def _engine(
     return engine
 
 
-async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:
+async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float, door: Door) -> ModelInfo | None:
     """Wait for the engine; return None if the server is stopped before. Raises EngineError.
 
     The error comes after `timeout_s`, or when the child process cannot start.
     """
-    end = time.monotonic() + timeout_s
+    began, told_at = time.monotonic(), -math.inf
     while not life.stop.is_set():
-        if await engine.is_healthy():
+        fault = await engine.fault()
+        if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()
         for child in life.children:
             if child.status().restarts > 2:
                 raise EngineError(f"the {child.name} does not start: {child.last_error()}")
-        if time.monotonic() > end:
-            raise EngineError(f"the engine did not come up within {timeout_s:g} s")
+            status = child.status()
+            state = "ended" if status.pid is None else "runs: it loads its model"
+            fault = f"{fault}; its process {state}"
+        waited_s = time.monotonic() - began
+        door.waits_for = f"not up yet: {fault}"
+        if waited_s > timeout_s:
+            raise EngineError(f"the engine did not come up within {timeout_s:g} s: {fault}")
+        if waited_s - told_at >= _TELL_EVERY_S:
+            told_at = waited_s
+            log.info("waiting_for_engine", waited_s=round(waited_s), because=fault)
         await asyncio.sleep(START_POLL_S)
     return None
 
