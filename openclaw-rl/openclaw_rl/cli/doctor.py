@@ -26,6 +26,7 @@ from openclaw_rl.engines.kind import Finding, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE, plain_folder
+from openclaw_rl.server import preflight
 from openclaw_rl.settings import Settings, tuned
 
 NODE_MODULE = "openclaw_slime"
@@ -185,6 +186,7 @@ def learning(question: Question) -> Iterator[Finding]:
     else:
         says = f"{name}, with cautious defaults: what teaches this model, trained so, was not measured"
     yield Finding("learning", "ok", says)
+    yield from (Finding("learning", "differs", reason) for reason in preflight.hardly_trains(settings))
 
 
 def node(question: Question) -> Iterator[Finding]:

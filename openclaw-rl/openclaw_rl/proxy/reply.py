@@ -45,6 +45,17 @@ _LIMIT_IS_SMALL = (
 )
 
 
+_TRAINABLE, _MOST_UNTRAINABLE = "trainable turns", 0.9
+"""Part of the server in `Health`, and the share of turns that may be such that no trainer will ever take them."""
+_BY_REQUEST = {
+    DropReason.NOT_TRAINABLE_SAMPLING: "sampled greedily, with penalties, a bias or a grammar",
+    DropReason.TRUNCATED_SAMPLING: "sampled with top_p or top_k, which sampling.truncated_sampling drops",
+    DropReason.OPTED_OUT: "opted out, by their key or by X-OpenClaw-Train",
+    DropReason.TOO_LONG: "longer than trainer.max_tokens",
+}
+"""Reasons that hold for every turn of a client, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The text that one engine event made visible, and its tokens."""
@@ -254,7 +265,18 @@ class Reply:
         is_empty = finish_reason == "length" and not turn.reply.content
         if finish_reason != "cancelled":
             self._deps.health.answered(_CONTENT, is_bad=is_empty, limit=_MOST_EMPTY, error=_LIMIT_IS_SMALL)
+            most, drop = self._deps.longest_sample, turn.drop
+            if drop is None and most is not None and len(prepared.request.prompt_ids) + t > most:
+                drop = DropReason.TOO_LONG
+            self._count_trainable(None if drop is None else _BY_REQUEST.get(drop))
         return turn
+
+    def _count_trainable(self, why: str | None) -> None:
+        """Report clients whose turns can never be trained on, after some of them. why: None for a turn that can."""
+        if not self._deps.trains:
+            return
+        error = f"turns can never be trained on; the last one was {why}"
+        self._deps.health.answered(_TRAINABLE, is_bad=why is not None, limit=_MOST_UNTRAINABLE, error=error)
 
     def _drop_reason(self, finish_reason: str, kept: int) -> DropReason | None:
         """Return the reason why the turn may never be trained on, or None."""
@@ -306,6 +328,8 @@ class Reply:
 
     async def _count_side(self) -> None:
         request = self._prepared.request
+        if self._prepared.classified.kind == "other" and self._deps.session.turn_type_default == "side":
+            self._count_trainable("taken for a background request, by sessions.turn_type_default")
         side = SideCount(
             user=request.scope.user,
             session_id=request.scope.session_id,

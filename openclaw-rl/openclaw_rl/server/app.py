@@ -51,6 +51,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeight
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.server import preflight
 from openclaw_rl.server.api.app import Door
 from openclaw_rl.server.api.status import Condition
 from openclaw_rl.server.child_commands import trainer_child
@@ -108,6 +109,9 @@ async def _serve(
         return await life.leave()
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
+    for reason in preflight.hardly_trains(settings):
+        core.health.failed(f"learning, {reason.partition(' ')[0].rstrip(':')}", reason, at_once=True)
+        alerts.raise_alert("hardly_trains", reason=reason)
     publisher = await _publisher(settings, core, alerts, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()

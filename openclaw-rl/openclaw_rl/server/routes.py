@@ -66,6 +66,8 @@ def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: Ch
             session=settings.sessions,
             model_name=core.model_name,
             has_grammars=load_kind(settings.engine.kind).has_grammars,
+            trains=settings.training.enabled,
+            longest_sample=settings.trainer.max_tokens if settings.trainer.kind == "local" else None,
             health=core.health,
             clock=core.clock,
             activity=activity,
