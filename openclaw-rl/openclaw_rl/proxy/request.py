@@ -334,8 +334,11 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
 
 
 def _calls_schema(tools: Sequence[Tool], *, one_call: bool) -> str:
-    """Return the grammar of a list of calls of these tools."""
-    schema = get_json_schema_constraint(list(tools), "required", parallel_tool_calls=not one_call)
+    """Return the grammar of a list of calls of these tools. Raises RequestError for parameters that are no schema."""
+    try:
+        schema = get_json_schema_constraint(list(tools), "required", parallel_tool_calls=not one_call)
+    except (ValueError, LookupError, AttributeError) as error:
+        raise RequestError(f"tools: no grammar can be made of these parameters: {error}", param="tools") from error
     return orjson.dumps(schema).decode()
 
 

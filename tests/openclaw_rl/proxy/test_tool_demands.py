@@ -295,6 +295,21 @@ async def test_an_engine_with_grammars_is_held_to_a_call(qwen: FrontEnd, proxy_o
             assert proxy.book.turns[0].drop is DropReason.NOT_TRAINABLE_SAMPLING
 
 
+async def test_tools_of_which_no_grammar_can_be_made_are_refused_by_their_name(qwen: FrontEnd, proxy_over) -> None:
+    def tool(name: str, kind: str) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}}
+        parameters["$defs"] = {"Place": {"type": kind}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    async with proxy_over(qwen, has_grammars=True) as proxy:
+        body = {**HI, "tools": [tool("go", "string"), tool("look", "object")], "tool_choice": "required"}
+        reply = await proxy.post(body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "tools"
+        look = {"type": "function", "function": {"name": "look"}}
+        assert (await proxy.post({**body, "tool_choice": look})).json()["error"]["code"] == "tool_choice_not_met"
+
+
 async def test_a_model_that_sees_no_tools_cannot_be_made_to_call(qwen_folder, tmp_path, proxy_over) -> None:
     (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     frontend = FrontEnd(ModelSettings(chat_template=str(tmp_path / "plain.jinja")), qwen_folder)
