@@ -9,7 +9,7 @@ distillation term is w_opd times the reverse KL. A weight of 0 removes its term,
 Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class CombineSettings(OpdSettings, BinarySettings):
     @property
     def distils(self) -> bool:
         return self.opd_weight > 0
+
+    def never_trains(self) -> Iterator[str]:
+        if not (self.binary_weight or self.opd_weight or self.demonstration_weight):
+            yield "method.binary_weight, method.opd_weight and method.demonstration_weight are all 0: no term is left"
 
 
 def combined(

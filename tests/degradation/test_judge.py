@@ -62,7 +62,7 @@ async def test_what_waits_for_a_judge_is_bounded(place: Any) -> None:
 
 
 async def test_what_waits_for_a_trainer_is_bounded(place: Any) -> None:
-    async with place(training__max_waiting=3, judge__votes=1, judge__quorum=1) as here:
+    async with place(training__max_waiting=3, training__batch_size=3, judge__votes=1, judge__quorum=1) as here:
         turns = [await here.turn(THANKS, f"s{n}") for n in range(5)]
 
         async def is_shed() -> bool:

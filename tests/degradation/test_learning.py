@@ -199,3 +199,22 @@ async def test_a_version_near_the_base_s_limit_serves_and_is_said(place: Any, mo
         assert alert["base_kl"] == pytest.approx(lost, abs=0.01)
         assert alert["limit"] == pytest.approx(lost / 0.9)
         assert (await here.chat()).headers["x-weight-version"] == "1"
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+async def test_settings_under_which_the_usual_chat_is_never_trained_on_are_a_problem_and_an_alert(place: Any) -> None:
+    async with place(sampling__temperature=0, sessions__pair_ttl_s=2) as here:
+
+        async def is_told() -> bool:
+            return len(alerts(here, "hardly_trains")) == 2
+
+        await here.until(is_told)
+        problems = await here.problems()
+        assert [problem.partition(": ")[0] for problem in problems] == [
+            "learning, sampling.temperature",
+            "learning, sessions.pair_ttl_s",
+        ]
+        assert here.lines["hardly_trains"] == 2
+        assert (await here.chat(session="s")).status_code == 200

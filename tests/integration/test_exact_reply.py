@@ -109,7 +109,7 @@ def ask(served: Served, body: dict[str, Any], *, stream: bool) -> Got:
     turn = record["turn"]
     assert turn["finish_reason"] == finish
     assert usage["prompt_tokens"] == len(record["request"]["prompt_ids"])
-    assert usage["completion_tokens"] == len(turn["response_ids"]) == len(turn["rollout_log_probs"])
+    assert usage["completion_tokens"] <= len(turn["response_ids"]) == len(turn["rollout_log_probs"])
     return Got(
         content=said.get("content") or None,
         reasoning=said.get("reasoning_content"),
@@ -137,6 +137,8 @@ def check(served: Served, *, messages: Sequence[Any] = SHORT, stop: str | None =
         parser.feed(token)
     parser.finish(is_complete=got.finish != "length")
     reply = parser.reply()
+    assert got.tokens[1] == parser.delivered  # a stop string cuts tokens that the record has
+    assert got.tokens[1] == len(got.ids) or stop is not None
     assert (got.content, got.reasoning) == (reply.content or None, reply.reasoning_content)
     assert got.calls == [(call.function.name, call.function.arguments) for call in reply.tool_calls or ()]
     return got

@@ -24,11 +24,13 @@ from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.embedded.process import load_runner
 from openclaw_rl.engines.embedded.scheduler import Scheduler
 from openclaw_rl.engines.embedded.wire import Limits, make_job, progress
+from openclaw_rl.errors import SettingsError
 from openclaw_rl.ledger import Effect, Identity, Ledger
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.models import resolve
 from openclaw_rl.offline.export import export
+from openclaw_rl.publishing.version_folders import refuse_other_form
 from openclaw_rl.settings import EngineSettings, ModelSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
 from openclaw_rl.trainers import checkpoint
@@ -99,6 +101,15 @@ async def test_turns_versions_and_counts_are_what_they_were(place: Place) -> Non
         assert await ledger.serving_version() == expected["serving"]
         lease = await ledger.leased(place.lease_file["fence"])
         assert [sample.sample_id for sample in lease.samples] == expected["leased"]
+
+
+async def test_settings_that_give_its_adapters_another_meaning_are_refused(place: Place) -> None:
+    async with place.ledger() as ledger:
+        await refuse_other_form(ledger, place.data.root, TRAINER)
+        for changed in ({"rank": 4}, {"alpha": 16.0}, {"target_modules": ("q_proj",)}):
+            other = TrainerSettings.model_validate(TRAINER.model_dump(exclude_unset=True) | changed)
+            with pytest.raises(SettingsError, match=f"trainer.{next(iter(changed))}"):
+                await refuse_other_form(ledger, place.data.root, other)
 
 
 async def test_a_rollback_and_feedback_work_on_it(place: Place) -> None:

@@ -25,7 +25,8 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.kind import Finding, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import memory
-from openclaw_rl.models.resolve import BUNDLED_PACKAGE
+from openclaw_rl.models.resolve import BUNDLED_PACKAGE, plain_folder
+from openclaw_rl.server import preflight
 from openclaw_rl.settings import Settings, tuned
 
 NODE_MODULE = "openclaw_slime"
@@ -129,6 +130,27 @@ def model(question: Question) -> Iterator[Finding]:
     yield from _memory(folder, question.gpu_memory_gb)
 
 
+def chat_template(question: Question) -> Iterator[Finding]:
+    """Render small chats, as every start does. A model that is not here yet, or must be converted, is not tried."""
+    from openclaw_rl.proxy.frontend import FrontEnd  # transformers take a second to import
+
+    settings = question.settings.model
+    if question.model is not None:
+        settings = settings.model_copy(update={"path": question.model})
+    folder = plain_folder(settings, DataDir.of(question.settings.data_dir).cache)
+    if folder is None or not (folder / "config.json").is_file():
+        return
+    try:
+        frontend = FrontEnd(settings, folder)
+    except SettingsError as error:
+        yield Finding("chat template", "missing", str(error))
+        return
+    for says in (*frontend.problems, *frontend.remarks):
+        yield Finding("chat template", "differs", says)
+    if not frontend.problems and not frontend.remarks:
+        yield Finding("chat template", "ok", f"renders chats{' and tools' if frontend.renders_tools else ''}")
+
+
 def _memory(folder: Path, gpu_memory_gb: float | None) -> Iterator[Finding]:
     if gpu_memory_gb is None:
         return
@@ -164,6 +186,7 @@ def learning(question: Question) -> Iterator[Finding]:
     else:
         says = f"{name}, with cautious defaults: what teaches this model, trained so, was not measured"
     yield Finding("learning", "ok", says)
+    yield from (Finding("learning", "differs", reason) for reason in preflight.hardly_trains(settings))
 
 
 def node(question: Question) -> Iterator[Finding]:
@@ -200,7 +223,7 @@ def node(question: Question) -> Iterator[Finding]:
     yield from findings
 
 
-CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, engine, learning, node)
+CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, chat_template, engine, learning, node)
 
 
 def _version(distribution: str) -> str | None:

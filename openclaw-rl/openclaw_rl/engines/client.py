@@ -171,11 +171,15 @@ class HttpEngine:
         return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
 
     async def is_healthy(self) -> bool:
+        return await self.fault() is None
+
+    async def fault(self) -> str | None:
+        """Return the reason that the engine does not serve now; None: it does."""
         try:
             reply = await self._client.get(f"{self.url}/health", timeout=self._settings.connect_timeout_s)
-        except httpx.HTTPError:
-            return False
-        return reply.status_code == 200
+        except httpx.HTTPError as error:
+            return f"{self.url} does not answer ({type(error).__name__})"
+        return None if reply.status_code == 200 else f"{self.url}/health answers {reply.status_code}"
 
     async def model_info(self) -> ModelInfo:
         body = await self._call("GET", "/model_info", None)

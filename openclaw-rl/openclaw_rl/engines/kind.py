@@ -54,6 +54,9 @@ class EngineKind:
     """True: the engine may miscount the requests of an adapter, and an unload of that adapter could then wait forever
     (`engines.client`). False: the engine promises that every unload ends."""
 
+    has_grammars: bool = True
+    """True: the engine can hold a reply to a JSON schema, or refuses that it cannot."""
+
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child | None:
         """Return the process that serves the dialect at 127.0.0.1:`port`; None: the server starts no engine.
 

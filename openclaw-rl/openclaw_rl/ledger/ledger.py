@@ -110,6 +110,11 @@ class Ledger(
         """The reason that the file cannot be written now; None: it can. The writer recovers by itself."""
         return self._writer.failure
 
+    @property
+    def standing_secrets(self) -> str | None:
+        """The number of new chats whose system prompt or tools hold a secret, in words; None: there are none."""
+        return self._redactor.standing_secrets
+
     @read
     def learning(self, db: sqlite3.Connection) -> bool:
         """Return True if trainers get batches; the switch survives restarts."""

@@ -1,172 +1,31 @@
 """Redaction: marks such as `[redacted:api_key]` replace secrets and personal data before texts are written to disk.
 
-Served texts are never changed. `Redactor` finds secrets by their form: the prefixes of issuers' keys, private key
-blocks, bearer headers, and passwords in URLs. It also finds values with the name of a secret (`password: …`,
-`"api_key": "…"`) that look like one. Personal data are e-mail addresses, phone numbers with a country or area code,
-card numbers and IBANs with right check digits, and US social security numbers. It finds no secret without a form (a
-word that happens to be a password), and no name or address of a person. Its time is linear in the text; most texts cost
-a few searches for fixed strings. It never masks a mark again.
+Served texts are never changed. `Redactor` finds secrets and personal data by their form (`secret_forms`). Its time is
+linear in the text; most texts cost a few searches for fixed strings. It never masks a mark again.
 
 `NounRedactor` masks the ledger's nouns. Token ids reveal the text, so the ids of a text with a mark are not written.
 Such a turn is recorded, counted and paired, but never trained on (`redacted`). Prompt and reply are masked separately:
 a secret in the prompt costs the prompt's ids, also in later turns of that conversation; a secret in the reply costs the
-reply's ids. A secret in the next state costs no ids: the judge and the methods read the mark.
+reply's ids. A secret in the next state costs no ids: the judge and the methods read the mark. A secret in a system
+prompt or in a tool's description costs every turn of that client, so the redactor counts those requests
+(`standing_secrets`).
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from openclaw_rl.ledger.secret_forms import PERSONAL, SECRETS, Kind
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import RedactionSettings
 from openclaw_rl.types import DropReason, Feedback, NextState, Request, Sample, Turn, Verdict
 
-_Check = Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    name: str
-    pattern: re.Pattern[str]
-    """The group `x` is masked, or the whole match without such a group."""
-    anchors: tuple[str, ...]
-    """Lower-case strings; a text with a match contains at least one. Empty: every text is searched."""
-    check: _Check = bool
-    """Test of a candidate; False leaves it unmasked."""
-
-
-def _looks_random(text: str) -> bool:
-    """Return True for a text that is neither a word, nor a placeholder, nor code."""
-    kinds = sum(any(map(test, text)) for test in (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum()))
-    return len(set(text)) >= 6 and kinds >= 2 and not _PLACEHOLDER.search(text)
-
-
-def _looks_like_a_value(text: str) -> bool:
-    """Return True for a random text that is no name in a program (`config.db.password`)."""
-    return _looks_random(text) and not _NAME.fullmatch(text)
-
-
-def _has_digit(text: str) -> bool:
-    return any(map(str.isdigit, text))
-
-
-def _luhn(text: str) -> bool:
-    digits = [int(char) for char in text if char.isdigit()]
-    if not 13 <= len(digits) <= 19 or len(set(digits)) == 1:
-        return False
-    doubled = [digit if i % 2 == 0 else digit * 2 - 9 * (digit > 4) for i, digit in enumerate(reversed(digits))]
-    return sum(doubled) % 10 == 0
-
-
-def _iban(text: str) -> bool:
-    plain = re.sub(r"\s", "", text).upper()
-    if not 15 <= len(plain) <= 34:
-        return False
-    return int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1
-
-
-def _phone(text: str) -> bool:
-    return 8 <= sum(map(str.isdigit, text)) <= 15
-
-
-_PLACEHOLDER = re.compile(
-    r"(?i)example|placeholder|changeme|xxxx|your[_-]|\*\*\*|\.\.\.|redacted|<[^>]*>|\$\{|\$\(|\(\)|env"
-)
-_NAME = re.compile(r"[A-Za-z_]+(?:[.:][A-Za-z_]+)*")
-_END = r"(?![A-Za-z0-9_-])"
-_TOKENS: dict[str, tuple[str, ...]] = {
-    # name of the mark: what issuers' keys look like, each with its fixed beginning
-    "api_key": (
-        r"sk-[A-Za-z0-9_-]{20,200}",
-        r"(?:rk|sk|pk)_(?:live|test)_[A-Za-z0-9]{16,200}",
-        r"AIza[A-Za-z0-9_-]{35}",
-        r"(?:AKIA|ASIA)[A-Z0-9]{16}",
-        r"hf_[A-Za-z0-9]{30,100}",
-        r"gsk_[A-Za-z0-9]{40,100}",
-        r"r8_[A-Za-z0-9]{30,60}",
-        r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}",
-        r"dop_v1_[a-f0-9]{64}",
-        r"key-[a-f0-9]{32}",
-        r"npm_[A-Za-z0-9]{36}",
-        r"pypi-[A-Za-z0-9_-]{50,250}",
-    ),
-    "token": (
-        r"gh[pousr]_[A-Za-z0-9]{36,255}",
-        r"github_pat_[A-Za-z0-9_]{50,255}",
-        r"glpat-[A-Za-z0-9_-]{20,100}",
-        r"xox[abeoprs]-[A-Za-z0-9-]{10,250}",
-        r"xapp-[A-Za-z0-9-]{10,250}",
-        r"eyJ[A-Za-z0-9_-]{10,4000}\.eyJ[A-Za-z0-9_-]{10,8000}\.[A-Za-z0-9_-]{10,4000}",
-        r"ya29\.[A-Za-z0-9_-]{20,1000}",
-    ),
-}
-_BEGIN = r"(?<![A-Za-z0-9_-])"
-_KEY_BLOCK = r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-_NAMED = (
-    r"(?i:(?<![a-z])(?:[a-z0-9]{0,20}[_-]){0,3}"
-    r"(?:api[_-]?key|apikey|secret[_-]?key|client[_-]?secret|access[_-]?token|auth[_-]?token|refresh[_-]?token|"
-    r"private[_-]?token|passwd|password|passphrase|secret)"
-    r"['\"\\]{0,3}[ \t]{0,3}(?::=|=>|[:=])[ \t]{0,3}['\"\\]{0,3})"
-    r"(?P<x>[^\s'\"\\,;(){}\[\]<>]{8,200}+)(?![(\[])"
-)
-
-
-def _kinds(patterns: dict[str, tuple[str, ...]]) -> Iterator[_Kind]:
-    for name, forms in patterns.items():
-        for form in forms:
-            for anchor in _fixed_beginnings(form):
-                check = _has_digit if form.startswith("sk-") else bool  # "sk-learn-and-what-comes-behind" is none
-                yield _Kind(name, re.compile(_BEGIN + "(?:" + form + ")" + _END), (anchor,), check)
-
-
-def _fixed_beginnings(form: str) -> tuple[str, ...]:
-    """Return the literal beginning of a token's pattern, in lower case."""
-    found = re.match(r"[A-Za-z0-9_-]+", form.replace(r"\.", ""))
-    return (found[0].lower(),) if found else ("",)
-
-
-SECRETS: tuple[_Kind, ...] = (
-    _Kind(
-        "private_key",
-        re.compile(_KEY_BLOCK + r"(?P<x>(?:(?!-----)[\s\S]){20,20000})(?:-----END|\Z)"),
-        ("private key",),
-    ),
-    *_kinds(_TOKENS),
-    _Kind(
-        "bearer", re.compile(r"(?i:\bbearer[ \t]{1,3})(?P<x>[A-Za-z0-9._~+/=-]{16,4000})"), ("bearer",), _looks_random
-    ),
-    _Kind(
-        "basic",
-        re.compile(r"(?i:authorization['\"]?[ \t]?[:=][ \t]?['\"]?basic[ \t]{1,3})(?P<x>[A-Za-z0-9+/=]{8,2000})"),
-        ("basic",),
-    ),
-    _Kind(
-        "password",
-        re.compile(r"(?i:\b[a-z][a-z0-9+.-]{1,20}://)[^\s/:@'\"<>\[\]]{0,100}:(?P<x>[^\s/@'\"<>]{3,200})@"),
-        ("://",),
-        lambda text: not _PLACEHOLDER.search(text),
-    ),
-    _Kind("password", re.compile(_NAMED), ("key", "token", "passw", "passphrase", "secret"), _looks_like_a_value),
-)
-PERSONAL: tuple[_Kind, ...] = (
-    _Kind(
-        "email", re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"), ("@",)
-    ),
-    _Kind("card", re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])"), (), _luhn),
-    _Kind("iban", re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), (), _iban),
-    _Kind("ssn", re.compile(r"(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\w-])"), ("-",)),
-    _Kind(
-        "phone",
-        re.compile(
-            r"(?<![\w+.-])(?:\+\d(?:[ .()-]{0,2}\d){6,14}|\(\d{3}\) ?\d{3}[ .-]\d{4}|\d{3}[.-]\d{3}[.-]\d{4})(?![\w-])"
-        ),
-        (),
-        _phone,
-    ),
-)
+_STANDING_OF = 50
+"""Newest requests of which those with a secret in a standing text are counted."""
 
 
 class Redactor:
@@ -191,10 +50,10 @@ class Redactor:
         return text
 
 
-def _marked(found: re.Match[str], kind: _Kind) -> str:
+def _marked(found: re.Match[str], kind: Kind) -> str:
     group: int | str = "x" if "x" in kind.pattern.groupindex else 0
     hidden = found[group]
-    if hidden.startswith("[redacted:") or not kind.check(hidden):
+    if hidden.startswith("[redacted:") or not kind.check(found, hidden):
         return found[0]
     begin, end = found.start(group) - found.start(), found.end(group) - found.start()
     return f"{found[0][:begin]}[redacted:{kind.name}]{found[0][end:]}"
@@ -209,6 +68,18 @@ class NounRedactor:
         self._remembered = remembered
         self._redactor = Redactor(secrets=settings.secrets, pii=settings.pii)
         self._clean: set[int] = set()
+        self._standing: deque[bool] = deque(maxlen=_STANDING_OF)
+
+    @property
+    def standing_secrets(self) -> str | None:
+        """The number of new requests whose system prompt or tools hold a secret, in words; None: there are none."""
+        flags = tuple(self._standing)  # another thread appends
+        if not any(flags):
+            return None
+        return (
+            f"{sum(flags)} of the last {len(flags)} chats have a system prompt or tools with what looks like a secret, "
+            "so no turn of theirs is trained on; `turns ID` shows the place"
+        )
 
     def request(self, request: Request) -> Request:
         """Return the request with marks; the same object if it has no secret."""
@@ -219,6 +90,14 @@ class NounRedactor:
         stop = tuple(map(self._text, request.sampling.stop))
         task, episode = self._optional(request.task), self._optional(request.episode)
         said = (request.messages, request.tools_json, request.template_kwargs_json)
+        self._standing.append(
+            tools != request.tools_json
+            or any(
+                masked is not message
+                for masked, message in zip(messages, request.messages, strict=True)
+                if message.role in ("system", "developer")
+            )
+        )
         if (messages, tools, kwargs, stop, task, episode) == (
             *said,
             request.sampling.stop,

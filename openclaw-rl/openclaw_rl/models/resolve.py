@@ -121,6 +121,20 @@ def tokenizer_folder(model: ModelSettings, cache: Path) -> Path:
     return resolve(model, cache).folder
 
 
+def plain_folder(model: ModelSettings, cache: Path) -> Path | None:
+    """Return the model's plain folder if it is on this host already; None where it would be fetched or converted."""
+    if model.path != "bundled" and not _is_local(model):
+        return None
+    try:
+        name, source = _find(model)
+    except SettingsError:
+        return None
+    if source.is_dir() and any(source.glob("*.safetensors")):
+        return source
+    folder = cache / "models" / _cache_name(name, source)
+    return folder if (folder / "base_hash").is_file() else None
+
+
 def model_display_name(model: ModelSettings) -> str:
     """Return the model's usual name, without looking for the model."""
     if model.path == "bundled":

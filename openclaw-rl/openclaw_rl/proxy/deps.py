@@ -51,6 +51,12 @@ class ProxyDeps:
     session: SessionSettings
     model_name: str
     """The name in `/v1/models`."""
+    has_grammars: bool = False
+    """The engine can hold a reply to a JSON schema."""
+    trains: bool = False
+    """Turns are meant to be trained on: a run of turns that cannot be is a problem."""
+    longest_sample: int | None = None
+    """Tokens of prompt and reply that the trainer takes; None: it is not known."""
     health: Health = field(default_factory=Health)
     """Gets each success and failure of the engine, and of its log-probs."""
     clock: Callable[[], float] = time.time

@@ -2,10 +2,11 @@
 
 Byte-level vocabularies (Qwen, Llama 3, SmolLM2, GPT-2 …) use a table of bytes and an incremental UTF-8 decoder. Other
 vocabularies are decoded over a small window of the last tokens; the window waits while a character is incomplete.
+Stop strings are found in the text, and the tokens that they cut are counted.
 """
 
 import codecs
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import orjson
@@ -120,3 +121,73 @@ def _byte_table(config: dict[str, object], hidden: frozenset[int]) -> list[bytes
         if token < len(table):
             table[token] = b""
     return table
+
+
+class TextStops:
+    """Stop strings in a stream of text, and the tokens that they cut off. O(1) per token.
+
+    No text of a stop string or behind it is ever released. Text that may still become a stop string is held back.
+    """
+
+    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept", "shown")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._out = 0
+        """Characters released."""
+        self._ends: list[int] = []
+        """Count of characters decoded, after each token."""
+        self.is_stopped = False
+        self.kept = 0
+        """Tokens before the first token that the match cut; valid once `is_stopped`."""
+        self.shown = 0
+        """The same, and the token whose beginning is shown, if there is one."""
+
+    def feed(self, text: str) -> str:
+        """Take one token's text; return the text that may be shown."""
+        if not self._stops:
+            return text
+        if self.is_stopped:
+            return ""
+        buffer = self._held + text
+        self._ends.append(self._out + len(buffer))
+        found = [at for stop in self._stops if (at := buffer.find(stop)) >= 0]
+        if found:
+            cut = min(found)
+            self.is_stopped = True
+            self.kept = self._tokens_before(self._out + cut)
+            self.shown = self.kept + (_before(self._ends, self.kept) < self._out + cut)
+            self._held = ""
+            return buffer[:cut]
+        hold = max(_overlap(buffer, stop) for stop in self._stops)
+        self._held = buffer[len(buffer) - hold :]
+        self._out += len(buffer) - hold
+        return buffer[: len(buffer) - hold]
+
+    def finish(self) -> str:
+        """End the text; return the part held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _tokens_before(self, position: int) -> int:
+        """Return the number of tokens whose text ends before `position`."""
+        count = next(i for i, end in enumerate(self._ends) if end > position)
+        # A token without text holds the first bytes of the next token's character, and is cut with it.
+        while (
+            count > 0 and self._ends[count - 1] == position and self._ends[count - 1] == _before(self._ends, count - 1)
+        ):
+            count -= 1
+        return count
+
+
+def _before(ends: list[int], index: int) -> int:
+    return ends[index - 1] if index else 0
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

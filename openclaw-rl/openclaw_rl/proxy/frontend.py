@@ -4,6 +4,10 @@ The ids are those that SGLang's chat endpoint would give the engine for the same
 handling are SGLang's code. One difference: control strings inside a client's text stay plain text. `developer` is
 `system`; text parts are joined by one newline. A request that cannot be rendered is a `RequestError`: no part of it is
 dropped without an error.
+
+A front end renders small chats as it is made. A template that can render no chat is a `SettingsError`; lesser faults
+are `problems` and `remarks`. A reply ends at the tokens that the model's files list. Where the template never writes
+one of them behind a reply, the token that it writes there ends a reply too.
 """
 
 import asyncio
@@ -19,12 +23,12 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from openclaw_rl.errors import RequestError
-from openclaw_rl.messages import Message, in_call_order
+from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.messages import FunctionCall, Message, ToolCall, in_call_order
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
-from openclaw_rl.proxy.template import load_chat_format
+from openclaw_rl.proxy.template import ChatFormat, load_chat_format
 from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids, WrittenReply
@@ -37,6 +41,12 @@ _INLINE_RENDER_CHARS = 200_000
 """Characters of a conversation that the event loop renders (a few ms)."""
 _NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
 """Arguments of the tokenizer itself (another template, the type of its result), which a client may not set."""
+_TEMPLATE_FAULTS = (ValueError, TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
+"""Errors of a template. It is a program of the model's author, and may divide by zero or index past an end."""
+_ASKED, _SAID, _ASKED_AGAIN = "Fjord", "Harbour", "Glacier"
+"""Texts of the chat that is rendered as a front end is made."""
+_CALL = ToolCall(id="call_0123456789abcdef01234567", function=FunctionCall(name="look", arguments='{"at": "sea"}'))
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class FrontEnd:
     """One tokenizer, one template. Thread-safe."""
 
     def __init__(self, model: ModelSettings, folder: Path, *, memory: MemorySettings = MemorySettings()) -> None:  # noqa: B008 (frozen)
-        """folder: tokenizer files and config.json. Blocks for half a second."""
+        """folder: tokenizer files and config.json. Blocks for half a second. Raises SettingsError."""
         chats = load_chat_format(model, folder)
         self._tokenizer, self._format, self._serving = chats.tokenizer, chats.reply, chats.serving
         self.renders_tools = chats.renders_tools
@@ -68,7 +78,17 @@ class FrontEnd:
             cache_bytes=int(memory.texts_mb * 2**20),
             words=memory.words,
         )
-        self.end_ids = chats.end_ids
+        self._rows = chats.vocab_size
+        self.problems: tuple[str, ...] = ()
+        """Faults of the model's files that spoil chats, one sentence each."""
+        self.remarks: tuple[str, ...] = ()
+        """Facts about the model's files that a user should know: chats work."""
+        self._try(model)
+        self._end_id, self.end_ids = self._ends(chats)
+        if self._opens_no_reply(chats):
+            self.problems += (
+                "the template ignores add_generation_prompt: a prompt ends behind the user's words and opens no reply",
+            )
         hidden = {token for token in self._pieces.special_ids if not self._format.shows(self.token_text(token))}
         self._table = TokenTable(backend, backend_json, hidden_ids=hidden | self.end_ids)
         self.vocab_size = max(len(self._tokenizer), chats.vocab_size or 0)
@@ -97,14 +117,18 @@ class FrontEnd:
             ids = await asyncio.to_thread(self._pieces.encode, text)
         return self._rendered(text, ids, parsed)
 
-    def parser(self, rendered: Rendered, *, stop: Sequence[str] = ()) -> StreamParser:
-        """Return a parser for the reply to this prompt."""
+    def parser(
+        self, rendered: Rendered, *, stop: Sequence[str] = (), one_call: bool = False, is_forced: bool = False
+    ) -> StreamParser:
+        """Return a parser for the reply to this prompt. one_call, is_forced: as of `StreamParser`."""
         return StreamParser(
             self._table.detokenizer(),
             self._format,
             tools=rendered.tools,
             reasoning_open=rendered.reasoning_open,
             stop=stop,
+            one_call=one_call,
+            is_forced=is_forced,
         )
 
     def reply_ids(self, text: str) -> Ids:
@@ -119,7 +143,7 @@ class FrontEnd:
             return whole[begin : end + 1]
         thought = f"{self._format.think_end}\n\n" if prompt.reasoning_open else ""
         body = self._pieces.encode(thought + str(self._pieces.protect(text, is_reply=True)))
-        return (*body, self._tokenizer.eos_token_id)
+        return body if self._end_id is None else (*body, self._end_id)
 
     def written_reply(self, text: str) -> WrittenReply:
         """Return the tokens of a reply that a user wrote. The end of an empty thought, if it has one, is given."""
@@ -169,9 +193,103 @@ class FrontEnd:
             request = ChatCompletionRequest.model_validate(body)
             pieces = self._serving._process_messages(request, is_multimodal=False).prompt_ids
             parsed = tuple(Tool.model_validate(tool) for tool in tools or ()) if self.renders_tools else ()
-        except (ValueError, TemplateError, TypeError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise _fault(error) from error
         return "".join(pieces), parsed
+
+    # -- the model's files, tried once ---------------------------------------------------------------------------------
+
+    def _try(self, model: ModelSettings) -> None:
+        """Render small chats. Raises SettingsError if no chat can be rendered; lesser faults become problems."""
+        user, reply = Message(role="user", content=_ASKED), Message(role="assistant", content=_SAID)
+        system, again = Message(role="system", content=_SAID), Message(role="user", content=_ASKED_AGAIN)
+        named = model.chat_template
+        source = f"model.chat_template {named!r}" if named else f"model.path {model.path!r}: its chat template"
+        if fault := self._fault_of([user]):
+            raise SettingsError(f"{source} can serve no chat: {fault}")
+        if fault := self._fault_of([user, reply, again]):
+            self.problems += (f"the template cannot render a chat that has a reply: {fault}",)
+        if fault := self._fault_of([system, user]):
+            # A chat without a system message works, and clients that send none are served well.
+            self.remarks += (f"the template cannot render a system message: {fault}",)
+        if self.renders_tools:
+            call = Message(role="assistant", content=None, tool_calls=[_CALL])
+            result = Message(role="tool", content=_SAID, tool_call_id=_CALL.id)
+            if fault := self._fault_of([user], [_TOOL]) or self._fault_of([user, call, result], [_TOOL]):
+                self.problems += (f"the template cannot render tools, calls and their results: {fault}",)
+
+    def _fault_of(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str | None:
+        """Return the reason why such a chat cannot be served, or None."""
+        try:
+            ids = self.render(messages, tools).ids
+        except RequestError as error:
+            return error.message.removeprefix("the messages cannot be rendered: ")
+        beyond = next((token for token in ids if self._rows is not None and token >= self._rows), None)
+        if beyond is None:
+            return None
+        return f"it writes token {beyond} ({self.token_text(beyond)!r}); the model's embedding has {self._rows} rows"
+
+    def _ends(self, chats: ChatFormat) -> tuple[int | None, frozenset[int]]:
+        """Return the token that ends a reply, and all tokens that do."""
+        behind, listed = self._behind_reply(chats), chats.end_ids
+        if agreed := [token for token in behind if token in listed]:
+            return agreed[0], listed
+        first = self._tokenizer.eos_token_id if listed else None
+        names = ", ".join(repr(self.token_text(token)) for token in sorted(listed)) or "no end token"
+        if not behind:
+            if not listed:
+                self.problems += (
+                    "no end token: the model's files list none and the template writes none, so that each reply runs "
+                    "to its limit; name one as eos_token_id in generation_config.json",
+                )
+            else:
+                self.remarks += (f"the template never ends a reply with {names}: replies may run to their limit",)
+            return first, listed
+        self.remarks += (
+            f"the model's files list {names}, and the template ends a reply with {self.token_text(behind[0])!r}: "
+            "both end a reply",
+        )
+        return behind[0], listed | {behind[0]}
+
+    def _behind_reply(self, chats: ChatFormat) -> list[int]:
+        """Return the control tokens that the template writes behind a reply: at the end of a chat, and inside one."""
+        # Inside a chat a template may close a reply with another token than the model samples (gpt-oss).
+        user, reply = Message(role="user", content=_ASKED), Message(role="assistant", content=_SAID)
+        texts = [_applied(chats, [user, reply], opens_reply=False)]
+        try:
+            inside, _ = self._text([user, reply, Message(role="user", content=_ASKED_AGAIN)], None, {})
+        except RequestError:
+            inside = ""
+        # The marks of the next message are no end of this one, but a sampled one ends the reply as well.
+        texts.append(inside.partition(_ASKED_AGAIN)[0])
+        found = [token for text in reversed(texts) for token in self._pieces.controls(text.partition(_SAID)[2])]
+        return [token for token in found if self.token_text(token).strip() not in self._format.markers]
+
+    def _opens_no_reply(self, chats: ChatFormat) -> bool:
+        """Return True if prompts lack the marks that the template writes before a reply."""
+        user, reply = Message(role="user", content=_ASKED), Message(role="assistant", content=_SAID)
+        opened = _applied(chats, [user], opens_reply=True)
+        if not opened or opened != _applied(chats, [user], opens_reply=False):
+            return False
+        # A template without such marks ends both alike (`[/INST]`).
+        prompt = opened.partition(_ASKED)[2].rstrip()
+        before = _applied(chats, [user, reply], opens_reply=False).partition(_ASKED)[2].partition(_SAID)[0].rstrip()
+        return before != prompt and before.startswith(prompt)
+
+
+def _applied(chats: ChatFormat, messages: Sequence[Message], *, opens_reply: bool) -> str:
+    """Return the text that the template alone makes of the messages; empty if it makes none."""
+    if not chats.template:
+        return ""
+    plain = [message.model_dump(exclude_none=True) for message in messages]
+    try:
+        return str(
+            chats.tokenizer.apply_chat_template(
+                plain, tokenize=False, chat_template=chats.template, add_generation_prompt=opens_reply
+            )
+        )
+    except _TEMPLATE_FAULTS:
+        return ""
 
 
 def _plain(message: Message, index: int) -> dict[str, Any]:
@@ -199,6 +317,8 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
 def _fault(error: Exception) -> RequestError:
     """Return the RequestError of a rendering error; it names the field that SGLang's code refused."""
     param, why = "messages", str(error)
+    if not isinstance(error, ValueError | TemplateError | TypeError):
+        why = f"{type(error).__name__}: {why}"  # alone, the words of a KeyError are a name
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         param, why = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")

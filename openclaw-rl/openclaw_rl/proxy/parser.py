@@ -5,7 +5,8 @@ character, a stop string, a control token or half a tool call; the arguments of 
 cut by the token limit, that names no known tool or that is not JSON stays text.
 
 SGLang's streaming detectors split off the reasoning. Tool calls are collected from their opening marker to their
-closing one, and then parsed by SGLang's detector as a whole.
+closing one, and then parsed by SGLang's detector as a whole. A client that wants one call gets the reply as far as its
+second call. A reply under a grammar of calls is JSON, and no text of it is shown.
 """
 
 import uuid
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import orjson
 
 from openclaw_rl.messages import FunctionCall, Message, ToolCall
-from openclaw_rl.proxy.detokenizer import Detokenizer
+from openclaw_rl.proxy.detokenizer import Detokenizer, TextStops
 from openclaw_rl.proxy.sglang import FunctionCallParser, ReasoningParser, Tool
 
 
@@ -61,18 +62,27 @@ class StreamParser:
         tools: Sequence[Tool] = (),
         reasoning_open: bool = False,
         stop: Sequence[str] = (),
+        one_call: bool = False,
+        is_forced: bool = False,
     ) -> None:
+        """one_call: the client wants no second call. is_forced: a grammar makes the reply a JSON list of calls."""
         self._detokenizer, self._form = detokenizer, form
         self._stops = TextStops(stop)
         self._thinking = (
             ReasoningParser(form.reasoning_parser, force_reasoning=reasoning_open).detector
-            if form.reasoning_parser is not None
+            if form.reasoning_parser is not None and not is_forced
             else None
         )
-        self._calls = _CallSplitter(form, tools) if tools and form.tool_call_parser is not None else None
+        self._calls: _CallSplitter | _ForcedCalls | None = None
+        if is_forced:
+            self._calls = _ForcedCalls(tools, one_call=one_call)
+        elif tools and form.tool_call_parser is not None:
+            self._calls = _CallSplitter(form, tools, one_call=one_call)
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._tool_calls: list[ToolCall] = []
+        self._fed = self._visible = self._reasoned = 0
+        """Tokens so far; those up to the last visible part; those of the thought."""
 
     @property
     def is_stopped(self) -> bool:
@@ -80,9 +90,26 @@ class StreamParser:
         return self._stops.is_stopped
 
     @property
+    def is_over(self) -> bool:
+        """True if the client gets no further part, whatever else the model writes."""
+        return self.is_stopped or self._has_second_call
+
+    @property
     def kept(self) -> int:
-        """Tokens before the stop string; valid once `is_stopped`."""
-        return self._stops.kept
+        """Tokens that the client gets whole, once `is_over`: those before the stop string or the second call."""
+        kept = self._stops.kept if self.is_stopped else self._fed
+        return min(kept, self._visible) if self._has_second_call else kept
+
+    @property
+    def delivered(self) -> int:
+        """Tokens of which the client gets a part. An end token counts; a token that only a cut part has does not."""
+        shown = self._stops.shown if self.is_stopped else self._fed
+        return min(shown, self._visible) if self._has_second_call else shown
+
+    @property
+    def reasoned(self) -> int:
+        """Tokens of the thought, among the delivered ones."""
+        return min(self._reasoned, self.delivered)
 
     @property
     def has_calls(self) -> bool:
@@ -90,8 +117,9 @@ class StreamParser:
 
     def feed(self, token: int) -> Delta | None:
         """Take one token; return the newly visible parts, or None."""
+        self._fed += 1
         text = self._stops.feed(self._detokenizer.feed(token))
-        return self._show(text) if text else None
+        return self._counted(self._show(text)) if text else None
 
     def finish(self, *, is_complete: bool) -> Delta | None:
         """End the reply; return the parts held back, or None.
@@ -115,7 +143,7 @@ class StreamParser:
             self._tool_calls += found
         if not (reasoning or content or calls):
             return None
-        return Delta(reasoning, content, tuple(calls))
+        return self._counted(Delta(reasoning, content, tuple(calls)))
 
     def reply(self) -> Message:
         """Return the message as the client got it."""
@@ -126,6 +154,18 @@ class StreamParser:
             reasoning_content="".join(self._reasoning) or None,
             tool_calls=list(self._tool_calls) or None,
         )
+
+    @property
+    def _has_second_call(self) -> bool:
+        return self._calls is not None and self._calls.is_over
+
+    def _counted(self, delta: Delta | None) -> Delta | None:
+        """Count the tokens since the last visible part as tokens of this one."""
+        if delta is not None:
+            if delta.reasoning and not delta.content and not delta.calls:
+                self._reasoned += self._fed - self._visible
+            self._visible = self._fed
+        return delta
 
     def _show(self, text: str) -> Delta | None:
         if self._thinking is None and self._calls is None:
@@ -162,68 +202,16 @@ class StreamParser:
         return text
 
 
-class TextStops:
-    """Stop strings in a stream of text, and the tokens that they cut off. O(1) per token.
-
-    No text of a stop string or behind it is ever released. Text that may still become a stop string is held back.
-    """
-
-    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self._out = 0
-        """Characters released."""
-        self._ends: list[int] = []
-        """Count of characters decoded, after each token."""
-        self.is_stopped = False
-        self.kept = 0
-        """Tokens before the first token that the match cut; valid once `is_stopped`."""
-
-    def feed(self, text: str) -> str:
-        """Take one token's text; return the text that may be shown."""
-        if not self._stops:
-            return text
-        if self.is_stopped:
-            return ""
-        buffer = self._held + text
-        self._ends.append(self._out + len(buffer))
-        found = [at for stop in self._stops if (at := buffer.find(stop)) >= 0]
-        if found:
-            cut = min(found)
-            self.is_stopped = True
-            self.kept = self._tokens_before(self._out + cut)
-            self._held = ""
-            return buffer[:cut]
-        hold = max(_overlap(buffer, stop) for stop in self._stops)
-        self._held = buffer[len(buffer) - hold :]
-        self._out += len(buffer) - hold
-        return buffer[: len(buffer) - hold]
-
-    def finish(self) -> str:
-        """End the text; return the part held back."""
-        held, self._held = self._held, ""
-        return held
-
-    def _tokens_before(self, position: int) -> int:
-        """Return the number of tokens whose text ends before `position`."""
-        count = next(i for i, end in enumerate(self._ends) if end > position)
-        # A token without text holds the first bytes of the next token's character, and is cut with it.
-        while (
-            count > 0 and self._ends[count - 1] == position and self._ends[count - 1] == _before(self._ends, count - 1)
-        ):
-            count -= 1
-        return count
-
-
 class _CallSplitter:
     """Splitter of content into text and finished calls."""
 
     # SGLang's streaming detector of calls would parse all of the arguments again with every token.
 
-    def __init__(self, form: ReplyFormat, tools: Sequence[Tool]) -> None:
+    def __init__(self, form: ReplyFormat, tools: Sequence[Tool], *, one_call: bool) -> None:
         self._parser, self._tools = str(form.tool_call_parser), list(tools)
+        self._one_call, self._has_call = one_call, False
+        self.is_over = False
+        """True once a second call began that the client does not want: no text or call comes from there on."""
         self._open, self._close = form.call_start or "", form.call_end or ""
         self._start, self._end = self._open.strip(), self._close.strip()
         if len(self._end) < 3:
@@ -236,7 +224,7 @@ class _CallSplitter:
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         shown, calls = "", []
-        while text:
+        while text and not self.is_over:
             if self._block is None:
                 buffer = self._held + text
                 at = buffer.find(self._start)
@@ -244,7 +232,11 @@ class _CallSplitter:
                     shown += self._hold(buffer)
                     break
                 shown += self._visible(buffer[:at].rstrip())
-                self._held, self._block, self._tail = "", [], ""
+                self._held = ""
+                if self._one_call and self._has_call:
+                    self.is_over = True
+                    break
+                self._block, self._tail = [], ""
                 text = buffer[at + len(self._start) :]
             else:
                 # Of the text before, only its end can be part of the closing marker.
@@ -264,6 +256,8 @@ class _CallSplitter:
         return shown, calls
 
     def finish(self, *, is_complete: bool) -> tuple[str, list[ToolCall]]:
+        if self.is_over:
+            return "", []
         if self._block is None:
             held, self._held = self._held, ""
             return ("" if self._after_call and not held.strip() else held), []
@@ -295,28 +289,41 @@ class _CallSplitter:
         """Return the calls of one block, or its text unchanged."""
         block = f"{self._open}{inside.strip()}{self._close}" if self._end else f"{self._open}{inside}"
         text, items = FunctionCallParser(self._tools, self._parser).parse_non_stream(block)
-        calls = [
-            ToolCall(
-                id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=item.name, arguments=item.parameters)
-            )
-            for item in items
-            if item.name and _is_object(item.parameters)
-        ]
+        calls = [_call(item.name, item.parameters) for item in items if item.name and _is_object(item.parameters)]
         if not calls or len(calls) < len(items):
             return [], self._start + raw
-        return calls, text if not self._start else ""
+        self._has_call = True
+        return calls[:1] if self._one_call else calls, text if not self._start else ""
 
 
-def _before(ends: list[int], index: int) -> int:
-    return ends[index - 1] if index else 0
+class _ForcedCalls:
+    """Collector of a reply that a grammar made a JSON list of calls: `[{"name": …, "parameters": {…}}]`."""
+
+    def __init__(self, tools: Sequence[Tool], *, one_call: bool) -> None:
+        self._names, self._one_call = {tool.function.name for tool in tools}, one_call
+        self._text: list[str] = []
+        self.is_over = False
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        self._text.append(text)
+        return "", []
+
+    def finish(self, *, is_complete: bool) -> tuple[str, list[ToolCall]]:
+        """Return the calls, or the text of a reply that is no such list."""
+        text, self._text = "".join(self._text), []
+        try:
+            found = orjson.loads(text)
+            pairs = [(str(one["name"]), one["parameters"]) for one in (found if isinstance(found, list) else [found])]
+        except (ValueError, TypeError, KeyError):
+            return text, []
+        if any(name not in self._names or not isinstance(arguments, dict) for name, arguments in pairs):
+            return text, []
+        calls = [_call(name, orjson.dumps(arguments).decode()) for name, arguments in pairs]
+        return "", calls[:1] if self._one_call else calls
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a proper beginning of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+def _call(name: str, arguments: str) -> ToolCall:
+    return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=arguments))
 
 
 def _is_object(arguments: str) -> bool:

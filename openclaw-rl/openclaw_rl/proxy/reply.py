@@ -45,6 +45,17 @@ _LIMIT_IS_SMALL = (
 )
 
 
+_TRAINABLE, _MOST_UNTRAINABLE = "trainable turns", 0.9
+"""Part of the server in `Health`, and the share of turns that may be such that no trainer will ever take them."""
+_BY_REQUEST = {
+    DropReason.NOT_TRAINABLE_SAMPLING: "sampled greedily, with penalties, a bias or a grammar",
+    DropReason.TRUNCATED_SAMPLING: "sampled with top_p or top_k, which sampling.truncated_sampling drops",
+    DropReason.OPTED_OUT: "opted out, by their key or by X-OpenClaw-Train",
+    DropReason.TOO_LONG: "longer than trainer.max_tokens",
+}
+"""Reasons that hold for every turn of a client, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The text that one engine event made visible, and its tokens."""
@@ -74,7 +85,12 @@ class Reply:
             only_version=only_version,
             health=deps.health,
         )
-        self._parser = deps.frontend.parser(prepared.rendered, stop=request.sampling.stop)
+        self._parser = deps.frontend.parser(
+            prepared.rendered,
+            stop=request.sampling.stop,
+            one_call=prepared.one_call,
+            is_forced=prepared.is_forced,
+        )
         self._is_main = prepared.classified.type is TurnType.MAIN
         self._arrival: asyncio.Task[None] | None = None
         self._is_begun = self._is_committed = self._is_lost = False
@@ -86,12 +102,14 @@ class Reply:
 
     @property
     def usage(self) -> Usage:
-        sampled = self._generation.sampled
-        return Usage(len(self._prepared.request.prompt_ids), len(sampled.ids), sampled.cached_tokens)
+        """The tokens of what the client gets."""
+        prompt, parser = len(self._prepared.request.prompt_ids), self._parser
+        cached = min(self._generation.sampled.cached_tokens, prompt)
+        return Usage(prompt, parser.delivered, cached, parser.reasoned)
 
     @property
     def finish_reason(self) -> str:
-        finish = "stop" if self._parser.is_stopped else self._generation.sampled.finish or "cancelled"
+        finish = "stop" if self._parser.is_over else self._generation.sampled.finish or "cancelled"
         return "tool_calls" if finish == "stop" and self._parser.has_calls else finish
 
     async def __aenter__(self) -> Self:
@@ -115,6 +133,8 @@ class Reply:
         """Yield the visible steps; the first one waits for the ledger. Raises EngineRefused, RequestError."""
         sampled, feed = self._generation.sampled, self._parser.feed
         shown, is_first = 0, True
+        held: list[Delta] = []
+        """Of a reply that must hold a call, the parts before its call."""
         events = self._generation.events()
         try:
             async for new in events:
@@ -127,10 +147,14 @@ class Reply:
                     delta = feed(ids[-1])
                 else:
                     delta = _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+                if delta is not None and self._prepared.demands_call:
+                    held.append(delta)
+                    delta = _joined(held) if self._parser.has_calls else None
+                    held = held if delta is None else []
                 if self._prepared.wants_log_probs:
                     if delta is not None:
                         yield Step(delta, self._log_probs(shown))
-                        shown = len(ids)
+                        shown = self._parser.delivered
                 elif delta is not None:
                     yield Step(delta)
                 if self._parser.is_stopped:
@@ -139,7 +163,11 @@ class Reply:
             await events.aclose()  # after a stop string this aborts the engine's request
         await self._arrived()  # needed for a reply without a token
         last = self._parser.finish(is_complete=self.finish_reason != "length")
-        rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < len(sampled.ids) else None
+        if self._prepared.demands_call:
+            if not self._parser.has_calls:
+                raise self._no_call()
+            last = _joined([*held, *([] if last is None else [last])])
+        rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < self._parser.delivered else None
         if last is not None or rest is not None:
             yield Step(last, rest)
 
@@ -152,8 +180,19 @@ class Reply:
         """Return the whole reply as the client gets it."""
         return self._parser.reply()
 
+    def _no_call(self) -> RequestError:
+        """Return the refusal of a demand that the reply did not meet."""
+        if self._generation.sampled.finish == "length" and not self._parser.is_over:
+            most = self._prepared.request.sampling.max_new_tokens
+            why = f"the reply reached its limit of {most} tokens before its call was complete; raise max_tokens"
+        elif self._prepared.is_forced:
+            why = "the engine did not hold the reply to a call; the demand cannot be enforced here"
+        else:
+            why = "the model answered without a call, and this engine has no grammar to enforce one"
+        return RequestError(f"tool_choice: {why}", code="tool_choice_not_met", param="tool_choice")
+
     def log_probs(self) -> tuple[TokenLogProb, ...] | None:
-        """Return the log-probs of all tokens if the client asked for them."""
+        """Return the log-probs of all delivered tokens if the client asked for them."""
         return self._log_probs(0) if self._prepared.wants_log_probs else None
 
     @property
@@ -205,7 +244,7 @@ class Reply:
         """Return the turn of this reply, and report unusable numbers of the engine to `Health`."""
         prepared, sampled = self._prepared, self._generation.sampled
         t = len(sampled.ids)
-        kept = self._parser.kept if self._parser.is_stopped else t  # the tokens before a stop string
+        kept = self._parser.kept if self._parser.is_over else t  # the tokens before a stop string or an unwanted call
         turn = Turn(
             turn_id=self.reply_id,
             request_id=prepared.request.request_id,
@@ -226,7 +265,18 @@ class Reply:
         is_empty = finish_reason == "length" and not turn.reply.content
         if finish_reason != "cancelled":
             self._deps.health.answered(_CONTENT, is_bad=is_empty, limit=_MOST_EMPTY, error=_LIMIT_IS_SMALL)
+            most, drop = self._deps.longest_sample, turn.drop
+            if drop is None and most is not None and len(prepared.request.prompt_ids) + t > most:
+                drop = DropReason.TOO_LONG
+            self._count_trainable(None if drop is None else _BY_REQUEST.get(drop))
         return turn
+
+    def _count_trainable(self, why: str | None) -> None:
+        """Report clients whose turns can never be trained on, after some of them. why: None for a turn that can."""
+        if not self._deps.trains:
+            return
+        error = f"turns can never be trained on; the last one was {why}"
+        self._deps.health.answered(_TRAINABLE, is_bad=why is not None, limit=_MOST_UNTRAINABLE, error=error)
 
     def _drop_reason(self, finish_reason: str, kept: int) -> DropReason | None:
         """Return the reason why the turn may never be trained on, or None."""
@@ -277,13 +327,15 @@ class Reply:
             await self._deps.sessions.abandon(self._prepared.request.request_id, reason, detail)
 
     async def _count_side(self) -> None:
-        request, usage = self._prepared.request, self.usage
+        request = self._prepared.request
+        if self._prepared.classified.kind == "other" and self._deps.session.turn_type_default == "side":
+            self._count_trainable("taken for a background request, by sessions.turn_type_default")
         side = SideCount(
             user=request.scope.user,
             session_id=request.scope.session_id,
             kind=self._prepared.classified.kind,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
+            prompt_tokens=len(request.prompt_ids),
+            completion_tokens=len(self._generation.sampled.ids),  # a record: what the engine was asked for
             status=self._status,
             at=request.received_at,
         )
@@ -303,7 +355,7 @@ class Reply:
                 sampled.log_probs[i],
                 tuple((text(token), float("nan") if lp is None else lp) for lp, token, _ in top[i] or ()),
             )
-            for i in range(start, len(sampled.ids))
+            for i in range(start, self._parser.delivered)
         )
 
 

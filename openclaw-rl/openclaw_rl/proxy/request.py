@@ -6,8 +6,8 @@ is a `RequestError` that names the field in OpenAI's terms. Nothing is recorded 
 
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import orjson
@@ -19,6 +19,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.frontend import Rendered
 from openclaw_rl.proxy.generation import EngineExtras
+from openclaw_rl.proxy.sglang import Tool, get_json_schema_constraint
 from openclaw_rl.sessions.classify import Classified, classify, group_of, identify
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
@@ -28,6 +29,21 @@ _MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
 """Pydantic's word for a JSON object."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 """Values of a header that is a switch."""
+_NO_GRAMMARS = frozenset(
+    {
+        "ebnf",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "regex",
+        "structural_tag",
+        "structured_outputs",
+    }
+)
+"""Demands on the form of a reply, of other servers. Without the demand a client could not use the reply."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -48,6 +64,10 @@ class ChatBody(BaseModel):
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    """The old form of `tools`, as `function_call` of `tool_choice`: refused."""
+    function_call: str | dict[str, Any] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = None
@@ -74,8 +94,9 @@ class ChatBody(BaseModel):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """Tools that the model may call; empty if `tool_choice` is `none`."""
-        return [] if self.tool_choice == "none" else list(self.tools or ())
+        """Tools that the model may call: those that `tool_choice` names, or none of them if it is `none`."""
+        names = tool_choice_of(self).names
+        return [tool for tool in self.tools or () if names is None or tool["function"]["name"] in names]
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -141,10 +162,74 @@ def parse_body(data: bytes) -> ParsedBody:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"tools[{index}].function.name is missing", param=f"tools[{index}]")
-    if isinstance(chat.tool_choice, str) and chat.tool_choice not in ("auto", "none", "required"):
-        raise RequestError("tool_choice: auto, none, required or a function", param="tool_choice")
+    tool_choice_of(chat)
+    _check_old_functions(chat)
+    for field in _NO_GRAMMARS & raw.keys():
+        if raw[field]:
+            raise RequestError(f"{field}: not served here; send response_format with a JSON schema", param=field)
     _check_format(chat.response_format)
     return ParsedBody(chat, raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """The tools that `tool_choice` allows, and its demand for a call."""
+
+    names: frozenset[str] | None = None
+    """None: all tools."""
+    is_demand: bool = False
+
+
+def tool_choice_of(chat: ChatBody) -> ToolChoice:
+    """Return the meaning of `tool_choice`. Raises RequestError for a choice that names no offered tool."""
+    choice, offered = chat.tool_choice, [tool["function"]["name"] for tool in chat.tools or ()]
+    match choice:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice(frozenset())
+        case "required":
+            wanted, is_demand = offered, True
+            if not offered:
+                raise RequestError(
+                    "tool_choice: required is a demand for a call, and tools is empty", param="tool_choice"
+                )
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            wanted, is_demand = [name], True
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}} if (
+            tools
+        ):
+            wanted, is_demand = [_name_of(tool) for tool in tools], mode == "required"
+        case _:
+            raise RequestError("tool_choice: auto, none, required or a function", param="tool_choice")
+    for name in wanted:
+        if name not in offered:
+            raise RequestError(
+                f"tool_choice: {name[:100]!r} is not among the tools of the request", param="tool_choice"
+            )
+    return ToolChoice(frozenset(wanted), is_demand)
+
+
+def _name_of(tool: object) -> str:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+    raise RequestError("tool_choice.allowed_tools.tools: functions with a name", param="tool_choice")
+
+
+def _check_old_functions(chat: ChatBody) -> None:
+    """Raise RequestError for the form of tools that `tools` replaced."""
+    # Served as tools they would come back in a form that such a client does not read.
+    if chat.functions:
+        raise RequestError("functions: an old form that is not served; send tools", param="functions")
+    if isinstance(chat.function_call, dict):
+        raise RequestError(
+            "function_call: an old form that is not served; send tools and tool_choice", param="function_call"
+        )
+    for index, message in enumerate(chat.messages):
+        if (message.model_extra or {}).get("function_call"):
+            place = f"messages[{index}].function_call"
+            raise RequestError(f"{place}: an old form that is not served; send tool_calls", param=place)
 
 
 def sampling_of(
@@ -189,16 +274,32 @@ class Prepared:
     opted_out: bool
     session_done: bool
     wants_log_probs: bool
+    one_call: bool = False
+    """The client wants no second call in the reply."""
+    demands_call: bool = False
+    """A reply without a call must not be sent."""
+    is_forced: bool = False
+    """A grammar makes the reply a JSON list of calls."""
 
 
 async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
     """Render and classify the request. Raises RequestError."""
     chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
-    tools, kwargs = chat.offered_tools, chat.template_kwargs
+    tools, kwargs, choice = chat.offered_tools, chat.template_kwargs, tool_choice_of(chat)
+    if choice.is_demand and not deps.frontend.renders_tools:
+        raise RequestError(
+            "tool_choice: this model's template shows it no tools, so that no call can be demanded", param="tool_choice"
+        )
+    one_call, is_forced = chat.parallel_tool_calls is False, choice.is_demand and deps.has_grammars
+    if is_forced:
+        kwargs.setdefault("enable_thinking", False)  # the grammar leaves no room for a thought
     rendered = await deps.frontend.render_async(messages, tools, kwargs)
+    grammar = _calls_schema(rendered.tools, one_call=one_call) if is_forced else chat.json_schema
     sampling = sampling_of(
         chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
     )
+    if is_forced:
+        sampling = replace(sampling, reshapes_logits=True)
     classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
     session_id = identify(headers, body.raw, messages)
     request = Request(
@@ -220,7 +321,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         rendered=rendered,
         classified=classified,
         extras=EngineExtras(
-            json_schema=chat.json_schema,
+            json_schema=grammar,
             logit_bias=chat.logit_bias,
             top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else 0,
             ignore_eos=bool(chat.ignore_eos),
@@ -228,7 +329,19 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         opted_out=not caller.train or headers.get("x-openclaw-train", "").strip().lower() == "off",
         session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in _TRUE,
         wants_log_probs=bool(chat.logprobs),
+        one_call=one_call,
+        demands_call=choice.is_demand,
+        is_forced=is_forced,
     )
+
+
+def _calls_schema(tools: Sequence[Tool], *, one_call: bool) -> str:
+    """Return the grammar of a list of calls of these tools. Raises RequestError for parameters that are no schema."""
+    try:
+        schema = get_json_schema_constraint(list(tools), "required", parallel_tool_calls=not one_call)
+    except (ValueError, LookupError, AttributeError) as error:
+        raise RequestError(f"tools: no grammar can be made of these parameters: {error}", param="tools") from error
+    return orjson.dumps(schema).decode()
 
 
 def _check_format(form: Mapping[str, Any] | None) -> None:

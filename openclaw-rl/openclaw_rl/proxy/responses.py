@@ -14,11 +14,15 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one reply."""
+    """Token counts of one reply, of what the client gets. The ledger has all tokens that were sampled."""
 
     prompt_tokens: int
     completion_tokens: int
+    """Tokens of which the client gets a part, thoughts, marks of calls and the end token included. Tokens that a stop
+    string cut, or that belong to calls which the client does not want, do not count."""
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Tokens of the thought, among the `completion_tokens`."""
 
     def json(self) -> dict[str, Any]:
         return {
@@ -26,6 +30,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 

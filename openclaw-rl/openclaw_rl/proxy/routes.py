@@ -36,6 +36,12 @@ _RETRY_AFTER_S = 2
 _INLINE_BYTES = 256 * 1024
 """Largest body that the event loop parses (about 1 ms); larger ones go to a thread."""
 _VERSION = re.compile(r"(?:@(?P<at>.*)|-v(?P<dash>\d+))\Z", re.DOTALL)
+_NOT_SERVED = (
+    "best_of", "continue_final_message", "dry_multiplier", "include_reasoning", "include_stop_str_in_output",
+    "length_penalty", "min_new_tokens", "min_tokens", "mirostat", "modalities", "separate_reasoning", "stop_token_ids",
+    "typical_p", "use_beam_search", "verbosity", "web_search_options",
+)  # fmt: skip
+"""Wishes of other servers' clients that would change a reply: served without, and the log says so once."""
 _NUMBER = re.compile(r"v?(\d{1,9})\Z")
 
 
@@ -207,8 +213,12 @@ class _ChatRoute:
         chat = body.chat
         if chat.offered_tools and not self._deps.frontend.renders_tools:
             self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
-        if chat.tool_choice == "required" or isinstance(chat.tool_choice, dict):
-            self._once("tool_choice", "tool_choice_not_forced", reason="served as auto")
+
+        for field in _NOT_SERVED:
+            if body.raw.get(field) is not None:
+                self._once(f"field {field}", "field_not_served", field=field)
+        if any(tool["function"].get("strict") for tool in chat.offered_tools):
+            self._once("strict", "field_not_served", field="tools[].function.strict")
 
     def _warn_of_alias(self, name: str) -> None:
         self._once(f"model {name[:100]}", "other_model_named", named=name[:100], served=self._deps.model_name)

@@ -14,6 +14,7 @@ try:
     from llm_router_utils.sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Tool
     from llm_router_utils.sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
     from llm_router_utils.sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from llm_router_utils.sglang.srt.function_call.utils import get_json_schema_constraint
     from llm_router_utils.sglang.srt.parser.reasoning_parser import ReasoningParser
     from llm_router_utils.sglang.srt.parser.template_manager import TemplateManager
     from llm_router_utils.sglang.srt.server_args import ServerArgs
@@ -32,4 +33,5 @@ __all__ = [
     "ServerArgs",
     "TemplateManager",
     "Tool",
+    "get_json_schema_constraint",
 ]

@@ -32,14 +32,18 @@ class ChatFormat:
     """The template shows tools to the model, and a parser finds its calls."""
     end_ids: frozenset[int]
     vocab_size: int | None
-    """From the model's config, like `context_length`; None if it has no such value."""
+    """Rows of the embedding, from the model's config, like `context_length`; None if it has no such value."""
     context_length: int | None
 
 
 def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
     """Load the chat format. folder: tokenizer files and config.json. Raises SettingsError."""
-    tokenizer = _load_tokenizer(folder)
-    config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    try:
+        tokenizer = _load_tokenizer(folder)
+        config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    except Exception as error:  # the tokenizers library raises `Exception` itself
+        why = str(error).strip().partition("\n")[0]
+        raise SettingsError(f"model.path {model.path!r}: its tokenizer and configs cannot be read: {why}") from error
     server = ServerArgs(
         model_path=str(folder),
         device="cpu",
@@ -79,8 +83,8 @@ def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
         reply=_reply_format(server),
         renders_tools="tools" in template and server.tool_call_parser is not None,
         end_ids=_end_ids(tokenizer, config, generation),
-        vocab_size=_whole(config.get("vocab_size")),
-        context_length=_whole(config.get("max_position_embeddings")),
+        vocab_size=_whole(_of_text(config, "vocab_size")),
+        context_length=_whole(_of_text(config, "max_position_embeddings")),
     )
 
 
@@ -153,6 +157,13 @@ def _end_ids(tokenizer: PreTrainedTokenizerFast, *configs: Mapping[str, Any]) ->
         ids = config.get("eos_token_id")
         found.update(ids if isinstance(ids, list) else [ids])
     return frozenset(token for token in found if token is not None)
+
+
+def _of_text(config: Mapping[str, Any], name: str) -> Any:
+    """Return a value of the config; a model of several media keeps those of its text in a table of their own."""
+    value = config.get(name)
+    table = config.get("text_config")
+    return table.get(name) if value is None and isinstance(table, dict) else value
 
 
 def _json(path: Path) -> dict[str, Any]:

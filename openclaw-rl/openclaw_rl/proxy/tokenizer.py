@@ -124,6 +124,10 @@ class CachedTokenizer:
         pairs = self._split(rendered)
         return self._joined(pairs) if self._new_chars(pairs) <= new_chars else None
 
+    def controls(self, rendered: str) -> list[int]:
+        """Return the control ids of a rendered text, in their order."""
+        return [self._ids[match.group()] for match in self._cut.finditer(rendered)]
+
     def _joined(self, pairs: list[tuple[str, int | None]]) -> Ids:
         parts: list[Ids] = []
         for text, control in pairs:

@@ -24,10 +24,11 @@ from typing import BinaryIO
 import numpy as np
 import structlog
 
-from openclaw_rl.errors import EngineRefused, LedgerError
+from openclaw_rl.errors import EngineRefused, LedgerError, SettingsError
 from openclaw_rl.ledger import Ledger
+from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.types import Version, WeightKind
+from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -43,6 +44,26 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
         log.warning("version_folders_removed", folders=removed, why="incomplete, or whole and never committed")
     for weight_version in await asyncio.to_thread(without_optimizer, versions.parent, folders):
         await ledger.optimizer_pruned(weight_version)
+
+
+async def refuse_other_form(ledger: Ledger, root: Path, trainer: TrainerSettings) -> None:
+    """Check that the settings describe the adapters that are stored. Raises SettingsError, in the settings' terms.
+
+    Looked at are the version that training continues from, and the one that serves.
+    """
+    tip = await ledger.tip()
+    stored = {tip.weight_version: tip.folder}
+    for version in await ledger.versions(newest=20):
+        if version.state is VersionState.SERVING:
+            stored[version.weight_version] = version.folder
+    for number, folder in sorted(stored.items(), reverse=True):
+        if folder is None:
+            continue
+        if conflicts := await asyncio.to_thread(lambda: list(checkpoint.adapter_conflicts(root / folder, trainer))):  # noqa: B023 (awaited here)
+            raise SettingsError(
+                f"version {number} of this data folder would mean something else: {'; '.join(conflicts)}. Set what it "
+                "was made with, or start with another data_dir, or roll back to 0 first"
+            )
 
 
 async def remove_ended(ledger: Ledger, versions: Path) -> None:

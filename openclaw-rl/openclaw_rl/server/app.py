@@ -21,9 +21,9 @@ Rule between them: components share the ledger and call no other component's tas
 A crash of any task ends the server, through its task group. A component that fails on purpose degrades alone, and
 `/healthz` lists it.
 
-Start: socket → lock → keys → engine and front end → ledger (`startup`) → the version that the ledger names → tasks →
-HTTP. Stop (SIGTERM, Ctrl-C): no new leases → the trainer gives its batch back → running replies finish
-(`server.drain_s`) → ledger → engine (`lifecycle`).
+Start: socket, which answers 503 until the end of the start (`api.app.Door`) → lock → keys → engine and front end →
+ledger (`startup`) → the version that the ledger names → tasks → chats. Stop (SIGTERM, Ctrl-C): no new leases → the
+trainer gives its batch back → running replies finish (`server.drain_s`) → ledger → engine (`lifecycle`).
 """
 
 import asyncio
@@ -42,6 +42,7 @@ from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import Method, ScoringTools, load_method
+from openclaw_rl.models.resolve import model_display_name
 from openclaw_rl.processes import malloc
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
@@ -50,6 +51,8 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeight
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.server import preflight
+from openclaw_rl.server.api.app import Door
 from openclaw_rl.server.api.status import Condition
 from openclaw_rl.server.child_commands import trainer_child
 from openclaw_rl.server.engine_readiness import EngineReadiness
@@ -99,11 +102,16 @@ async def _serve(
 ) -> None:
     """Build, run and stop one server. `stack` closes what the components hold open; `life` owns their tasks."""
     method, events = load_method(settings.method.name), ServerEvents()
-    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited)
+    door = Door(settings.server, settings.server.served_model_name or model_display_name(settings.model))
+    life.open(door, settings.server)
+    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited, door=door)
     if core is None:  # asked to stop before the engine came up
-        return await life.stop_children()
+        return await life.leave()
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     alerts = Alerts(settings.alerts, client, server=core.model_name, health=core.health)
+    for reason in preflight.hardly_trains(settings):
+        core.health.failed(f"learning, {reason.partition(' ')[0].rstrip(':')}", reason, at_once=True)
+        alerts.raise_alert("hardly_trains", reason=reason)
     publisher = await _publisher(settings, core, alerts, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
@@ -149,8 +157,9 @@ async def _serve(
     gc.freeze()
     async with announced(core.data, url, proof_key=core.proof_key):
         version = core.serving.current
+        door.open(app)
         log.info("ready", url=f"{url}/v1", model=core.model_name, method=method.name, weight_version=version)
-        await life.answer(app, settings.server, events.lease_wait)
+        await life.answer(settings.server, events.lease_wait)
 
 
 def _url(listener: socket.socket) -> str:

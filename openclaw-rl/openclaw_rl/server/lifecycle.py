@@ -1,6 +1,7 @@
 """Lifetime of one run of the server: its port, its tasks, its child processes, and the order in which they stop.
 
-The port is bound before the engine and the front end load. uvicorn serves it without signal handlers of its own.
+The port is bound and answers before the engine and the front end load (`api.app.Door`). uvicorn serves it without
+signal handlers of its own.
 
 Stop: no new leases → the trainer gives its batch back → running replies finish (`server.drain_s`) → our tasks → the
 remaining children. A crash of any task climbs through the task group.
@@ -45,7 +46,7 @@ def ready_to_listen(settings: Settings) -> socket.socket:
 
 def listen(settings: Settings) -> socket.socket:
     """Return a socket that listens on `server.host` and `server.port`. Raises SettingsError."""
-    # Before anything heavy starts: a port in use is an error at once, and early clients wait in the backlog.
+    # Before anything heavy starts: a port in use is an error at once.
     host, port = settings.server.host, settings.server.port
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -83,7 +84,7 @@ async def announced(data: DataDir, url: str, *, proof_key: str) -> AsyncIterator
 
 
 class Lifetime:
-    """Owner of a run's tasks and child processes. `stop` is set when the run has to end."""
+    """Owner of a run's port, tasks and child processes. `stop` is set when the run has to end."""
 
     def __init__(self, listener: socket.socket, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         self.stop, self._listener, self._tasks = stop, listener, tasks
@@ -100,8 +101,8 @@ class Lifetime:
     def statuses(self) -> list[ChildStatus]:
         return [child.status() for child in self.children]
 
-    async def answer(self, app: ASGIApp, settings: ServerSettings, lease_wait: LeaseWait) -> None:
-        """Answer requests until asked to stop, then let running replies finish and stop every task and child."""
+    def open(self, app: ASGIApp, settings: ServerSettings) -> None:
+        """Answer requests with this application from now on."""
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -110,20 +111,31 @@ class Lifetime:
             timeout_graceful_shutdown=max(1, round(settings.drain_s)),
             timeout_keep_alive=75,
         )
-        server = HttpServer(config)
-        serving = self._tasks.create_task(server.serve(sockets=[self._listener]), name="http")
+        self._http = HttpServer(config)
+        self._serving = self._tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
+
+    async def answer(self, settings: ServerSettings, lease_wait: LeaseWait) -> None:
+        """Run until asked to stop, then let running replies finish and stop every task and child."""
         stopping = self._tasks.create_task(self.stop.wait(), name="stop")
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((self._serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping", drain_s=settings.drain_s)
         lease_wait.close()
         await asyncio.gather(*(child.stop() for child in self.children if child.name == "trainer"))
-        server.should_exit = True
-        await serving
+        await self._close()
         self.stop.set()
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.stop_children()
+
+    async def leave(self) -> None:
+        """Stop a run that was never ready."""
+        await self._close()
+        await self.stop_children()
+
+    async def _close(self) -> None:
+        self._http.should_exit = True
+        await self._serving
 
     async def stop_children(self) -> None:
         await asyncio.gather(*(child.stop() for child in self.children))

@@ -17,6 +17,10 @@ from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings, Settings
 
 _SMI_S = 20.0
+_READING_S = 5.0
+"""Shortest time in which a user reads a reply and answers."""
+_SHORT_SHARE = 8
+"""A trainer's limit of tokens below this part of a reply's limit drops nearly all turns with their prompts."""
 
 
 def problems(settings: Settings) -> list[str]:
@@ -33,6 +37,32 @@ def problems(settings: Settings) -> list[str]:
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         found.append(f"data_dir {str(settings.data_dir)!r}: {parent} is not a folder that can be written to")
+    return found
+
+
+def hardly_trains(settings: Settings) -> list[str]:
+    """Return one line for each setting under which the usual chat is never trained on, though training is on.
+
+    Contradictions that leave no chat at all are refused with the settings (`Settings`). These leave chats that say
+    otherwise in their requests.
+    """
+    if not settings.training.enabled:
+        return []
+    found, sampling = [], settings.sampling
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        key = "temperature = 0" if sampling.temperature == 0 else "top_k = 1"
+        found.append(f"sampling.{key}: replies to requests that set no other value are greedy, and never trained on")
+    if (sampling.top_p < 1 or sampling.top_k > 1) and sampling.truncated_sampling == "drop":
+        found.append('sampling.truncated_sampling = "drop" with sampling.top_p or top_k: the usual turn is dropped')
+    if settings.sessions.pair_ttl_s < _READING_S:
+        found.append(f"sessions.pair_ttl_s = {settings.sessions.pair_ttl_s:g}: a turn ends before a user can answer it")
+    if getattr(settings.method, "binary_weight", 1) == 0 and getattr(settings.method, "opd_weight", 1) == 0:
+        found.append("method.binary_weight and method.opd_weight are 0: only replies that users wrote are trained on")
+    if settings.trainer.kind == "local" and settings.trainer.max_tokens <= sampling.max_new_tokens / _SHORT_SHARE:
+        found.append(
+            f"trainer.max_tokens = {settings.trainer.max_tokens}: longer samples are dropped, and a reply may have "
+            f"{sampling.max_new_tokens} (sampling.max_new_tokens)"
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
+from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
@@ -64,6 +65,9 @@ def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: Ch
             sampling=settings.sampling,
             session=settings.sessions,
             model_name=core.model_name,
+            has_grammars=load_kind(settings.engine.kind).has_grammars,
+            trains=settings.training.enabled,
+            longest_sample=settings.trainer.max_tokens if settings.trainer.kind == "local" else None,
             health=core.health,
             clock=core.clock,
             activity=activity,

@@ -6,12 +6,15 @@ right version is the publisher's matter.
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+import structlog
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
@@ -24,13 +27,20 @@ from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
+from openclaw_rl.server.api.app import Door
 from openclaw_rl.server.child_commands import engine_child
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import TurnState, WeightKind
 
+log = structlog.get_logger()
+
 START_POLL_S = 0.2
+_TELL_EVERY_S = 30.0
+"""Time between two log lines about an engine that is not up."""
+_TEMPLATE = "chat template"
+"""Part of the server in `Health`. Only another start, with other files, mends it."""
 
 
 def _steady() -> float:
@@ -85,10 +95,12 @@ async def open_core(
     life: Lifetime,
     stack: AsyncExitStack,
     engine_exited: asyncio.Event,
+    door: Door,
 ) -> Core | None:
     """Open the core; return None if the server is stopped before the engine is up.
 
     `life` owns the engine's child process, and each exit of that process sets `engine_exited`. `stack` closes the rest.
+    `door` answers requests meanwhile, and tells the operator why.
     """
     clock = SteadyClock()
     started_at = clock()
@@ -97,6 +109,7 @@ async def open_core(
     lock = InstanceLock.beside(data.ledger)
     stack.callback(lock.release)
     admin_key = data.secret("admin.key", settings.server.admin_key)
+    door.admin_key, door.waits_for = admin_key, "the engine starts"
     token = data.secret("trainer.token", settings.server.trainer_token)
     serving = VersionAdmission(settings.engine.hold_s)
     engine = await _engine(settings, data, serving, life=life, engine_exited=engine_exited)
@@ -106,7 +119,9 @@ async def open_core(
     if frontend is None:
         folder = await asyncio.to_thread(tokenizer_folder, settings.model, data.cache)
         frontend = await asyncio.to_thread(FrontEnd, settings.model, folder, memory=settings.memory)
-    info = await _first_answer(engine, life, settings.engine.start_timeout_s)
+    health = Health()
+    tell_of_template(frontend, health)
+    info = await _first_answer(engine, life, settings.engine.start_timeout_s, door)
     if info is None:
         return None
     model_name = settings.server.served_model_name or model_display_name(settings.model)
@@ -129,6 +144,10 @@ async def open_core(
     )
     stack.push_async_callback(ledger.aclose)
     await version_folders.tidy(ledger, data.versions)
+    trains_here = settings.training.enabled and settings.trainer.kind == "local"
+    # SGLang makes room for adapters of the settings' rank and modules alone.
+    if settings.training.weights == "lora" and (trains_here or settings.engine.kind == "sglang"):
+        await version_folders.refuse_other_form(ledger, data.root, settings.trainer)
     return Core(
         data=data,
         admin_key=admin_key,
@@ -142,10 +161,18 @@ async def open_core(
         ledger=ledger,
         model_name=model_name,
         base_hash=base_hash,
-        health=Health(),
+        health=health,
         clock=clock,
         started_at=started_at,
     )
+
+
+def tell_of_template(frontend: FrontEnd, health: Health) -> None:
+    """Log what the front end found in the model's files, and report what spoils chats."""
+    for says in frontend.remarks:
+        log.warning("chat_template", says=says)
+    if frontend.problems:
+        health.failed(_TEMPLATE, "; ".join(frontend.problems), at_once=True)
 
 
 async def _engine(
@@ -171,21 +198,30 @@ async def _engine(
     return engine
 
 
-async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float) -> ModelInfo | None:
+async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float, door: Door) -> ModelInfo | None:
     """Wait for the engine; return None if the server is stopped before. Raises EngineError.
 
     The error comes after `timeout_s`, or when the child process cannot start.
     """
-    end = time.monotonic() + timeout_s
+    began, told_at = time.monotonic(), -math.inf
     while not life.stop.is_set():
-        if await engine.is_healthy():
+        fault = await engine.fault()
+        if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()
         for child in life.children:
             if child.status().restarts > 2:
                 raise EngineError(f"the {child.name} does not start: {child.last_error()}")
-        if time.monotonic() > end:
-            raise EngineError(f"the engine did not come up within {timeout_s:g} s")
+            status = child.status()
+            state = "ended" if status.pid is None else "runs: it loads its model"
+            fault = f"{fault}; its process {state}"
+        waited_s = time.monotonic() - began
+        door.waits_for = f"not up yet: {fault}"
+        if waited_s > timeout_s:
+            raise EngineError(f"the engine did not come up within {timeout_s:g} s: {fault}")
+        if waited_s - told_at >= _TELL_EVERY_S:
+            told_at = waited_s
+            log.info("waiting_for_engine", waited_s=round(waited_s), because=fault)
         await asyncio.sleep(START_POLL_S)
     return None
 

@@ -68,6 +68,10 @@ class MethodSettings(Branch):
         """URL of a second engine, which serves the base alone; None when the method uses no such engine."""
         return None
 
+    def never_trains(self) -> Iterator[str]:
+        """Yield a line for each value under which no sample of this method has a loss."""
+        yield from ()
+
     def conflicts(self, weights: Literal["lora", "full"]) -> Iterator[str]:
         """Yield a line for each value that contradicts another one, or `training.weights`."""
         yield from ()

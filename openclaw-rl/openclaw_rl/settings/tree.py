@@ -63,6 +63,21 @@ class Settings(Branch):
         if "min_batch" in self.training.model_fields_set and self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
+        if self.training.enabled:
+            yield from self._never_trained()
+
+    def _never_trained(self) -> Iterator[str]:
+        """Yield each setting under which training is on and no step can ever be made."""
+        off = "or switch training.enabled off"
+        keys = self.server.api_keys
+        if keys and not any(key.train for key in keys):
+            yield f"server.api_keys: train is false for every key, so no turn can be trained on: allow one, {off}"
+        waiting, needed = self.training.max_waiting, self.training.batch_size
+        if waiting < needed:
+            yield f"training.max_waiting {waiting} holds no training.batch_size {needed}: a batch would never fill"
+        if self.trainer.kind == "local" and self.training.weights == "lora" and not self.trainer.target_modules:
+            yield f"trainer.target_modules is empty: the adapter would have no weights; name some, {off}"
+        yield from self.method.never_trains()
 
     def _full_conflicts(self) -> Iterator[str]:
         """Yield the contradictions with full weights: they leave no base in the policy's engine that could judge."""

@@ -11,14 +11,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from openclaw_rl.errors import TrainerError
+from openclaw_rl.settings import TrainerSettings
 
 MANIFEST_FILE, COMMIT_FILE = "manifest.json", "commit.json"
 OPTIMIZER_FILE = "optimizer.state"
 """Safetensors by content, not by name."""  # SGLang reads every `*.safetensors` of an adapter's folder as weights
+ADAPTER_CONFIG = "adapter_config.json"
 EMA_FOLDER = "ema"
 """Folder of the EMA teacher below its version, in PEFT's format (`method.teacher = "ema"`)."""
 
@@ -84,6 +86,28 @@ def is_pruned(folder: Path) -> bool:
         return OPTIMIZER_FILE in files and not (folder / OPTIMIZER_FILE).exists()
     except (OSError, ValueError, KeyError, TypeError):
         return False  # torn, or another trainer's: `verify` reports that
+
+
+def adapter_conflicts(folder: Path, settings: TrainerSettings, modules: Collection[str] | None = None) -> Iterator[str]:
+    """Yield a line for each setting under which the adapter in this folder would mean something else.
+
+    modules: those that the model's policy adapts; None: those of the settings, unless these have their default, which
+    means other modules for some models.
+    """
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        rank, alpha, found = int(config["r"]), float(config["lora_alpha"]), config["target_modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # torn, or another trainer's: `verify` and the engine report that
+    if rank != settings.rank:
+        yield f"trainer.rank is {settings.rank}, and it was made with {rank}"
+    if alpha != settings.alpha:
+        yield f"trainer.alpha is {settings.alpha:g}, and it was made with {alpha:g}"
+    if modules is None and "target_modules" in settings.model_fields_set:
+        modules = settings.target_modules
+    if modules is not None and isinstance(found, list) and set(found) != set(modules):
+        made = ", ".join(sorted(map(str, found)))
+        yield f"trainer.target_modules are {', '.join(sorted(modules))}, and it was made with {made}"
 
 
 def discard(folder: Path) -> None:

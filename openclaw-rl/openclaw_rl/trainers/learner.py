@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import structlog
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
@@ -38,6 +39,8 @@ from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.trainers.step import NotFinite, train_step
 from openclaw_rl.types import DropReason, Sample
+
+log = structlog.get_logger()
 
 # Small: a probe compares two programs on equal ids, and needs neither the whole prompt nor the whole reply.
 PROBES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 32, 32
@@ -85,6 +88,8 @@ class LearnerState(BaseModel):
     optimizer_steps: int
     """Steps since the moments were fresh; the warm-up counts them."""
     method_state: dict[str, float]
+    precision: str = ""
+    """Precision of the base: a dtype, or the bits of a quantised one. Empty: from before it was kept."""
 
 
 class LocalLearner:
@@ -108,6 +113,8 @@ class LocalLearner:
         decay = method_settings.ema_teacher_decay
         if decay is not None and isinstance(policy, LoraPolicy):
             self._teacher = EmaTeacher(policy, decay)
+        dtype = str(policy.base_dtype).removeprefix("torch.")
+        self._precision = dtype if settings.quantise == "none" else settings.quantise
         self._bad_batches = 0
         """Batches in a row whose numbers were not finite."""
 
@@ -136,6 +143,9 @@ class LocalLearner:
                 self._teacher.load(folder)
         except (OSError, ValidationError, SafetensorError) as error:
             raise TrainerError(f"checkpoint {folder} cannot be read: {error}") from error
+        if state.precision not in ("", self._precision):
+            # Trained weights are kept in fp32 and stay as they are; what is computed beside them is rounded elsewhere.
+            log.warning("precision_changed", folder=str(folder), was=state.precision, now=self._precision)
         self._method_state = dict(state.method_state) if state.method == self._method.name else {}
         if _RNG_CPU in kept:
             torch.set_rng_state(kept.pop(_RNG_CPU))
@@ -160,6 +170,7 @@ class LocalLearner:
             method=self._method.name,
             optimizer_steps=self._optimizer.steps,
             method_state=self._method_state,
+            precision=self._precision,
         )
         (folder / STATE_FILE).write_text(json.dumps(state.model_dump(), indent=1, sort_keys=True))
         return self._policy.weights_file

@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from openclaw_rl.errors import SettingsError, TrainerError
 from openclaw_rl.settings import TrainerSettings
-from openclaw_rl.trainers.checkpoint import EMA_FOLDER
+from openclaw_rl.trainers.checkpoint import EMA_FOLDER, adapter_conflicts
 from openclaw_rl.trainers.fused import fuse_lora
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import WeightKind
@@ -69,6 +69,7 @@ class LoraPolicy(Policy):
             fan_in_fan_out=any(_is_conv1d(module) for module in self._decoder.modules()),
             target_modules=sorted(target_modules(self._decoder, settings.target_modules)),
         )
+        self._modules = frozenset(config.target_modules or ())
         self.model: PeftModel = get_peft_model(base, config).eval()
         for module in self.model.modules():
             if isinstance(module, LoraLayer):
@@ -110,7 +111,10 @@ class LoraPolicy(Policy):
         set_peft_model_state_dict(self.model, self.read(folder))
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """Return the adapter of a PEFT folder. Raises TrainerError when it is of another shape, or not finite."""
+        """Return the adapter of a PEFT folder. Raises TrainerError when it is of another form, or not finite."""
+        # The tensors have a rank and modules. Alpha, which scales their product, stands in the config alone.
+        if conflicts := list(adapter_conflicts(folder, self._settings, self._modules)):
+            raise TrainerError(f"{folder}: this adapter is of another form: {'; '.join(conflicts)}")
         tensors = load_file(folder / ADAPTER_FILE)
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {n: tuple(t.shape) for n, t in tensors.items()} != {n: tuple(t.shape) for n, t in expected.items()}:

@@ -100,7 +100,7 @@ class Policy(ABC):
         self._recompute = False
         base.eval().requires_grad_(False)
         self.device = next(base.parameters()).device
-        self._dtype: torch.dtype = base.dtype
+        self.base_dtype: torch.dtype = base.dtype
         vocabulary = base.config.get_text_config().vocab_size
         self._chunk = _CPU_CHUNK if self.device.type == "cpu" else max(64, LOGITS_AT_ONCE // vocabulary)
         self._memory = DeviceMemory.of(base.config.to_dict(), self.device, settings)
@@ -108,7 +108,7 @@ class Policy(ABC):
         with torch.no_grad():
             self._head = head_of(base)
             self._kernel: packed_attention.Kernel | None = packing_of(base, settings)
-        if self._dtype in HALF:
+        if self.base_dtype in HALF:
             fuse_norms(base)
         for layer in decoder_layers(self._decoder):
             self._wrap(layer)
@@ -229,8 +229,8 @@ class Policy(ABC):
 
     def _precision(self) -> AbstractContextManager[object]:
         """Return the autocast context: fp32 adapters beside 16-bit weights multiply in 16 bits, with fp32 gradients."""
-        is_half = self._dtype in HALF
-        return torch.autocast(self.device.type, self._dtype) if is_half else contextlib.nullcontext()
+        is_half = self.base_dtype in HALF
+        return torch.autocast(self.device.type, self.base_dtype) if is_half else contextlib.nullcontext()
 
     def _hidden(self, batch: MicroBatch, *, recompute: bool) -> Tensor:
         """Return the hidden states: [R * W, H] of padded rows, [T, H] of packed ones."""

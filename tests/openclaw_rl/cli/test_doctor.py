@@ -119,3 +119,34 @@ def test_what_the_learning_goes_by_is_said(tmp_path, sets, says):
     assert (finding.what, finding.level) == ("learning", "ok")
     assert says in finding.says
     assert examine(Question(question.settings, model="/another"), [doctor.learning]) == []
+
+
+def test_a_template_is_tried_as_a_start_tries_it(question, tmp_path):
+    """The tokenizer of the cases' small model, with templates that cannot serve, and one that serves a part."""
+    from harness.model import TEMPLATE, make_folder
+
+    make_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    tried = Question(question.settings, model=str(tmp_path))
+    (fine,) = examine(tried, [doctor.chat_template])
+    assert (fine.what, fine.level) == ("chat template", "ok")
+
+    def with_template(template):
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+        return examine(tried, [doctor.chat_template])
+
+    (torn,) = with_template("{% for m in messages %}{{ m.content }}{% endif %}")
+    assert torn.level == "missing"
+    assert "can serve no chat" in torn.says
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    (partly,) = with_template(refuses + TEMPLATE)
+    assert (partly.level, partly.says) == ("differs", "the template cannot render a system message: no system role")
+    (tmp_path / "tokenizer.json").write_text("{")
+    (broken,) = examine(tried, [doctor.chat_template])
+    assert broken.level == "missing"
+
+
+def test_a_template_of_a_model_that_is_elsewhere_is_not_tried(question):
+    assert examine(question, [doctor.chat_template]) == []  # the bundled model is not converted in this folder
+    assert examine(Question(question.settings, model="somebody/some-model"), [doctor.chat_template]) == []

@@ -133,6 +133,38 @@ async def test_a_demonstration_for_a_turn_whose_prompt_is_not_kept_is_no_target(
     assert (await ledger.record_feedback(said, user="ann", demonstration=(5, 6))).demonstration_id is None
 
 
+def system(text: str) -> Message:
+    return Message(role="system", content=text)
+
+
+REAL = "https://deploy:fAk3-n0t-r34l-Pw7@git.corp.invalid/x.git"
+TOOL = '[{"type":"function","function":{"name":"push","description":"pushes to %s"}}]'
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_standing"),
+    [
+        ({"messages": [system(f"Push to {REAL}"), user("hi")]}, True),
+        ({"messages": [Message(role="developer", content=f"Push to {REAL}"), user("hi")]}, True),
+        ({"messages": [user("hi")], "tools_json": TOOL % REAL}, True),
+        ({"messages": [system("Push to https://user:password@example.com"), user(f"or to {REAL}")]}, False),
+        ({"messages": [user("hi")], "tools_json": TOOL % "https://user:password@example.com"}, False),
+        ({"messages": [system("Be brief."), user("hi")]}, False),
+    ],
+)
+def test_a_secret_in_what_a_client_always_sends_is_told(fields, is_standing):
+    redactor = NounRedactor(RedactionSettings())
+    messages = fields.pop("messages")
+    for n in range(3):
+        redactor.request(request(f"r{n}", *messages, **fields))
+    told = redactor.standing_secrets
+    assert (told is not None) is is_standing
+    assert told is None or told.startswith("3 of the last 3 chats have a system prompt or tools")
+    for n in range(50):
+        redactor.request(request(f"s{n}", user("hi")))
+    assert redactor.standing_secrets is None  # the owner has mended it
+
+
 def test_switched_off_everything_is_kept_and_on_a_clean_turn_is_the_same_object():
     said, answered = request("r", user(KEY)), turn("r", reply("a clean one"))
     assert NounRedactor(RedactionSettings(secrets=False)).request(said) is said

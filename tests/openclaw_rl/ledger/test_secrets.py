@@ -93,6 +93,69 @@ def test_ordinary_text_is_not_touched(text):
     assert BOTH.mask(text) is text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # addresses of manuals, compose files and templates
+        "Clone private repos as https://user:password@example.com/repo.git",
+        "git clone https://USERNAME:TOKEN@github.com/org/repo.git",
+        "postgres://postgres:postgres@localhost:5432/app and mysql://root:secret@127.0.0.1/db",
+        "DATABASE_URL=postgresql+asyncpg://admin:admin@db:5432/app",
+        "amqp://guest:guest@rabbit:5672//, redis://:password@[::1]:6379/0",
+        "https://someone:sunshine@mirror.example.org/, http://a:b4t@svc.test:8080, https://u:opensesame@x.invalid/",
+        "mongodb://test:test123@host.docker.internal:27017/?authSource=admin",
+        # paths
+        "secret: /run/secrets/db_password2",
+        "secret=~/.config/app/token1.txt, password_file: x, passwd: ./conf.d/pw2.ini",
+        "client_secret: D:/keys/deploy2.pem",
+        "access_token = $HOME/.cache/app/token.v2",
+        # keys of local servers, and of nobody
+        'Config: "apiKey": "sk-local-123"',
+        "OPENAI_API_KEY=sk-no-key-required, api_key: lm-studio-1, API_KEY='EMPTY_123'",
+        "AKIAIOSFODNN7EXAMPLE and sk-your-key-here-1234567890 and sk-abc123def456ghi789jkl",
+        "ghp_" + "x" * 36,
+        "Authorization: Bearer not-needed-for-local-use-1",
+        # names of programs and libraries, counts
+        "Read sk-learn-2-0-and-what-comes-behind-it first.",
+        "passwd=Passwd2Manager.default",
+        "password = Settings2.Database.Password",
+        "max_access_token: 128_000_tokens, refresh_token: 3600_seconds, access_token: 1.000.000",
+        # passwords of manuals
+        "Username: admin, Password: Admin123",
+        "password: P@ssw0rd! or passwd=changeme_2024 or secret: my-secret-1",
+        # an example value in the description of a tool
+        '{"name": "login", "parameters": {"properties": {"api_key": {"description": "as api_key=sk-test-key-1"}}}}',
+    ],
+)
+def test_an_example_a_path_or_an_identifier_is_no_secret(text):
+    assert SECRET.mask(text) is text
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Push to https://deploy:fAk3-n0t-r34l-Pw7@git.corp.invalid/x.git", "fAk3-n0t-r34l-Pw7"),
+        ("https://deploy:fAk3-n0t-r34l-Pw7@example.com/x.git", "fAk3-n0t-r34l-Pw7"),
+        ("postgres://app:sunshine@localhost/app", "sunshine"),  # a word, and not one that manuals have
+        ("mysql://root:secret@db.corp.io/app", "secret"),
+        ("redis://:hunter22@127.0.0.1:6379", "hunter22"),
+        ("secret: /9j/4AAQSkZJRgABAQ", "/9j/4AAQSkZJRgABAQ"),  # base64, not a path
+        ("password: correct-horse-battery", "correct-horse-battery"),
+        ("password: Summer2024", "Summer2024"),
+        ("password: 2024summer!", "2024summer!"),
+        ("api_key: ab12-cd34-ef56-gh78", "ab12-cd34-ef56-gh78"),
+        ("apiKey: prod-Xk29ZqLw", "prod-Xk29ZqLw"),
+        ("sk-1234567890qwertzuiop-1234", "sk-1234567890qwertzuiop-1234"),
+        ("passwd=Qz7.kW2x.pL9v", "Qz7.kW2x.pL9v"),
+        ("Authorization: Bearer mF_9.B5f-4.1JqM-xx7", "mF_9.B5f-4.1JqM-xx7"),
+    ],
+)
+def test_a_secret_of_a_real_ones_form_is_masked_beside_examples(text, secret):
+    masked = SECRET.mask(f"As in https://user:password@example.com: {text} ")
+    assert secret not in masked
+    assert "https://user:password@example.com" in masked
+
+
 def test_switched_off_it_finds_nothing():
     off = Redactor(secrets=False, pii=False)
     assert not off.is_on

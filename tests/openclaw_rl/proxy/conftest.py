@@ -220,6 +220,10 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         serving: VersionAdmission | None = None,
         keep_gate: bool = False,
         engine: Engine | None = None,
+        has_grammars: bool = False,
+        trains: bool = False,
+        longest_sample: int | None = None,
+        session: SessionSettings = SessionSettings(),  # noqa: B008
     ) -> AsyncIterator[Proxy]:
         """engine: replaces the fake engine."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
@@ -236,8 +240,11 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             ledger=book,
             server=server,
             sampling=sampling,
-            session=SessionSettings(),
+            session=session,
             model_name="the-policy",
+            has_grammars=has_grammars,
+            trains=trains,
+            longest_sample=longest_sample,
         )
         app = FastAPI()
         app.include_router(build_router(deps))

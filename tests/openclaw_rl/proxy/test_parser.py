@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from openclaw_rl.proxy.detokenizer import TokenTable
+from openclaw_rl.proxy.detokenizer import TextStops, TokenTable
 from openclaw_rl.proxy.frontend import FrontEnd, Rendered
-from openclaw_rl.proxy.parser import StreamParser, TextStops
+from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import Tool
 
 TOOLS = (Tool.model_validate({"function": {"name": "exec", "parameters": {"type": "object"}}}),)

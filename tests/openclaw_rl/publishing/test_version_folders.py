@@ -1,13 +1,22 @@
 """Folders of `versions/` that survive a start."""
 
+import json
 from pathlib import Path
 
+import pytest
 from ledger import IDENTITY, commit_of, give_sample, serve_version
 from turns import make_request, make_turn
 
+from openclaw_rl.errors import SettingsError
 from openclaw_rl.ledger import Ledger
-from openclaw_rl.publishing.version_folders import prune, remove_unnamed, tidy, without_optimizer
-from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.publishing.version_folders import (
+    prune,
+    refuse_other_form,
+    remove_unnamed,
+    tidy,
+    without_optimizer,
+)
+from openclaw_rl.settings import TrainerSettings, TrainingSettings
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.types import TurnKey
 
@@ -103,5 +112,52 @@ async def test_the_folders_of_versions_that_nothing_asks_for_go_and_their_rows_s
         assert await prune(ledger, tmp_path, newest=2, in_use=()) == [3]
         await tidy(ledger, tmp_path / "versions")  # as at the next start
         assert left(tmp_path / "versions") == {Path(str(named[number])).name for number in (1, 2, 4, 7, 8)}
+    finally:
+        await ledger.aclose()
+
+
+PEFT = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["v_proj", "q_proj"]}
+"""The keys of an adapter's config that PEFT documents."""
+MADE = {"rank": 16, "alpha": 32.0, "target_modules": ("q_proj", "v_proj")}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rank": 8}, "trainer.rank is 8, and it was made with 16"),
+        ({"alpha": 64.0}, "trainer.alpha is 64, and it was made with 32"),
+        ({"target_modules": ("q_proj",)}, "trainer.target_modules are q_proj, and it was made with q_proj, v_proj"),
+        ({"rank": 32, "alpha": 64.0}, "trainer.rank is 32, and it was made with 16; trainer.alpha is 64"),
+    ],
+)
+async def test_settings_that_do_not_describe_the_stored_adapter_are_refused(tmp_path: Path, changed, says) -> None:
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=IDENTITY, training=TrainingSettings())
+    try:
+        other = TrainerSettings.model_validate(MADE | changed)
+        await refuse_other_form(ledger, tmp_path, other)  # no version is stored yet
+        await served(ledger, tmp_path, 1)
+        (folder,) = (tmp_path / "versions").iterdir()
+        await refuse_other_form(ledger, tmp_path, other)  # a folder of another trainer, without a config
+        (folder / "adapter_config.json").write_text(json.dumps(PEFT))
+        await refuse_other_form(ledger, tmp_path, TrainerSettings.model_validate(MADE))
+        with pytest.raises(SettingsError, match="version 1 of this data folder would mean something else") as refused:
+            await refuse_other_form(ledger, tmp_path, other)
+        assert says in str(refused.value)
+        assert "\n" not in str(refused.value)
+    finally:
+        await ledger.aclose()
+
+
+async def test_default_modules_mean_those_that_the_model_has(tmp_path: Path) -> None:
+    """Without torch the server cannot know them; the trainer compares them when it loads the version."""
+    ledger = await Ledger.open(tmp_path / "ledger.sqlite3", identity=IDENTITY, training=TrainingSettings())
+    try:
+        await served(ledger, tmp_path, 1)
+        (folder,) = (tmp_path / "versions").iterdir()
+        (folder / "adapter_config.json").write_text(json.dumps(PEFT | {"target_modules": ["c_attn", "c_proj"]}))
+        await refuse_other_form(ledger, tmp_path, TrainerSettings())
+        for torn in ("{", "[]", '{"r": "x"}'):
+            (folder / "adapter_config.json").write_text(torn)
+            await refuse_other_form(ledger, tmp_path, TrainerSettings(rank=2))  # `verify` tells of a torn file
     finally:
         await ledger.aclose()

@@ -142,3 +142,37 @@ def test_cards_are_counted_where_they_can_be_and_never_denied_where_not(
 def test_a_start_that_wants_cards_nobody_can_count_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "gpus_here", lambda: None)
     assert said(data_dir=str(tmp_path), trainer__device="cuda:1") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"sampling.temperature": 0}, "sampling.temperature = 0: replies"),
+        ({"sampling.top_k": 1}, "sampling.top_k = 1: replies"),
+        ({"sampling.top_p": 0.9, "sampling.truncated_sampling": "drop"}, 'sampling.truncated_sampling = "drop" with'),
+        ({"sampling.top_k": 40, "sampling.truncated_sampling": "drop"}, 'sampling.truncated_sampling = "drop" with'),
+        ({"sessions.pair_ttl_s": 1}, "sessions.pair_ttl_s = 1: a turn ends before"),
+        ({"method.name": "combine", "method.binary_weight": 0, "method.opd_weight": 0}, "method.binary_weight and"),
+        ({"trainer.max_tokens": 64}, "trainer.max_tokens = 64: longer samples are dropped"),
+    ],
+)
+def test_settings_under_which_the_usual_chat_is_never_trained_on_are_told(settings: dict, says: str) -> None:
+    (told,) = preflight.hardly_trains(load(None, settings, {}))
+    assert told.startswith(says)
+    assert preflight.hardly_trains(load(None, settings | {"training.enabled": False}, {})) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"sampling.top_p": 0.9, "sampling.top_k": 40},  # trained on the untruncated log-probs
+        {"method.name": "opd"},
+        {"method.name": "combine", "method.opd_weight": 0},
+        {"trainer.max_tokens": 1024},
+        {"trainer.max_tokens": 64, "trainer.kind": "external"},
+        {"sampling.temperature": 0.01},
+    ],
+)
+def test_settings_that_train_are_not_told(settings: dict) -> None:
+    assert preflight.hardly_trains(load(None, settings, {})) == []

@@ -3,6 +3,7 @@
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,44 @@ def test_a_file_may_be_as_an_editor_of_windows_saves_it(
     lines = [first, *([] if first == "[server]" else ["[server]"]), "port = 8123", ""]
     file.write_bytes(line_end.join(lines).encode(encoding))
     assert load(file, None, {}).server.port == 8123
+
+
+KEYS = [{"key": "sk-a", "user": "a", "train": False}, {"key": "sk-b", "user": "b", "train": False}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"server.api_keys": KEYS}, r"server\.api_keys: train is false for every key"),
+        ({"training.max_waiting": 8}, r"training\.max_waiting 8 holds no training\.batch_size 16"),
+        ({"training.max_waiting": 99, "training.batch_size": 100}, r"max_waiting 99 holds no training\.batch_size 100"),
+        ({"trainer.target_modules": []}, r"trainer\.target_modules is empty"),
+        (
+            {
+                "method.name": "combine",
+                "method.binary_weight": 0,
+                "method.opd_weight": 0,
+                "method.demonstration_weight": 0,
+            },
+            r"are all 0: no term is left",
+        ),
+    ],
+)
+def test_settings_under_which_nothing_can_ever_be_trained_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        load(None, wrong, {})
+    assert not load(None, wrong | {"training.enabled": False}, {}).training.enabled  # then it is no contradiction
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        {"server.api_keys": [KEYS[0], {"key": "sk-c", "user": "c"}]},
+        {"training.max_waiting": 16},
+        {"trainer.target_modules": [], "trainer.kind": "external"},
+        {"method.name": "combine", "method.binary_weight": 0, "method.opd_weight": 0},
+        {"method.name": "combine", "method.binary_weight": 0},
+    ],
+)
+def test_settings_that_leave_something_to_train_on_are_accepted(fine: dict[str, Any]) -> None:
+    assert load(None, fine, {}).training.enabled

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from close import assert_close, largest
 from safetensors.torch import load_file
@@ -166,3 +167,28 @@ def test_weights_of_another_model_are_refused(
         full_policy(architecture).load(tmp_path)
     with pytest.raises(SettingsError, match="full weights are trained in 16 or 32 bits"):
         full_policy(make_model, FULL.model_copy(update={"quantise": "4bit"}))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)]
+)
+def test_weights_of_another_precision_are_taken_exactly_and_it_is_told(
+    make_model: Callable[..., LlamaForCausalLM],
+    batch: list[Sample],
+    tmp_path: Path,
+    was: torch.dtype,
+    now: torch.dtype,
+) -> None:
+    """The setting `trainer.dtype` between two starts: the fp32 masters are the same, only what computes is rounded."""
+    before = full_policy(lambda: make_model(dtype=was))
+    learner = learner_of(before)
+    step(learner, batch)
+    learner.write(tmp_path)
+    after = full_policy(lambda: make_model(dtype=now))
+    with structlog.testing.capture_logs() as lines:
+        learner_of(after).load(tmp_path, fresh_moments=False)
+    for name, expected in weights(before).items():
+        assert torch.equal(expected, after.parameters[name])
+    told = [(line["was"], line["now"]) for line in lines if line["event"] == "precision_changed"]
+    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    assert told == ([] if was is now else [(names[was], names[now])])

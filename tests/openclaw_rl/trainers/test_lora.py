@@ -173,19 +173,43 @@ def test_the_folder_is_one_that_peft_loads(
         assert torch.equal(a, b)
 
 
-def test_an_adapter_of_another_shape_or_without_numbers_is_refused(
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rank": 3}, "trainer.rank is 3, and it was made with 4"),
+        ({"alpha": 5.0}, "trainer.alpha is 5, and it was made with 8"),  # the tensors have the same shapes
+        ({"alpha": 8.5}, "trainer.alpha is 8.5, and it was made with 8"),
+        ({"rank": 8, "alpha": 16.0}, "trainer.rank is 8, and it was made with 4; trainer.alpha is 16"),
+        ({"target_modules": ("q_proj", "v_proj")}, "trainer.target_modules are q_proj, v_proj, and it was made with"),
+    ],
+)
+def test_an_adapter_that_the_settings_do_not_describe_is_refused_by_their_names(
+    make_model: MakeModel, settings: TrainerSettings, tmp_path: Path, changed: dict, says: str
+) -> None:
+    made = settings.model_copy(update={"rank": 4, "alpha": 8.0})
+    policy = LoraPolicy(make_model(), made)
+    policy.reset(0)
+    policy.save(tmp_path)
+    with pytest.raises(TrainerError, match="this adapter is of another form: ") as refused:
+        LoraPolicy(make_model(), made.model_copy(update=changed)).load(tmp_path)
+    assert says in str(refused.value)
+    policy.load(tmp_path)  # what it was made with is fine
+
+
+def test_an_adapter_without_numbers_or_of_another_model_is_refused(
     make_model: MakeModel, settings: TrainerSettings, tmp_path: Path
 ) -> None:
     policy = LoraPolicy(make_model(), settings)
     policy.reset(0)
     policy.save(tmp_path)
-    other = LoraPolicy(make_model(), settings.model_copy(update={"rank": 3}))
-    with pytest.raises(TrainerError, match="another rank"):
-        other.load(tmp_path)
     tensors = load_file(tmp_path / ADAPTER_FILE)
     next(iter(tensors.values()))[0, 0] = torch.nan
     save_file(tensors, tmp_path / ADAPTER_FILE)
     with pytest.raises(TrainerError, match="not finite"):
+        policy.load(tmp_path)
+    tensors.popitem()
+    save_file(tensors, tmp_path / ADAPTER_FILE)
+    with pytest.raises(TrainerError, match="another rank"):
         policy.load(tmp_path)
 
 

@@ -11,6 +11,7 @@ from openclaw_rl.settings import Settings
 
 class EmbeddedKind(EngineKind):
     loses_adapter_count = False
+    has_grammars = False
 
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child:
         config = data.run / "engine.json"

@@ -1,7 +1,10 @@
 """The HTTP application before its routes: one form for every error, `{"error": {"message", "type", "code", "param"}}`,
-the check of the request's host, and paths with a slash too many.
+the check of the request's host, paths with a slash too many, and the answers of a server that is not ready yet.
 """
 
+import time
+
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -12,7 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openclaw_rl import __version__
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.settings import ServerSettings
-from openclaw_rl.web import host_guard
+from openclaw_rl.web import bodies, host_guard
+from openclaw_rl.web.auth import Secret
+
+_RETRY = {"retry-after": "2"}
 
 
 def with_plain_paths(app: ASGIApp) -> ASGIApp:
@@ -64,5 +70,45 @@ def http_app() -> FastAPI:
 
 def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    headers = {"retry-after": "2"} if status == 503 else None
+    headers = _RETRY if status == 503 else None
     return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status, headers)
+
+
+class Door:
+    """The application until the server is ready, and then the server's own.
+
+    A server that waits for its engine answers at once: 503 with Retry-After, the one model that it will serve, and to
+    the admin key the part that it waits for.
+    """
+
+    def __init__(self, server: ServerSettings, model_name: str) -> None:
+        self.waits_for = "the server starts"
+        """The reason that it is not ready, for the operator."""
+        self.admin_key: str | None = None
+        """Key that may read the reason; None until it is known."""
+        card = {"id": model_name, "object": "model", "created": int(time.time()), "owned_by": "openclaw-rl"}
+        self._models = orjson.dumps({"object": "list", "data": [card]})
+        self._app: ASGIApp = with_host_guard(with_plain_paths(self._not_ready), server)
+
+    def open(self, app: ASGIApp) -> None:
+        """Answer every request with this application from now on."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _not_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        match scope["method"], scope["path"].removeprefix("/v1"):
+            case "GET", "/models":
+                await bodies.answer(send, 200, self._models)
+            case "GET", "/healthz":
+                body: dict[str, object] = {"status": "starting"}
+                request, key = Request(scope), self.admin_key
+                if key is not None and Secret(key).opens(request.headers.get("authorization")):
+                    body["problems"] = [f"engine: {self.waits_for}"]
+                await bodies.answer(send, 503, orjson.dumps(body), _RETRY)
+            case _:
+                text = bodies.error("the server is not ready yet; try again", status=503, code="starting")
+                await bodies.answer_unread(receive, send, 503, text, _RETRY)

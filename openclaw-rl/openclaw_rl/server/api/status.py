@@ -42,6 +42,8 @@ class Condition:
             found.append(f"ledger: {self.ledger.failure}; replies are served, not recorded")
         if self.retention.is_full:
             found.append("ledger: over retention.max_gb, and all that is left in it still waits")
+        if self.ledger.standing_secrets:
+            found.append(f"redaction: {self.ledger.standing_secrets}")
         if not self.serving.is_open:
             found.append("engine: not ready; chats are held")
         for child in self.children():

@@ -16,10 +16,14 @@ from openclaw_rl.telemetry.health import Health
 
 
 def condition(
-    *children: ChildStatus, is_open: bool = True, failure: str | None = None, is_full: bool = False
+    *children: ChildStatus,
+    is_open: bool = True,
+    failure: str | None = None,
+    is_full: bool = False,
+    standing: str | None = None,
 ) -> Condition:
     parts: dict[str, Any] = {
-        "ledger": SimpleNamespace(failure=failure),
+        "ledger": SimpleNamespace(failure=failure, standing_secrets=standing),
         "retention": SimpleNamespace(is_full=is_full),
         "serving": SimpleNamespace(is_open=is_open),
     }
@@ -47,8 +51,13 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert [problem.partition(":")[0] for problem in told] == ["ledger", "ledger", "engine"]
 
 
+def test_what_a_secret_in_a_system_prompt_costs_is_said() -> None:
+    assert condition(standing="3 of the last 9 chats").problems() == ["redaction: 3 of the last 9 chats"]
+
+
 class BrokenLedger:
     failure = "disk I/O error"
+    standing_secrets = None
 
     async def counts(self) -> dict[str, int]:
         raise LedgerUnavailable(self.failure)
