@@ -38,7 +38,7 @@ class Arm:
     in_few_words: bool = False
     """The user complains in few words ("No, shorter please.")."""
     least_relevance: float = 0.0
-    """`practice.least_relevance`: below it the base without the hint is a practice reply's teacher. 0: none is."""
+    """`practice.least_relevance`: a practice reply below it is left out. 0: none is."""
     is_live: bool = False
     """Every update learns from a round of new turns instead; no practice."""
     shift: int = 0
