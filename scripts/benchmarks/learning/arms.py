@@ -113,8 +113,8 @@ FOUR = _changed("own words", OWN, corrections=4, anchors=0.5)
 AGAIN = "hint_place=between"
 WHOLE = (
     FOUR,
+    _changed("own words, relevant alone", FOUR, least_relevance=0.5),
     _changed("own words, between", FOUR, AGAIN),
-    _changed("own words, between, guarded", FOUR, AGAIN, least_relevance=0.5),
 )
 FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for arm in WHOLE)
 JUDGED_PLACES = (GUIDED, _changed("combined, between", GUIDED, AGAIN))
