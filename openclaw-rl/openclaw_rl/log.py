@@ -19,7 +19,10 @@ class _StandardError(io.TextIOBase):
     # and ledger are often on one disk, and a full disk must not end the server that reports it.
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
-            sys.stderr.write(text)
+            try:
+                sys.stderr.write(text)
+            except UnicodeEncodeError:  # half a character, or one that this stream's encoding has not
+                sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
         return len(text)
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ The models keep unknown fields, because a proxy passes them on. Messages are fro
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,17 @@ def is_deeper(value: object, levels: int) -> bool:
         if not level:
             return False
     return bool(level)
+
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+def whole_characters(text: str) -> str:
+    """Return the text with U+FFFD for each half of a character.
+
+    JSON can hold one: a model's answer that ends inside an emoji. No file, log or HTTP body can.
+    """
+    return text if text.isascii() else _HALF_CHARACTER.sub("\ufffd", text)
 
 
 class ContentPart(BaseModel):

@@ -45,6 +45,22 @@ def test_an_answer_is_read_strictly(answer: str, has_hint: bool | None, hint: st
     assert (vote.hint is None) == bool(vote.problem or vote.has_hint is False)
 
 
+@pytest.mark.parametrize(
+    ("answer", "has_hint"),
+    [
+        (f"\\boxed{{-1}}\n| \\boxed{{1}}\n| [HINT_START]{NAME}[HINT_END]", False),  # quoted behind the decision
+        (f"\\boxed{{1}}\n[HINT_START]{NAME}[HINT_END]\n> \\boxed{{-1}}", True),
+        (f"[THINK]\\boxed{{-1}}[/THINK]\\boxed{{1}}\n[HINT_START]{NAME}[HINT_END]", True),
+        (f"**Decision:** `\\boxed{{1}}`\n[HINT_START]{NAME}[HINT_END]", True),
+        (f"<|channel|>analysis<|message|>\\boxed{{1}}[HINT_START]{NAME}[HINT_END]", None),
+    ],
+)
+def test_only_the_judges_own_final_decision_counts(answer: str, has_hint: bool | None) -> None:
+    vote = parse_hint(answer)
+    assert vote.has_hint is has_hint
+    assert vote.hint == (NAME if has_hint else None)
+
+
 def test_what_was_cut_is_no_vote() -> None:
     assert parse_hint(f"\\boxed{{1}}[HINT_START]{NAME}[HINT_END]", is_cut=True).problem == "cut"
 

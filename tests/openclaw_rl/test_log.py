@@ -39,3 +39,15 @@ def test_a_line_that_cannot_be_written_costs_nothing_but_itself():
         logger.error("written")
     assert "written" in later.getvalue()
     assert "lost" not in later.getvalue()
+
+
+@pytest.mark.keeps_loggers
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_a_text_that_the_stream_cannot_hold_is_written_in_other_letters(encoding: str):
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding, errors="strict", write_through=True)
+    with contextlib.redirect_stderr(stream):
+        configure_log("info")
+        structlog.get_logger().error("said", text="half \ud800 and 日本")
+    assert b"half" in written.getvalue()
+    assert b"said" in written.getvalue()

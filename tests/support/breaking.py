@@ -84,6 +84,10 @@ def _garble(change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Callabl
 _GARBLE = {
     "nan": _garble(lambda event, meta: meta["output_token_logprobs"][0].__setitem__(0, float("nan"))),
     "infinite": _garble(lambda event, meta: meta["output_token_logprobs"][0].__setitem__(0, float("-inf"))),
+    "beyond_float32": _garble(lambda event, meta: meta["output_token_logprobs"][0].__setitem__(0, -1e308)),
+    "impossible_counts": _garble(lambda event, meta: meta.update(cached_tokens=10**30, prompt_tokens=-(10**30))),
+    "half_a_character": _garble(lambda event, meta: meta.update(weight_version="\ud800")),
+    "ids_of_another_type": _garble(lambda event, meta: event.update(output_ids={})),
     "too_few_log_probs": _garble(lambda event, meta: meta.__setitem__("output_token_logprobs", [])),
     "too_many_log_probs": _garble(lambda event, meta: meta["output_token_logprobs"].append([-1.0, 5, None])),
     "log_probs_of_others": _garble(lambda event, meta: meta["output_token_logprobs"][0].__setitem__(1, 1)),
@@ -121,6 +125,8 @@ class BrokenJudge:
     def __init__(self) -> None:
         self.how = ""
         self.asked = 0
+        self.raw: tuple[int, bytes] | None = None
+        """Status and body of every answer, where it is not the judge's own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read(receive)
@@ -128,6 +134,9 @@ class BrokenJudge:
             await _answer(send, 200, b'{"data": [{"id": "judge"}]}')
             return
         self.asked += 1
+        if self.raw is not None:
+            await _answer(send, *self.raw)
+            return
         if self.how == "slow":
             await asyncio.sleep(3600)
         said = str(json.loads(body)["messages"][-1]["content"]).partition("what came next")[2]

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
 from openclaw_rl.engines.dialect import (
+    LARGEST_ID,
     Abort,
     EngineSampling,
     GenerateReply,
@@ -40,6 +41,7 @@ from openclaw_rl.engines.dialect import (
     TokenLogProb,
     UnloadAdapter,
     UpdateWeights,
+    storable,
 )
 from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
@@ -127,6 +129,8 @@ class HttpEngine:
         finished = False
         try:
             reply = _parse(await self._post("/generate", body))
+            if not all(0 <= token <= LARGEST_ID for token in reply.output_ids):
+                raise EngineGone("the engine sent ids that are no token ids")
             finished = True
         finally:
             if not finished:
@@ -150,7 +154,7 @@ class HttpEngine:
         rows = [row for row in top if row is not None]
         return Score(
             log_probs,
-            top_log_probs=tuple(tuple(-math.inf if lp is None else lp for lp, _, _ in row) for row in rows),
+            top_log_probs=tuple(tuple(-math.inf if lp is None else storable(lp) for lp, _, _ in row) for row in rows),
             top_ids=tuple(tuple(token for _, token, _ in row) for row in rows),
         )
 
@@ -317,7 +321,7 @@ def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
     found = (entries or [])[1:]
     if not _are_same(response_ids, [token for _, token, _ in found]):
         raise AlignmentError(f"{len(response_ids)} tokens to score, {len(found)} scored, or others")
-    values = tuple(log_prob for log_prob, _, _ in found if log_prob is not None)
+    values = tuple(storable(log_prob) for log_prob, _, _ in found if log_prob is not None)
     if len(values) != len(response_ids):
         raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
     return values
@@ -330,7 +334,7 @@ def _rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]
         raise AlignmentError(f"{len(ids)} tokens, {len(found)} rows of log-probs of given ids")
     rows = []
     for entry, row in zip(found, ids, strict=True):
-        told = {token: -math.inf if log_prob is None else log_prob for log_prob, token, _ in entry or ()}
+        told = {token: -math.inf if log_prob is None else storable(log_prob) for log_prob, token, _ in entry or ()}
         if missing := [token for token in row if token not in told]:
             raise AlignmentError(f"log-probs of {len(missing)} of {len(row)} given ids are missing")
         rows.append(tuple(told[token] for token in row))

@@ -30,6 +30,7 @@ conformance suite in `tests/conformance/` holds for both. Meaning of the bodies:
 * Errors: a 4xx with `{"error": {"message": …}}`. A prompt longer than the context is a 400 before the engine generates.
 """
 
+import math
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -80,6 +81,15 @@ class GenerateRequest(_Body):
 
 
 TokenLogProb = tuple[float | None, int, str | None]
+LARGEST_ID, _LARGEST_FLOAT = 2**31 - 1, 3.4e38
+"""Bounds of a token's id and of a log-prob as they are stored. No vocabulary is larger."""
+
+
+def storable(log_prob: float | None) -> float:
+    """Return a log-prob as float32 can hold it; NaN without one, and for a number that is out of its range."""
+    if log_prob is None:
+        return math.nan
+    return log_prob if -_LARGEST_FLOAT <= log_prob <= _LARGEST_FLOAT or math.isinf(log_prob) else math.nan
 
 
 class FinishReason(_Body):

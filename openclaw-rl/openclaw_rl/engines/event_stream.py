@@ -27,6 +27,8 @@ from openclaw_rl.errors import EngineGone, EngineRefused
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_LINE = 32 * 2**20
 """Size limit of one event, and of the bytes between two body parts: an engine that never ends a line is cut off."""
+MOST_WORDS = 2000
+"""Characters of an engine's error that are kept: they go into the log, the status and a client's error."""
 _MAX_WAITING = 1024
 """Limit of the events read ahead; above it, the connection is not read until the reader has taken half of them."""
 _IN_A_ROW = 4
@@ -271,8 +273,8 @@ def error_message(body: bytes) -> str:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body[:500].decode("utf-8", "replace")
+        return body[:MOST_WORDS].decode("utf-8", "replace")
     error = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(error, dict):
         error = error.get("message", error.get("error_message", error))  # the second: of SGLang's adapters
-    return error if isinstance(error, str) else str(error)
+    return (error if isinstance(error, str) else str(error))[:MOST_WORDS]

@@ -1,6 +1,7 @@
 """Clients of the judge's model: an OpenAI-compatible URL, or the policy's own engine with the adapter off."""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
 from openclaw_rl.judge.llm import Answer
-from openclaw_rl.messages import Message
+from openclaw_rl.messages import Message, whole_characters
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import Ids
 
@@ -28,6 +29,10 @@ _CAN_DO_WITHOUT = ("max_tokens", "max_completion_tokens", "temperature")
 """Parameters that some judges refuse."""
 _MOST_WORDS = 200
 """Characters of a refusal that are kept. The whole could hold the conversation."""
+_MOST_BYTES = 4 * 2**20
+"""Size limit of an answer: several thousand times a verdict with its reasons."""
+_CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+"""Words of APIs for an answer that ended at its token limit."""
 
 
 class _RefusedError(JudgeError):
@@ -55,10 +60,10 @@ class HttpJudgeClient:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 if self._model is None:
-                    self._model = str((await self._call("GET", "/models"))["data"][0]["id"])
+                    self._model = whole_characters(str((await self._call("GET", "/models"))["data"][0]["id"]))
                 choice = (await self._complete(prompt, max_new_tokens))["choices"][0]
-                text = choice["message"].get("content") or ""
-                return Answer(str(text), is_cut=choice.get("finish_reason") == "length")
+                is_cut = str(choice.get("finish_reason")).lower() in _CUT
+                return Answer(_final_words(choice["message"].get("content")), is_cut=is_cut)
         except TimeoutError as error:
             raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
         except (LookupError, TypeError, AttributeError) as error:
@@ -108,15 +113,17 @@ class HttpJudgeClient:
         for attempt in range(_ATTEMPTS):
             pause = backoff.next_s() * random.uniform(0.5, 1.5)
             try:
-                reply = await self._client.request(
+                asked = self._client.stream(
                     method, self._base + path, json=body, headers=headers, timeout=self._settings.timeout_s
                 )
+                async with asked as reply:
+                    content = await _content(reply)
             except httpx.HTTPError as error:
                 failure = f"judge did not answer at {self._base}{path}: {error!r}"
             else:
                 if reply.is_success:
-                    return _parsed(reply)
-                words = _words(reply)
+                    return _parsed(content)
+                words = _words(content)
                 failure = f"judge answered {reply.status_code} at {self._base}{path}" + (f": {words}" if words else "")
                 if reply.status_code in (400, 422):
                     raise _RefusedError(failure, words)
@@ -193,19 +200,49 @@ def without_system(prompt: Sequence[Message]) -> list[Message]:
     return [rest[0].model_copy(update={"content": f"{told}\n\n{rest[0].text()}"}), *rest[1:]]
 
 
-def _parsed(reply: httpx.Response) -> Any:
+async def _content(reply: httpx.Response) -> bytes:
+    """Return the body. Raises JudgeError when it is too large, before the rest of it comes."""
+    content = bytearray()
+    async for piece in reply.aiter_bytes():
+        content += piece
+        if len(content) > _MOST_BYTES:
+            raise JudgeError(f"judge's answer is larger than {_MOST_BYTES / 2**20:g} MB")
+    return bytes(content)
+
+
+def _parsed(content: bytes) -> Any:
     try:
-        return reply.json()
-    except ValueError as error:
+        return json.loads(content)  # not orjson, which refuses an answer that ends inside an emoji
+    except (ValueError, RecursionError) as error:
         raise JudgeError("judge sent no JSON") from error
 
 
-def _words(reply: httpx.Response) -> str:
+def _final_words(content: object) -> str:
+    """Return the text of an answer's content, which is a text or a list of parts, without parts that are thoughts.
+
+    An answer without content (a refusal, a thought alone) has none. Raises TypeError for content of another form.
+    """
+    if content is None or isinstance(content, str):
+        return whole_characters(content or "")
+    parts = content if isinstance(content, list) else [content]
+    texts = [part if isinstance(part, str) else _text_of_part(part) for part in parts]
+    return whole_characters("".join(texts))
+
+
+def _text_of_part(part: object) -> str:
+    if not isinstance(part, dict):
+        raise TypeError(f"content of type {type(part).__name__}")
+    text = part.get("text") if part.get("type", "text") in ("text", "output_text") else None
+    return text if isinstance(text, str) else ""
+
+
+def _words(content: bytes) -> str:
     """Return the message of an error in OpenAI's form; empty without one."""
     try:
-        return " ".join(str(reply.json()["error"]["message"]).split())[:_MOST_WORDS]
-    except (ValueError, LookupError, TypeError):
+        message = str(json.loads(content)["error"]["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ""
+    return whole_characters(" ".join(message.split())[:_MOST_WORDS])
 
 
 def _retry_after(reply: httpx.Response) -> float:

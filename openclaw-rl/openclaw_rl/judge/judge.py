@@ -1,16 +1,19 @@
 r"""The judge protocol, and the way from a judge's answers to a verdict.
 
-A vote is the last complete `\boxed{1}`, `\boxed{-1}` or `\boxed{0}` of an answer, behind any reasoning. An answer
-without such a vote is invalid; it never counts as 0. The verdict is the majority of several votes.
+A vote is the last complete `\boxed{1}`, `\boxed{-1}` or `\boxed{0}` of an answer, behind any reasoning, in the judge's
+own words: not one in a quotation. An answer without such a vote is invalid; it never counts as 0. The verdict is the
+majority of several votes.
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Protocol
 
 from openclaw_rl.errors import JudgeError
+from openclaw_rl.sessions.thoughts import is_open_thought, without_thoughts
 from openclaw_rl.types import JudgedTurn, Verdict
 
 
@@ -25,7 +28,20 @@ class Judge(Protocol):
 
 
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_VALUE = re.compile(r"\s*\$?\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{)?\s*([+\-−–]?)\s*([01])(?:\.0+)?\s*\}?\s*\$?\s*")
+_VALUE = re.compile(
+    r"\s*\$?\s*(?:\\(?:text|textbf|mathbf|mathrm|bf|bm)\s*\{)?[\s*]*([+\-−–—‐‑]?)\s*([01])(?:\.0+)?[\s*]*\}?\s*\$?\s*"
+)
+_QUOTED_LINE = re.compile(r"^[ \t]*[|>].*$", re.MULTILINE)
+"""The prompt puts a bar in front of every line of the conversation."""
+_FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_SAID = re.compile(r'"[^"\n]*"|“[^“”\n]*”|„[^„“”\n]*[“”]|«[^«»\n]*»|「[^「」\n]*」|『[^『』\n]*』')
+_CODE = re.compile(r"`[^`\n]*`")
+_OWN_LINE = re.compile(
+    r"^[^\w\n]*(?:(?:so|thus|final|my|the|overall|grade|verdict|vote|answer|decision|rating|score|is)\b[^\w\n]*)*"
+    r"(\\boxed\s*\{(?:[^{}\n]|\{[^{}\n]*\})*\})[^\w\n]*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A line that holds nothing but the vote, as the judge was told to write it, in whatever marks."""
 _THOUGHT_MARK = re.compile(r"<(/?)think(?:ing)?>")
 
 
@@ -34,15 +50,23 @@ def parse_vote(answer: str, *, is_cut: bool = False) -> int | None:
     if is_cut:
         return None  # the judge had not finished: its last box may not be its vote
     proper = answer_proper(answer)
-    boxes = _BOX.findall(proper) if proper is not None else ()
-    value = _VALUE.fullmatch(boxes[-1]) if boxes else None
+    boxes = _own_boxes(proper) if proper is not None else ()
+    value = _VALUE.fullmatch(unicodedata.normalize("NFKC", boxes[-1])) if boxes else None
     if value is None:
         return None
     return int(value[2]) * (1 if value[1] in ("", "+") else -1)
 
 
+def _own_boxes(text: str) -> list[str]:
+    """Return the contents of the boxes that the judge did not quote; of those in code only if it has no others."""
+    text = _FENCED.sub(lambda block: "\n".join(_OWN_LINE.findall(block[2])) + "\n", text)
+    text = _OWN_LINE.sub(r"\1", text)
+    text = _SAID.sub(lambda said: "" if "\\boxed" in said[0] else said[0], text)
+    return _BOX.findall(_CODE.sub("", text)) or _BOX.findall(text)
+
+
 def answer_proper(answer: str) -> str | None:
-    """Return the text behind the reasoning; None when the reasoning has no end."""
+    """Return the text behind the reasoning, without lines that are quoted; None when the reasoning has no end."""
     proper, at, is_thinking = "", 0, False
     for mark in _THOUGHT_MARK.finditer(answer):
         if not mark[1]:
@@ -53,7 +77,10 @@ def answer_proper(answer: str) -> str | None:
         else:
             proper = ""  # some templates open the thought themselves
         at = mark.end()
-    return None if is_thinking else proper + answer[at:]
+    if is_thinking:
+        return None
+    proper = without_thoughts((proper + answer[at:]).strip())
+    return None if is_open_thought(proper) else _QUOTED_LINE.sub("", proper)
 
 
 class Outcome(Enum):

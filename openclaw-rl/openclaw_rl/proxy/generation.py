@@ -17,7 +17,16 @@ import structlog
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse, is_unknown_adapter
 from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
-from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateReply, GenerateRequest, TokenLogProb
+from openclaw_rl.engines.dialect import (
+    LARGEST_ID,
+    EngineSampling,
+    FinishReason,
+    GenerateReply,
+    GenerateRequest,
+    TokenLogProb,
+    storable,
+)
+from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import Ids, SamplingParams, VersionRun
@@ -25,8 +34,6 @@ from openclaw_rl.types import Ids, SamplingParams, VersionRun
 log = structlog.get_logger()
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_LARGEST_ID = 2**31 - 1
-"""No vocabulary is larger. `Reply` checks ids against the model's own vocabulary; such an id does not end the chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +227,14 @@ class Generation:
 
     def _record(self, reply: GenerateReply) -> int:
         sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
-        if min(ids) < 0 or max(ids) > _LARGEST_ID:
+        # `Reply` checks ids against the model's own vocabulary; such an id does not end the chat.
+        if min(ids) < 0 or max(ids) > LARGEST_ID:
             raise EngineGone("the engine sent ids that are no token ids")
         entries = meta.output_token_logprobs or []
         if len(entries) == len(ids) == 1 and entries[0][1] == ids[0]:  # the usual case, once per token
-            log_prob = entries[0][0]
-            sampled.log_probs.append(math.nan if log_prob is None else log_prob)
+            sampled.log_probs.append(storable(entries[0][0]))
         elif len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
-            sampled.log_probs += [math.nan if entry[0] is None else entry[0] for entry in entries]
+            sampled.log_probs += [storable(entry[0]) for entry in entries]
         else:
             sampled.is_aligned = False
             sampled.log_probs += [math.nan] * len(ids)
@@ -236,7 +243,7 @@ class Generation:
             sampled.top += [*tables, *[None] * (len(ids) - len(tables))]
         sampled.ids += ids
         if not sampled.resumed:
-            sampled.cached_tokens = meta.cached_tokens
+            sampled.cached_tokens = min(max(meta.cached_tokens, 0), len(self._prompt_ids))
         assert self._use is not None
         version, runs = self._use.weight_version, sampled.runs
         if runs and runs[-1][0] == version:
@@ -251,7 +258,8 @@ class Generation:
             return True
         status = (finish.model_extra or {}).get("status_code")
         if isinstance(status, int) and 400 <= status < 500:
-            raise EngineRefused(finish.message or "the engine refused the request", status=status)
+            message = (finish.message or "the engine refused the request")[:MOST_WORDS]
+            raise EngineRefused(message, status=status)
         return False  # a weight swap aborted the reply; our own aborts close the stream and never come here
 
     async def _take_version(self, within_s: float | None = None) -> None:

@@ -24,6 +24,7 @@ from openclaw_rl.sessions.classify import Classified, classify, group_of, identi
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
+from openclaw_rl.web.bodies import place_name
 
 _MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
 """Pydantic's word for a JSON object."""
@@ -125,10 +126,12 @@ class ParsedBody:
 
 
 def parse_body(data: bytes) -> ParsedBody:
-    """Parse and check the body. Raises RequestError."""
+    """Parse and check the body. Raises RequestError, and RecursionError for a body that is nested too deeply."""
     try:
         raw = orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if "ecursion" in str(error):
+            raise RecursionError from error
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
@@ -138,15 +141,11 @@ def parse_body(data: bytes) -> ParsedBody:
     except ValidationError as error:
         raise _explained(error, raw) from error
     for index, message in enumerate(chat.messages):
+        at = f"messages[{index}]"
         if message.role not in _ROLES:
-            raise RequestError(
-                f"messages[{index}].role: one of {', '.join(sorted(_ROLES))}", param=f"messages[{index}].role"
-            )
+            raise RequestError(f"{at}.role: one of {', '.join(sorted(_ROLES))}", param=f"{at}.role")
         if message.role == "user" and message.content is None:
-            raise RequestError(
-                f"messages[{index}].content: a string, or a list of parts, is needed",
-                param=f"messages[{index}].content",
-            )
+            raise RequestError(f"{at}.content: a string, or a list of parts, is needed", param=f"{at}.content")
     if chat.n not in (None, 1):
         raise RequestError("n > 1 is not supported: every reply is recorded as one turn", param="n")
     for index, tool in enumerate(chat.tools or ()):
@@ -369,9 +368,7 @@ def _explained(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
     place = max((place for place, _ in found if place[: len(first)] == first), key=len)
     said = dict.fromkeys(msg for at, msg in found if at == place)
     what = " or ".join(msg.removeprefix("Input should be ") if n else msg for n, msg in enumerate(said))
-    where = ""
-    for part in place:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    where = place_name(place)
     return RequestError(f"{where}: {_MODEL.sub('an object', what)}", param=where or None)
 
 

@@ -109,7 +109,7 @@ class _ChatRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        is_read = False
+        data, is_read = b"", False
         self._running += 1
         try:
             if self._running > self._deps.server.max_streams:
@@ -128,7 +128,7 @@ class _ChatRoute:
             # Templates, schemas and JSON writers recurse: the depth of a small body is their limit. orjson's is 254.
             if isinstance(error, TypeError) and "ecursion" not in str(error):
                 raise
-            await _refuse(receive, send, RequestError("the body is nested too deeply"), is_read=is_read)
+            await _refuse(receive, send, bodies.nested_too_deeply(data), is_read=is_read)
         except ClientGone:
             return
         except asyncio.CancelledError:

@@ -55,7 +55,12 @@ def has_answer(reply: Message) -> bool:
     if reply.tool_calls:
         return True
     text = without_thoughts(reply.text().strip())
-    return bool(text) and not (_TAG.match(text) or text.startswith(tuple(start for start, _ in _MARKS)))
+    return bool(text) and not is_open_thought(text)
+
+
+def is_open_thought(text: str) -> bool:
+    """Return True for a text that begins with a thought; of a text without its thoughts, one that never ended."""
+    return bool(_TAG.match(text)) or text.startswith(tuple(start for start, _ in _MARKS))
 
 
 def without_quote(text: str) -> str | None:

@@ -16,8 +16,12 @@ from time import monotonic
 
 import structlog
 
+from openclaw_rl.messages import whole_characters
+
 log = structlog.get_logger()
 
+_MOST_WORDS = 2000
+"""Characters of a failure's words that are kept."""
 OUT_AFTER = 3  # not 1: a retry mends a single failed call
 SHARE_OF, LEAST_OF = 50, 10
 """Newest answers of a part that a share is taken of, and the least number of them."""
@@ -103,6 +107,7 @@ class Health:
         """Count a failure of the part. at_once: this single failure puts the part out of order."""
         self._failures[part] += 1
         failing = self._failing.setdefault(part, _Failing(monotonic()))
+        error = whole_characters(error[:_MOST_WORDS])
         failing.times, failing.error = failing.times + 1, error
         if not failing.is_failing and (at_once or failing.times >= OUT_AFTER):
             failing.is_failing = True

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.web.client_gone import ClientGone
 
 _DISCARD_BYTES, _DISCARD_S = 64 * 2**20, 2.0
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, *, timeout_s: float | None = None) -> bytes:
@@ -87,6 +89,35 @@ def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
 
 def _too_large(limit: int) -> RequestError:
     return RequestError(f"the body is larger than {limit / 2**20:g} MB", status=413, code="request_too_large")
+
+
+def place_name(place: Iterable[str | int]) -> str:
+    """Return the name of a place in a body, as `messages[0].content`."""
+    name = ""
+    for part in place:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
+
+
+def nested_too_deeply(data: bytes) -> RequestError:
+    """Return the refusal of a JSON body that is nested too deeply; it names the field with the deepest value."""
+    # The text is searched, because a parser may have refused it.
+    depth = most = 0
+    last, field = b"", b""
+    for found in _STRING_OR_BRACKET.finditer(data):
+        match found[0]:
+            case b"[" | b"{":
+                depth += 1
+                if depth > most:
+                    most, field = depth, last
+            case b"]" | b"}":
+                depth -= 1
+            case text if depth == 1:
+                last = text  # in front of a bracket it is that value's key
+    if not field:
+        return RequestError("the body is nested too deeply", code="invalid_json")
+    name = field[1:-1].decode("utf-8", "replace")
+    return RequestError(f"{name}: it is nested too deeply", param=name)
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:

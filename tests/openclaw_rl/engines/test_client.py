@@ -1,11 +1,14 @@
 """The engine client against the stub engine: streams, refusals, an engine that is not there."""
 
+import math
 import socket
 
+import httpx
 import pytest
 from engine_client import SETTINGS, collect, raw_server, request, served
 
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.errors import EngineGone, EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
 
@@ -61,3 +64,44 @@ async def test_nobody_listening_is_gone_and_not_healthy() -> None:
         await engine.model_info()
     assert not await engine.is_healthy()
     await engine.aclose()
+
+
+def answering(body: bytes, status: int = 200) -> HttpEngine:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    return HttpEngine("http://engine", settings=SETTINGS, client=httpx.AsyncClient(transport=transport))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"output_ids": [-1]}',
+        b'{"output_ids": [4294967296]}',
+        b'{"output_ids": [' + b"9" * 400 + b"]}",
+        b'{"output_ids": {}}',
+        b'{"output_ids": [1], "text": "\\ud800"}',
+        b'{"output_ids": [1], "text": "\xff"}',
+        b"[" * 100_000,
+        b"5",
+        b"",
+    ],
+)
+async def test_what_is_no_reply_is_an_engine_that_failed(body: bytes) -> None:
+    with pytest.raises(EngineGone):
+        await answering(body).generate(request([1]))
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error": {"message": "' + b"x" * 2**20 + b'"}}', b"x" * 2**20, b'["' + b"x" * 2**20]
+)
+async def test_an_error_without_end_is_cut(body: bytes) -> None:
+    with pytest.raises(EngineRefused) as refused:
+        await answering(body, 400).generate(request([1]))
+    assert len(refused.value.message) <= MOST_WORDS
+
+
+async def test_a_log_prob_that_cannot_be_stored_is_no_number() -> None:
+    entries = b"[[null, 1, null], [-1e308, 2, null], [-0.5, 3, null]]"
+    body = b'{"output_ids": [], "meta_info": {"input_token_logprobs": ' + entries + b"}}"
+    score = await answering(body).score((1,), (2, 3), lora_path=None, extra_key=None)
+    assert math.isnan(score.log_probs[0])
+    assert score.log_probs[1] == -0.5

@@ -302,3 +302,55 @@ async def test_a_thought_that_the_template_opens_must_be_closed() -> None:
 async def test_an_engine_that_fails_is_a_judge_that_failed(reply) -> None:
     with pytest.raises(JudgeError):
         await engine_ask(StubEngine(reply), timeout_s=0.01)(PROMPT, max_new_tokens=8)
+
+
+GRADED = "It failed. \\boxed{-1}"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": GRADED, "reasoning_content": "maybe \\boxed{1}"}, GRADED),  # DeepSeek, vLLM, SGLang
+        (
+            {"content": GRADED, "reasoning": "\\boxed{1}", "reasoning_details": [{"text": "\\boxed{1}"}]},
+            GRADED,
+        ),  # OpenRouter
+        ({"content": None, "reasoning_content": "maybe \\boxed{1}"}, ""),  # all of it was thought
+        ({"content": "", "reasoning": "\\boxed{1}"}, ""),
+        ({"content": None, "refusal": "I cannot grade this: \\boxed{1}"}, ""),
+        ({"refusal": None}, ""),
+        # Mistral: thoughts and text as parts
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "\\boxed{1}"}]},
+                    {"type": "text", "text": GRADED},
+                ]
+            },
+            GRADED,
+        ),
+        ({"content": [{"type": "output_text", "text": GRADED}]}, GRADED),
+        ({"content": [{"type": "text", "text": "It failed. "}, {"type": "text", "text": "\\boxed{-1}"}]}, GRADED),
+        ({"content": [{"type": "reasoning", "text": "\\boxed{1}"}, GRADED]}, GRADED),
+        ({"content": {"type": "text", "text": GRADED}}, GRADED),
+        ({"content": [{"type": "refusal", "refusal": "\\boxed{1}"}]}, ""),
+        ({"content": [{"type": "text", "text": None}, {"type": "image_url"}]}, ""),
+        ({"content": []}, ""),
+    ],
+)
+async def test_only_the_final_words_of_an_answer_are_its_text(url, message: dict[str, object], text: str) -> None:
+    body = {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": "stop"}]}
+    ask = url(lambda _: httpx.Response(200, json=body))
+    assert await ask(PROMPT, max_new_tokens=8) == Answer(text, is_cut=False)
+
+
+@pytest.mark.parametrize("content", [5, True, [5], [None], [["\\boxed{1}"]]])
+async def test_content_of_another_type_is_no_answer(url, content: object) -> None:
+    ask = url(lambda _: httpx.Response(200, json={"choices": [{"message": {"content": content}}]}))
+    with pytest.raises(JudgeError, match="another form"):
+        await ask(PROMPT, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("finish", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
+async def test_each_word_for_the_limit_means_a_cut_answer(url, finish: str) -> None:
+    assert (await url(lambda _: completion("\\boxed{1}", finish))(PROMPT, max_new_tokens=8)).is_cut

@@ -46,6 +46,54 @@ def test_parse_vote(text: str, votes: list[int | None]) -> None:
     assert parse_vote(text) in votes
 
 
+@pytest.mark.parametrize(
+    ("text", "vote"),
+    [
+        # quoted from the conversation, behind the judge's own vote
+        ('\\boxed{-1}\n\n(The user wrote "\\boxed{1}" to sway me.)', -1),
+        ("My grade: \\boxed{-1}\n| The user says:\n| \\boxed{1}", -1),
+        ("My grade: \\boxed{-1}\n> \\boxed{1}", -1),
+        ("\\boxed{-1} because they say “please give \\boxed{1}”", -1),
+        ("\\boxed{-1}; der Nutzer schrieb „\\boxed{1}“", -1),
+        ("\\boxed{-1}，用户写道「\\boxed{1}」", -1),
+        ("\\boxed{-1}\nThe reply held\n```\nprint('\\boxed{1}')\n```", -1),
+        ("\\boxed{-1}, whereas the reply ends in `\\boxed{1}`.", -1),
+        # nothing but a quotation
+        ('The user asks me to say "\\boxed{1}".', None),
+        ("| \\boxed{1}", None),
+        ("The log says\n```\ngrade: ok \\boxed{1}\n```", None),
+        # the judge's own, in marks
+        ("**\\boxed{-1}**", -1),
+        ("### Final grade: **\\boxed{1}**", 1),
+        ("`\\boxed{-1}`", -1),
+        ("I grade it `\\boxed{-1}`.", -1),
+        ("At first \\boxed{1}, but then:\n```\n\\boxed{-1}\n```", -1),
+        ("At first \\boxed{1}, but:\n\n**Grade:** `\\boxed{-1}`", -1),
+        ('"\\boxed{1}"', 1),
+        ("\\boxed{**-1**}", -1),
+        ("$$\\boxed{-1}$$", -1),
+        ("\\boxed{\n-1\n}", -1),
+        ('He said "fine" and "thanks": \\boxed{1}', 1),
+        # several, and a cut one
+        ("\\boxed{1}\nOn reflection:\n\\boxed{-1}", -1),
+        ("\\boxed{-1}\n\\boxed{1", -1),
+        # other minus signs and digits
+        ("\\boxed{－１}", -1),
+        ("\\boxed{‑1}", -1),
+        ("\\boxed{—1}", -1),
+        # thoughts in other marks
+        ("[THINK]\\boxed{1}[/THINK]It failed. \\boxed{-1}", -1),
+        ("[THINK]\\boxed{1} but wait", None),
+        ("<reasoning>\\boxed{1}</reasoning>", None),
+        ("<|channel|>analysis<|message|>\\boxed{1}<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{-1}", -1),
+        ("<|channel|>analysis<|message|>\\boxed{1}", None),
+        ("◁think▷\\boxed{1}◁/think▷ None.", None),
+    ],
+)
+def test_only_the_judges_own_last_complete_vote_counts(text: str, vote: int | None) -> None:
+    assert parse_vote(text) == vote
+
+
 def test_what_was_cut_holds_no_vote() -> None:
     assert parse_vote(r"\boxed{1} or rather", is_cut=True) is None
 

@@ -20,6 +20,15 @@ def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
     assert health.problems() == []
 
 
+def test_the_words_of_a_failure_can_be_shown_whatever_they_are() -> None:
+    health = Health()
+    health.failed("judge", "\ud800 no " + "x" * 100_000, at_once=True)
+    (problem,) = health.problems()
+    assert problem.startswith("judge: ")
+    assert "\ufffd no" in problem
+    assert len(problem.encode()) < 3000
+
+
 def test_a_part_may_be_out_of_order_by_one_failure() -> None:
     health = Health()
     health.failed("checkpoints", "disk full", at_once=True)

@@ -58,12 +58,19 @@ def http_app() -> FastAPI:
 
     @app.exception_handler(StarletteHTTPException)
     async def unknown_route(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        if error.status_code == 400:  # the only one of FastAPI itself: the body's text is no UTF-8, or too deep
+            return _error(400, "the body is not valid JSON", "invalid_json")
         return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "unknown_route")
 
     @app.exception_handler(RequestValidationError)
     async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc'][1:]))}: {p['msg']}" for p in error.errors())
-        return _error(422, problems, "invalid_body")
+        found = [(bodies.place_name(p["loc"][1:]), p["msg"], p["type"]) for p in error.errors()]
+        first, said, kind = found[0]
+        if kind == "json_invalid":
+            return _error(422, "the body is not valid JSON", "invalid_json")
+        if not first:
+            return _error(422, f"the body must be a JSON object: {said}", "invalid_json")
+        return _error(422, "; ".join(f"{place}: {msg}" for place, msg, _ in found), "invalid_body", first)
 
     return app
 

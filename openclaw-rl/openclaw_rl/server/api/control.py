@@ -7,11 +7,11 @@ is compared in constant time. No answer holds a secret.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.data_dir import proof_of
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
@@ -53,15 +53,18 @@ class Forget(_Body):
     rebuild: bool = False
     """Roll back to the version before the forgotten turns were trained on, and learn again from the rest."""
 
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
+    def check(self) -> None:
+        """Raise RequestError unless it names one thing to forget."""
         if (self.session_id is not None) + (self.turn_id is not None) + self.everything != 1:
-            raise ValueError("one of session_id, turn_id and everything is needed")
+            raise _refusal("session_id", "one of session_id, turn_id and everything is needed")
         if self.everything and self.user is None:
-            raise ValueError("everything needs the user")
+            raise _refusal("user", "everything needs the user")
         if self.turn_id is not None and self.user is not None:
-            raise ValueError("a turn has its user")
-        return self
+            raise _refusal("user", "a turn has its user")
+
+
+def _refusal(field: str, reason: str) -> RequestError:
+    return RequestError(f"{field}: {reason}", status=422, code="invalid_body", param=field)
 
 
 class Learning(_Body):
@@ -123,6 +126,7 @@ def add_control_routes(guarded: APIRouter, condition: Condition, controls: Contr
         """Delete a session, a conversation or a user; no list and no batch holds their turns afterwards.
 
         The turns stay forgotten when the policy cannot be rebuilt: `not_rebuilt` then holds the reason."""
+        body.check()
         forgetting = controls.forgetting
         try:
             if body.session_id is not None:

@@ -159,7 +159,10 @@ def _parse(data: bytes) -> FeedbackBody:
         first = error.errors()[0]
         where = str(first["loc"][0]) if first["loc"] else None
         raise RequestError(
-            f"{where}: {first['msg']}" if where else first["msg"], status=422, code="invalid_body", param=where
+            f"{where}: {first['msg']}" if where else first["msg"],
+            status=422,
+            code="invalid_body" if where else "invalid_json",
+            param=where,
         ) from error
     named = [name for name in ("turn_id", "id", "session_id") if getattr(body, name) is not None]
     if len(named) != 1:

@@ -6,8 +6,9 @@ only now and then.
 Promises:
 
 * The token is compared in constant time before the body is read; bodies are parsed off the event loop.
-* Errors are `{"error": {"message", "type", "code"}}`: 401 without the token; 409 when the ledger refuses, and the
-  trainer must discard its step; 413 and 422 for a bad body; 503 with Retry-After while the ledger cannot be written.
+* Errors are `{"error": {"message", "type", "code", "param"}}`: 401 without the token; 409 when the ledger refuses, and
+  the trainer must discard its step; 413 and 422 for a bad body; 503 with Retry-After while the ledger cannot be
+  written.
 * A lease call waits until a batch is due, its time is up, its client has gone or the server stops. A batch granted to a
   client that has gone is released at once.
 """
@@ -49,6 +50,7 @@ from openclaw_rl.trainer_protocol import (
 )
 from openclaw_rl.types import DropReason, Lease
 from openclaw_rl.web.auth import Secret
+from openclaw_rl.web.bodies import place_name
 
 log = structlog.get_logger()
 
@@ -151,7 +153,7 @@ def build_trainer_router(
         try:
             drop = {sample_id: DropReason(reason) for sample_id, reason in body.drop.items()}
         except ValueError as error:
-            raise _Refused(422, "invalid_body", f"drop: {error}") from error
+            raise _Refused(422, "invalid_body", f"drop: {error}", "drop") from error
         await ledger.release(body.lease_id, body.fence, reason=body.reason, drop=drop)
         lease_wait.samples_came()
         return {}
@@ -282,14 +284,16 @@ async def parse(request: Request, model: type[Body]) -> Body:
     try:
         return await asyncio.to_thread(model.model_validate_json, bytes(content))
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors())
-        raise _Refused(422, "invalid_body", "; ".join(problems)) from error
+        problems = [(place_name(problem["loc"]), problem["msg"]) for problem in error.errors()]
+        said = "; ".join(f"{place or 'body'}: {what}" for place, what in problems)
+        first = problems[0][0]
+        raise _Refused(422, "invalid_body" if first else "invalid_json", said, first or None) from error
 
 
 class _Refused(Exception):
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.param = status, code, param
 
 
 def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[APIRoute]:
@@ -307,7 +311,7 @@ def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[A
                 try:
                     return await handler(request)
                 except _Refused as error:
-                    return _error(error.status, error.code, str(error))
+                    return _error(error.status, error.code, str(error), error.param)
                 except CommitRefused as error:
                     return _error(409, "refused", str(error))
                 except LedgerUnavailable as error:
@@ -322,10 +326,10 @@ def guarded_by(token: str, on_word: Callable[[], None] = lambda: None) -> type[A
     return GuardedRoute
 
 
-def _error(status: int, code: str, message: str) -> JSONResponse:
+def _error(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status)
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, status, headers)
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status, headers)
 
 
 def build_push_router(

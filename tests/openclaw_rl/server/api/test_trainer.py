@@ -219,6 +219,7 @@ async def test_a_bad_body_is_named(api, verb, body, names):
     error = (await api.call(verb, body, status=422))["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_body")
     assert names in error["message"]
+    assert error["param"] == ("drop" if names == "boring" else names)
 
 
 async def test_every_call_is_a_word_of_the_trainer_when_it_comes(api):
@@ -237,7 +238,7 @@ async def test_every_call_is_a_word_of_the_trainer_when_it_comes(api):
 
 async def test_a_body_that_is_no_json_is_a_422(api):
     answer = await api.http.post("/v1/trainer/commit", content=b"{")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_body")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_json")
 
 
 async def test_what_the_ledger_refuses_is_a_409_with_its_reason(api):
