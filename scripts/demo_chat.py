@@ -1,11 +1,17 @@
 """Demonstration: a scripted user who wants one or two short sentences chats until the model has learned it.
 
-    python scripts/demo_chat.py openclaw-opd/run_embedded_opd.sh [--batch-size 4] [any flag of `openclaw-rl serve`]
+    python scripts/demo_chat.py [--minutes 10]                                  the first hour: OPD, which practises
+    python scripts/demo_chat.py openclaw-rl/run_embedded_rl.sh --batch-size 4   another method's launch script
+    … [any flag of `openclaw-rl serve`]
 
-The first argument is a method's launch script. This script starts the server by it, on a free port and in a data
-directory of its own. It asks how-to questions over HTTP as any chat client does, complains of long replies, and thanks
-for short ones, until the first trained version serves. Then it prints the step, and every turn with its verdict, its
-hint and its teacher's gap.
+The script starts a server, on a free port and in a data directory of its own, and chats over HTTP as any client does.
+
+Where the server practises, the user corrects four replies in its own words and then goes away. The demonstration shows
+the progress of practice until every wish rests or the minutes are over. It prints the replies to new questions, which
+train nothing, from before and after, and one to a request of another kind.
+
+Where it does not practise, the user complains of long replies and thanks for short ones, until the first trained
+version serves. Then come the step, and every turn with its verdict, its hint and its teacher's gap.
 """
 
 import argparse
@@ -20,6 +26,8 @@ from typing import Any
 import httpx
 
 from openclaw_rl.testing.running_server import RunningServer
+
+ROOT = Path(__file__).resolve().parents[1]
 
 QUESTIONS = (
     "How do I boil an egg?",
@@ -42,16 +50,69 @@ SHORT_WORDS = 40
 REPLY_TOKENS = 80
 
 
+CORRECTIONS = (
+    "No, that is far too long. Please answer in one or two short sentences.",
+    "Shorter please. One or two short sentences are enough for me.",
+    "No, too long. Just say it in one or two short sentences.",
+    "No, please keep it to two short sentences.",
+)
+NEW = (
+    "How do I make pancakes?",
+    "How do I clean a muddy pair of boots?",
+    "How do I keep cut flowers fresh?",
+    "How do I sew on a button?",
+)
+ELSEWHERE = "Write a story about an old lighthouse."
+_POLL_S = 2.0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", type=Path)
-    parser.add_argument("--batch-size", type=int, default=4, help="turns of a training step")
+    parser.add_argument("script", type=Path, nargs="?", help="launch script; default: scripts/serve.sh --method opd")
+    parser.add_argument("--batch-size", type=int, help="turns of a training step")
+    parser.add_argument("--minutes", type=float, default=10.0, help="longest time to practise")
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="openclaw-demo-") as folder:
-        launch, args = [str(options.script.resolve())], ["--batch-size", str(options.batch_size), *flags]
-        print(f"$ {options.script} --port 0 --data-dir … {' '.join(args)}", flush=True)
-        with RunningServer(Path(folder), args, launch=launch, start_s=900) as server:
-            return talk(server)
+        script = options.script or ROOT / "scripts" / "serve.sh"
+        args = [*([] if options.script else ["--method", "opd"]), *flags]
+        args += ["--batch-size", str(options.batch_size)] if options.batch_size else []
+        print(f"$ {options.script or 'scripts/serve.sh'} --port 0 --data-dir … {' '.join(args)}", flush=True)
+        with RunningServer(Path(folder), args, launch=[str(script.resolve())], start_s=900) as server:
+            practises = server.status().get("practice") is not None
+            return teach(server, 60 * options.minutes) if practises else talk(server)
+
+
+def teach(server: RunningServer, longest_s: float) -> int:
+    """Correct a few replies, let the server practise, and show new questions before and after."""
+    with httpx.Client(base_url=server.url, timeout=300) as client:
+        before = {question: aside(client, question) for question in (*NEW, ELSEWHERE)}
+        for question, correction in zip(QUESTIONS, CORRECTIONS, strict=False):
+            reply, _ = say(client, [], question)
+            print(f"\nuser:       {question}\n  policy:   {in_short(reply)}\n  user:     {correction}", flush=True)
+            said = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+            print(f"  policy:   {in_short(say(client, said, correction)[0])}", flush=True)
+        print("\n… the user goes away, and the server practises")
+        practise(server, longest_s)
+        print("\nNew questions, which train nothing:")
+        for question, (old, _) in before.items():
+            new, version = aside(client, question)
+            print(f"\nuser:       {question}\n  version 0: {in_short(old, 240)}")
+            print(f"  version {version}: {in_short(new, 240)}")
+    return 0
+
+
+def practise(server: RunningServer, longest_s: float) -> None:
+    """Print the progress of practice until all wishes rest or the time is over."""
+    started, shown = time.monotonic(), ""
+    while (passed_s := time.monotonic() - started) < longest_s:
+        status = server.status()
+        line = str(status["practice"]["line"])
+        if line != shown:
+            print(f"{passed_s / 60:5.1f} min  version {status['serving']}, {line}", flush=True)
+            shown = line
+        if status["practice"]["wishes"] and not status["practice"]["still_open"]:
+            return
+        time.sleep(_POLL_S)
 
 
 def talk(server: RunningServer) -> int:
@@ -92,16 +153,21 @@ def chat(client: httpx.Client, question: str, first: str | None = None) -> None:
             return
 
 
-def say(client: httpx.Client, history: list[dict[str, str]], text: str) -> tuple[str, int]:
+def say(client: httpx.Client, history: list[dict[str, str]], text: str, *, turn_type: str = "main") -> tuple[str, int]:
     """Return the reply and the version that sampled it."""
     body = {
         "model": "policy",
         "messages": [*history, {"role": "user", "content": text}],
         "max_tokens": REPLY_TOKENS,
     }
-    answer = client.post("/v1/chat/completions", json=body)
+    answer = client.post("/v1/chat/completions", json=body, headers={"X-Turn-Type": turn_type})
     answer.raise_for_status()
     return answer.json()["choices"][0]["message"]["content"], int(answer.headers["X-Weight-Version"])
+
+
+def aside(client: httpx.Client, question: str) -> tuple[str, int]:
+    """Return the reply to a new question, and its version; a side turn trains nothing."""
+    return say(client, [], question, turn_type="side")
 
 
 def show(server: RunningServer, status: Any) -> None:

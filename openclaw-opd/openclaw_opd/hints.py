@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 CUT_ANSWERS, MOST_CUT = "hint answers", 0.3
 """Part of `Health` that is out of order while a larger share of the judge's last answers was cut."""
+UNREADABLE, MOST_UNREADABLE = "hint answers' form", 0.5
+"""The same for answers that ended in time and hold no decision. Their turns get no hint, so that none is trained on."""
 VERBATIM_CHARS = 1000
 """Longest verbatim hint. A correction is short; a longer message is the next task, or the answer itself."""
 PRACTICE, ANCHOR = "practice", "anchor"
@@ -129,7 +131,7 @@ async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask
                 errors.append(vote)
                 vote = HintVote(None, problem="not_asked")
             else:
-                _note_length(vote, health)
+                _note_answer(vote, health)
             votes.append(vote)
             if vote.problem:
                 health.count(f"hint_answer_{vote.problem}")
@@ -150,11 +152,14 @@ async def _judge_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings], ask
     return _checked(candidates, "judge", judged, HINT_CHARS)
 
 
-def _note_length(vote: HintVote, health: "Health") -> None:
-    """Count the answer, and report the judge's token budget as too small while many answers end at it."""
+def _note_answer(vote: HintVote, health: "Health") -> None:
+    """Count the answer. While many end at the judge's token budget, or cannot be read, report it."""
     health.count("hint_answers")
     advice = "ended at their token limit: raise judge.max_new_tokens"
     health.answered(CUT_ANSWERS, is_bad=vote.problem == "cut", limit=MOST_CUT, error=advice)
+    advice = 'hold no decision: name a larger judge (judge.url), or set method.hint_source = "verbatim"'
+    is_unreadable = vote.has_hint is None and vote.problem != "cut"
+    health.answered(UNREADABLE, is_bad=is_unreadable, limit=MOST_UNREADABLE, error=advice)
 
 
 async def _vote(prompt: Sequence[Message], ask: JudgeClient, budget: int) -> HintVote | JudgeError:

@@ -22,7 +22,16 @@ from openclaw_opd.hints import Found, find_hints, practice_hint
 from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
-from openclaw_rl.methods.base import Dropped, SampleLoss, ScoringTools, Tally, TokenTerms, sample_of, unusable
+from openclaw_rl.methods.base import (
+    HINT_JUDGE,
+    Dropped,
+    SampleLoss,
+    ScoringTools,
+    Tally,
+    TokenTerms,
+    sample_of,
+    unusable,
+)
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.types import DropReason, Ids, JudgedTurn, LogProbs, Sample
 
@@ -36,9 +45,9 @@ async def hindsight(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Hin
     """Return the turn's distillation term, or the reason of its absence. The caller checks `unusable` first."""
     found = await find_hints(judged, tools)
     if found.absent is Absent.JUDGE_FAILED:
-        tools.health.failed("hint judge", found.detail)
+        tools.health.failed(HINT_JUDGE, found.detail)
     elif found.source == "judge":
-        tools.health.ok("hint judge")
+        tools.health.ok(HINT_JUDGE)
     return await _scored(judged, found, tools, kind="hindsight")
 
 

@@ -11,6 +11,22 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, field_validator
 
+DEEPEST = 100
+"""Levels of objects and lists in a value that is rendered and recorded. Readers of JSON stop at 200, writers at 254."""
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Return True if objects and lists stand in each other more than `levels` times."""
+    # Level by level: a walk that calls itself would fail of the depth that it looks for.
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        inner = [item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return bool(level)
+
+
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -51,8 +67,8 @@ class FunctionCall(BaseModel):
     def as_object(self) -> dict[str, Any]:
         """Return the arguments as an object, as templates print them.
 
-        A text that is no JSON object, such as a call that the token limit cut, is the only value of one: a history with
-        such a call can go on.
+        A text that is no JSON object, such as a call that the token limit cut, is the only value of one, and so is one
+        of more than `DEEPEST` levels: a history with such a call can go on.
         """
         value: Any = self.arguments
         for _ in range(2):  # some clients encode twice
@@ -62,19 +78,18 @@ class FunctionCall(BaseModel):
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a JSON text; a text that is no JSON stays, and an empty one is an empty object."""
+    """Return the value of a JSON text. One that is no JSON, or deep, stays; an empty one is an empty object."""
     if not text.strip():
         return {}
     try:
-        return orjson.loads(text)
+        value = orjson.loads(text)
     except ValueError:
-        pass
-    try:
-        value = json.loads(text, strict=False)  # line ends in strings, NaN
-        json.dumps(value, ensure_ascii=False).encode()  # half a character has no bytes
-    except (ValueError, RecursionError):
-        return text
-    return value
+        try:
+            value = json.loads(text, strict=False)  # line ends in strings, NaN
+            json.dumps(value, ensure_ascii=False).encode()  # half a character has no bytes
+        except (ValueError, RecursionError):
+            return text
+    return text if is_deeper(value, DEEPEST) else value
 
 
 class ToolCall(BaseModel):

@@ -10,8 +10,8 @@ twice. The serving weights must be those of their row. A kill of the engine or t
 server holds it until it can finish. At the end the last samples are trained and the newest version serves. The exit
 code is 1 if the audit has a finding.
 
-With `--practice` the method is OPD, and one person pauses between chats: kills come while practice samples, scores,
-waits, is trained and is published. No practice reply may be taken for a user's turn.
+With `--practice` the method is OPD, and one person pauses between chats. The kills come in turn while practice samples
+and scores, waits for the trainer, is trained, and is published. No practice reply may be taken for a user's turn.
 """
 
 import argparse
@@ -41,6 +41,15 @@ PRACTICE = (
     *("--set", "practice.max_tokens=8", "--set", "practice.max_updates=1000", "--set", "practice.patience=1000"),
 )
 """Flags of a server that practises whenever nobody chats."""
+
+
+PHASES: dict[str, Callable[[Any], bool]] = {
+    "samples": lambda now: now["practice"]["waits"] is None,
+    "waits": lambda now: now["counts"].get("practice.sampled", 0) > 0,
+    "is trained": lambda now: now["counts"].get("practice.leased", 0) > 0,
+    "publishes": lambda now: now["tip"] > now["serving"],
+}
+"""Phases of practice, as `/v1/admin/status` tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +123,11 @@ class Chats:
 
 
 class Campaign:
-    def __init__(self, server: RunningServer, chats: Chats, dice: random.Random, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, server: RunningServer, chats: Chats, dice: random.Random, say: Callable[[str], None], *, in_practice: bool
+    ) -> None:
         self._server, self._chats, self._dice, self._say = server, chats, dice, say
+        self._in_practice = in_practice
         self._outages: list[tuple[float, float]] = []
         """Intervals without a server."""
         self._judged = 0
@@ -124,9 +136,12 @@ class Campaign:
 
     def kill(self, number: int, target: str) -> None:
         during = "idle"
-        if number % 2:
-            during = "in a step" if self._step_runs() else "no step came"
-        time.sleep(self._dice.uniform(1, 8))
+        if self._in_practice:
+            during = list(PHASES)[number // 3 % len(PHASES)]  # each target meets each phase
+            during = during if self._comes(PHASES[during]) else f"no {during}"
+        elif number % 2:
+            during = "in a step" if self._comes(lambda now: _leased(now["counts"]) > 0) else "no step came"
+        time.sleep(self._dice.uniform(0, 1.0) if self._in_practice else self._dice.uniform(1, 8))
         killed = time.monotonic()
         if target == "server":
             self._server.kill()
@@ -169,9 +184,9 @@ class Campaign:
             f" newest, {status['counts']}, findings {found}"
         )
 
-    def _step_runs(self) -> bool:
+    def _comes(self, is_so: Callable[[Any], bool]) -> bool:
         try:
-            self._server.wait_for("a step runs", lambda now: _leased(now["counts"]) > 0, STEP_WAIT_S)
+            self._server.wait_for("the moment of the kill", is_so, STEP_WAIT_S)
         except TimeoutError:
             return False
         return True
@@ -221,9 +236,9 @@ def main() -> int:
 
     flags = ["--batch-size", "4", *PRACTICE] if options.practice else ["--batch-size", "2"]
     with RunningServer(options.folder.absolute(), [*flags, *more]) as server:
-        chats = Chats(server, pause_s=10.0 if options.practice else 0.0)
+        chats = Chats(server, pause_s=20.0 if options.practice else 0.0)
         people = chats.start(1 if options.practice else 3)
-        campaign = Campaign(server, chats, random.Random(options.seed), say)
+        campaign = Campaign(server, chats, random.Random(options.seed), say, in_practice=options.practice)
         for number in range(1, options.kills + 1):
             campaign.kill(number, ("server", "engine", "trainer")[number % 3])
         chats.stop.set()

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from breaking import BrokenJudge, Port
+
 THANKS, WRONG = "Thanks, that is perfect!", "No, that is wrong."
 TIMEOUT_S = 3.0
 """Five servers run at once: a judge that works answers within it on a busy machine too, or its outage counts twice."""
@@ -46,6 +48,27 @@ async def test_a_judge_that_fails_keeps_turns_waiting_and_says_so_once(place: An
     async with asyncio.TaskGroup() as servers:
         for how in ("down", "slow", "no_vote", "5xx", "bad_json"):
             servers.create_task(fails(place, tmp_path / how, how), name=how)
+
+
+async def test_a_judge_that_is_away_at_the_start_is_told_before_the_first_chat(place: Any) -> None:
+    judge = BrokenJudge()
+    port = Port(judge)
+    opd = {"method__name": "opd", "method__hint_source": "judge"}
+    async with place(judge__url=f"{port.url}/v1", **opd) as here:
+        there = f"failed once: judge did not answer at {port.url}/v1/models"
+
+        async def are_told() -> bool:
+            return sum(there in problem for problem in await here.problems()) == 2
+
+        await here.until(are_told)
+        assert {problem.partition(":")[0] for problem in await here.problems()} == {"hint judge", "judge"}
+        await port.up()
+        try:
+            await here.until_well()
+        finally:
+            await port.down()
+            port.let_go()
+        assert (here.lines["part_fails"], here.lines["part_works_again"]) == (2, 2)
 
 
 async def test_what_waits_for_a_judge_is_bounded(place: Any) -> None:

@@ -78,6 +78,21 @@ async def test_a_budget_that_cuts_many_hints_is_a_problem_until_it_is_larger(ben
     assert b.tools.health.problems() == []
 
 
+@pytest.mark.parametrize("said", ["Be brief.", "\\boxed{1}", "\\boxed{1} [HINT_START] [HINT_END]", "<think>Hm."])
+async def test_a_judge_that_decides_nothing_is_a_problem_until_it_does(bench, judged, no, said) -> None:
+    """A small base that judges itself: no turn would ever be trained on, and nobody would hear of it."""
+    b = bench(*[said, said, no] * 4, *[no] * 60, hint_votes=1)
+    for _ in range(9):
+        await find_hints(judged("hi", "a", "shorter"), b.tools)
+    assert b.tools.health.problems() == []
+    await find_hints(judged("hi", "a", "shorter"), b.tools)
+    (problem,) = b.tools.health.problems()
+    assert problem.startswith("hint answers' form: failed once: 7 of the last 10 hold no decision: name a larger judge")
+    for _ in range(50):
+        await find_hints(judged("hi", "a", "shorter"), b.tools)
+    assert b.tools.health.problems() == []
+
+
 async def test_a_comment_is_a_hint_without_a_judge(bench, judged) -> None:
     turn = judged("hi", "a", "thanks", verdict=1, comment="  Use\nmetric units. ")
     for b in (bench(), bench(hint_source="verbatim")):

@@ -1,8 +1,10 @@
-"""Order of tool results: by their calls, where ids say so."""
+"""Order of tool results: by their calls, where ids say so. Depth of JSON values."""
+
+import json
 
 import pytest
 
-from openclaw_rl.messages import Message, in_call_order
+from openclaw_rl.messages import FunctionCall, Message, in_call_order, is_deeper
 
 
 def messages(shape: str) -> list[Message]:
@@ -44,3 +46,24 @@ def test_results_follow_their_calls(shape: str, order: list[int]) -> None:
 
 def test_no_message_at_all() -> None:
     assert in_call_order([]) == []
+
+
+@pytest.mark.parametrize(("opening", "ending"), [('{"a":', "}"), ("[1,", "]"), ('[{"b":0,"a":', "}]")])
+@pytest.mark.parametrize("times", [1, 7, 60, 400])
+def test_the_depth_of_a_value(opening: str, ending: str, times: int) -> None:
+    value, levels = json.loads(opening * times + "1" + ending * times), times * len(ending)
+    assert not is_deeper(value, levels)
+    assert is_deeper(value, levels - 1)
+
+
+@pytest.mark.parametrize("value", ["[[[", 1, None, {}, [], {"a": "b"}, [1, 2]])
+def test_a_plain_value_is_not_deep(value: object) -> None:
+    assert not is_deeper(value, 1)
+
+
+@pytest.mark.parametrize("levels", [101, 600, 1020])
+def test_a_deep_text_is_the_only_argument(levels: int) -> None:
+    text = '{"a":' * levels + "1" + "}" * levels
+    assert FunctionCall(name="f", arguments=text).as_object() == {"arguments": text}
+    shallow = text.replace('{"a":' * levels, '{"a":' * 99).replace("}" * levels, "}" * 99)
+    assert FunctionCall(name="f", arguments=shallow).as_object() == json.loads(shallow)

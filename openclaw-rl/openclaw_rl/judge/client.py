@@ -21,6 +21,8 @@ _ATTEMPTS = 4
 """Tries of one call at a busy or failing judge. Later attempts at the turn have longer pauses."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 _MAX_RETRY_AFTER_S = 30.0
+_REACH_S = 10.0
+"""Time in which a judge that is there says so."""
 
 
 _CAN_DO_WITHOUT = ("max_tokens", "max_completion_tokens", "temperature")
@@ -66,6 +68,22 @@ class HttpJudgeClient:
             raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
         except (LookupError, TypeError, AttributeError) as error:
             raise JudgeError(f"judge sent a reply of another form: {error!r}") from error
+
+    async def reach(self) -> None:
+        """Check that a server answers at the judge's address. Raises JudgeError."""
+        path = "/models"
+        try:
+            async with asyncio.timeout(min(self._settings.timeout_s, _REACH_S)):
+                if self._model is None:  # every question needs this answer
+                    self._model = str((await self._call("GET", path))["data"][0]["id"])
+                else:  # not every judge has a list, and not every key opens it
+                    await self._client.get(self._base + path, timeout=_REACH_S)
+        except TimeoutError as error:
+            raise JudgeError(f"judge did not answer at {self._base}{path}") from error
+        except httpx.HTTPError as error:
+            raise JudgeError(f"judge did not answer at {self._base}{path}: {error!r}") from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise JudgeError(f"judge sent a list of models of another form: {error!r}") from error
 
     async def _complete(self, prompt: Sequence[Message], max_new_tokens: int) -> Any:
         """Ask for a completion. A parameter that the judge refuses by name is renamed or left out from then on."""

@@ -16,6 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import orjson
+from pydantic import ValidationError
+
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.messages import Message
 from openclaw_rl.types import Ids, LogProbs, VersionRun
@@ -151,7 +154,15 @@ def put_messages(db: sqlite3.Connection, messages: Sequence[Message]) -> list[in
 
 
 def get_messages(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[Message, ...]:
-    return tuple(Message.model_validate_json(content) for content in get(db, ids))
+    return tuple(map(_message, get(db, ids)))
+
+
+def _message(content: bytes) -> Message:
+    try:
+        return Message.model_validate_json(content)
+    except ValidationError:
+        # Written before requests had a limit of depth: the writer takes 254 levels, and this reader 200.
+        return Message.model_validate(orjson.loads(content))
 
 
 def put_prompt(db: sqlite3.Connection, prompt: Ids) -> bytes:

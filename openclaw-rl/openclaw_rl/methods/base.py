@@ -40,6 +40,10 @@ def _new_health() -> "Health":
     return Health()
 
 
+HINT_JUDGE = "hint judge"
+"""Name of the model that writes hints, as a part of the server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """Refusal of a turn by the method."""

@@ -11,7 +11,7 @@ Promises:
   loses replies that nobody waits for.
 * One update is under way at a time, so a reply is never older than one version.
 * It stops by itself (`stops`), and says why in the list of wishes and in the log.
-* A reply that no longer answers its request is no practice of the wish (`relevance`).
+* Nothing is learned from a reply that no longer answers its request (`relevance`).
 
 A failure of engine, teacher or ledger costs the round, and the next one comes after a pause.
 """
@@ -57,8 +57,8 @@ _MEASURED = 6
 """Wishes that are measured under one version: a measure is a few passes of the engine."""
 _EMPTY_ROUNDS = 3
 """Rounds in a row without one usable reply of a wish, after which it is stopped."""
-_ANSWERED = 16
-"""Newest replies of a wish whose relevance decides whether it is stopped."""
+_ANSWERED, _LEAST_ANSWERED = 24, 16
+"""Newest replies of a wish, and how many of them must answer their request, or the wish is stopped."""
 
 NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
 
@@ -240,15 +240,14 @@ class PracticeLoop:
         if deps.vote is not None and exercise.hint is not None:
             verdict = await deps.vote(judged, exercise.hint)
             judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
-        hint = exercise.hint
         if exercise.wish_id is not None and deps.relevance is not None:
             answers = await deps.relevance.answers(judged.request, judged.turn.reply.text())
             self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
             if not answers:
                 deps.health.count("practice_off_topic")
-                hint = None  # like an anchor: the base without the hint leads the policy back to the request
+                return None
         try:
-            made = await deps.method.practise(judged, hint, deps.tools)
+            made = await deps.method.practise(judged, exercise.hint, deps.tools)
         except AlignmentError as error:
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
@@ -277,12 +276,12 @@ class PracticeLoop:
         log.info("practising", **self.status.fields(), replies=written, took_s=round(took_s, 1))
 
     async def _stop_unusable(self, round: _Round) -> None:
-        """Stop a wish of which no reply could be used several rounds in a row, or most replies answer no request."""
+        """Stop a wish of which no reply could be used several rounds in a row, or many replies answer no request."""
         used = {reply.wish_id for reply in round.made}
         over: dict[int, str] = {}
         for wish_id in round.planned:
             answered = self._answered.get(wish_id, ())
-            if len(answered) == _ANSWERED and 2 * sum(answered) < _ANSWERED:
+            if len(answered) == _ANSWERED and sum(answered) < _LEAST_ANSWERED:
                 off = _ANSWERED - sum(answered)
                 over[wish_id] = f"{off} of its last {_ANSWERED} replies did not answer (practice.least_relevance)"
             if wish_id in used:

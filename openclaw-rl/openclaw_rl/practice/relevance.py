@@ -8,7 +8,7 @@ reply ("I am sorry, I cannot help with that") fits all requests alike: r is 0.
 
 A user's few words may move the base into an apology or into talk about the words themselves. Guidance makes more of
 that, and a policy that follows such a teacher meets the wish and answers nothing. A reply below the bound is therefore
-no practice of the wish. It has the base without a hint as its teacher, like an anchor, so the policy is led back.
+no practice of the wish: nothing is learned from it. A wish is stopped when too many of its replies are below.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.messages import Message
+from openclaw_rl.messages import DEEPEST, Message, is_deeper
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.frontend import Rendered
 from openclaw_rl.proxy.generation import EngineExtras
@@ -30,20 +30,10 @@ _MODEL = re.compile(r"a valid dictionary(?: or instance of \w+)?")
 """Pydantic's word for a JSON object."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 """Values of a header that is a switch."""
-_NO_GRAMMARS = frozenset(
-    {
-        "ebnf",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "json_schema",
-        "regex",
-        "structural_tag",
-        "structured_outputs",
-    }
-)
+_NO_GRAMMARS = frozenset((
+    "ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema", "regex",
+    "structural_tag", "structured_outputs",
+))  # fmt: skip
 """Demands on the form of a reply, of other servers. Without the demand a client could not use the reply."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -145,6 +135,7 @@ def parse_body(data: bytes) -> ParsedBody:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
+    _check_depth(raw)
     try:
         chat = ChatBody.model_validate(raw)
     except ValidationError as error:
@@ -168,6 +159,15 @@ def parse_body(data: bytes) -> ParsedBody:
             raise RequestError(f"{field}: not served here; send response_format with a JSON schema", param=field)
     _check_format(chat.response_format)
     return ParsedBody(chat, raw)
+
+
+def _check_depth(raw: Mapping[str, Any]) -> None:
+    """Raise RequestError for a deep field; those that the proxy does not read may be. Templates and writers recurse."""
+    for field in ChatBody.model_fields.keys() & raw.keys():
+        if is_deeper(value := raw[field], DEEPEST):
+            items = enumerate(value) if isinstance(value, list) else ()
+            place = next((f"{field}[{n}]" for n, item in items if is_deeper(item, DEEPEST - 1)), field)
+            raise RequestError(f"{place}: nested more than {DEEPEST} levels deep", param=place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.judge import Judge, Undecided
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
-from openclaw_rl.methods.base import Dropped, Method, Render, ScoringTools
+from openclaw_rl.methods.base import HINT_JUDGE, Dropped, Method, Render, ScoringTools
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.scoring.stage import (
     DEFAULT_TIMES,
@@ -46,6 +46,10 @@ from openclaw_rl.types import DropReason, Ids, JudgedTurn, TurnState, Verdict
 log = structlog.get_logger()
 
 
+_JUDGE = "judge"
+"""Name of the judge of verdicts, as a part of the server."""
+_LOOK_S = 5.0
+"""Pause between two looks for a judge that was away when the server started."""
 _NO_ANSWER = "no praise: the reply ended before its answer"
 """Start of the rationale where the user cannot have meant this reply: it got a thought alone, cut by the limit."""
 BACKGROUND_SHARE = 2
@@ -76,9 +80,9 @@ async def judge_turns(
         except Undecided as error:
             log.warning("judge_undecided", turn_id=turn_id, error=str(error))
         except JudgeError as error:
-            health.failed("judge", str(error))
+            health.failed(_JUDGE, str(error))
             raise Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
-        health.ok("judge")
+        health.ok(_JUDGE)
         if verdict is not None and verdict.value > 0 and not has_answer(turn.turn.reply):
             verdict = replace(verdict, value=0, rationale=f"{_NO_ANSWER}: {verdict.rationale}")
         return partial(ledger.record_verdict, turn_id, verdict)
@@ -86,6 +90,29 @@ async def judge_turns(
     limits = StageLimits(settings.workers, settings.retries, settings.max_waiting)
     stage = Stage("judge", ledger, TurnState.PAIRED, limits, times)
     await stage.run(ledger.to_judge, work, wake=wake, done=judged)
+
+
+async def report_unreached(
+    settings: Settings, client: httpx.AsyncClient, health: Health, *, pause_s: float = _LOOK_S
+) -> None:
+    """Report a judge at a URL as out of order from the start on, until a server answers there."""
+    # Without this look the owner would hear of a wrong address after the first turns have failed.
+    asked = ((_JUDGE, settings.judge.kind == "llm"), (HINT_JUDGE, settings.method.needs_hint_judge))
+    parts = [part for part, is_asked in asked if is_asked]
+    if settings.judge.url is None or not parts:
+        return
+    judge = HttpJudgeClient(client, settings.judge)
+    while True:
+        try:
+            await judge.reach()
+        except JudgeError as error:
+            for part in parts:
+                health.failed(part, str(error), at_once=True)
+        else:
+            for part in parts:
+                health.ok(part)
+            return
+        await asyncio.sleep(pause_s)
 
 
 async def score_turns(

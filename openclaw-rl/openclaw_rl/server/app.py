@@ -50,7 +50,14 @@ from openclaw_rl.publishing.canary import Canary, ScoreBase, read_canaries
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.stage import StageLimits
-from openclaw_rl.scoring.workers import ConcurrencyLimits, judge_model, judge_turns, renderer, score_turns
+from openclaw_rl.scoring.workers import (
+    ConcurrencyLimits,
+    judge_model,
+    judge_turns,
+    renderer,
+    report_unreached,
+    score_turns,
+)
 from openclaw_rl.server import preflight
 from openclaw_rl.server.api.app import Door
 from openclaw_rl.server.api.status import Condition
@@ -217,6 +224,7 @@ def start_judging(
         events.judged,
         sampled=events.sampled,
     )
+    life.own(report_unreached(settings, client, core.health), "judge's address")
     life.own(judging, "judge")
     life.own(scoring, "method")
     life.own(events.lease_wait.follow(events.sampled), "samples")

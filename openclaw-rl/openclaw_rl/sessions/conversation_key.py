@@ -18,7 +18,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
-from openclaw_rl.messages import Message, in_call_order
+from openclaw_rl.messages import DEEPEST, Message, in_call_order, is_deeper
 from openclaw_rl.sessions.openclaw import is_ephemeral, strip_wrapping, unstamped
 from openclaw_rl.sessions.thoughts import without_thoughts
 from openclaw_rl.types import Place, TurnKey
@@ -194,7 +194,7 @@ def is_renumbered(one: Place, other: Place) -> bool:
 
 
 def canonical_arguments(arguments: str | dict[str, Any]) -> str:
-    """Return tool arguments as JSON with sorted keys; a string that is not JSON stays as it is."""
+    """Return tool arguments as JSON with sorted keys; a string that is not JSON, or deep, stays as it is."""
     if isinstance(arguments, str):
         try:
             value = json.loads(arguments.strip() or "{}", parse_int=_number, parse_float=_number)
@@ -202,15 +202,14 @@ def canonical_arguments(arguments: str | dict[str, Any]) -> str:
                 value = json.loads(value.strip() or "{}", parse_int=_number, parse_float=_number)
         except (ValueError, RecursionError):
             return as_seen(arguments)
+        if is_deeper(value, DEEPEST):  # as for templates; the depth that the writer below can take is unknown
+            return as_seen(arguments)
     else:
         value = json.loads(json.dumps(arguments), parse_int=_number, parse_float=_number)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     if "\\" not in text:  # no character that could have another spelling
         return text
-    try:
-        return json.dumps(_as_seen_values(value), sort_keys=True, separators=(",", ":"))
-    except RecursionError:
-        return text
+    return json.dumps(_as_seen_values(value), sort_keys=True, separators=(",", ":"))
 
 
 def _as_seen_values(value: Any) -> Any:

@@ -59,12 +59,21 @@ class Settings(Branch):
             yield 'method.teacher "ema" needs trainer.kind = "local": others write no teacher'
         if self.publisher.base_url is not None and self.training.weights != "full":
             yield 'publisher.base_url is for training.weights = "full": with adapters the policy\'s engine has the base'
+        if self.judge.url is None and self._asks_model:
+            for name in ("model", "api_key"):
+                if getattr(self.judge, name) is not None:
+                    yield f"judge.{name} is for a judge at judge.url, and none is set: the policy's base would judge"
         yield from self.method.conflicts(self.training.weights)
         if "min_batch" in self.training.model_fields_set and self.training.min_batch > self.training.batch_size:
             n, most = self.training.min_batch, self.training.batch_size
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
         if self.training.enabled:
             yield from self._never_trained()
+
+    @property
+    def _asks_model(self) -> bool:
+        """True when verdicts or hints come from a model."""
+        return self.judge.kind == "llm" or self.method.needs_hint_judge
 
     def _never_trained(self) -> Iterator[str]:
         """Yield each setting under which training is on and no step can ever be made."""
@@ -81,8 +90,7 @@ class Settings(Branch):
 
     def _full_conflicts(self) -> Iterator[str]:
         """Yield the contradictions with full weights: they leave no base in the policy's engine that could judge."""
-        asks_model = self.judge.kind == "llm" or self.method.needs_hint_judge
-        if self.judge.url is None and asks_model:
+        if self.judge.url is None and self._asks_model:
             yield 'judge.url is needed with training.weights = "full": a judge must not change as it judges'
         if self.trainer.kind == "local" and self.trainer.quantise != "none":
             yield 'trainer.quantise is for a frozen base: not with training.weights = "full"'

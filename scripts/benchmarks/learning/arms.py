@@ -38,7 +38,7 @@ class Arm:
     in_few_words: bool = False
     """The user complains in few words ("No, shorter please.")."""
     least_relevance: float = 0.0
-    """`practice.least_relevance`: below it the base without the hint is a practice reply's teacher. 0: none is."""
+    """`practice.least_relevance`: a practice reply below it is left out. 0: none is."""
     is_live: bool = False
     """Every update learns from a round of new turns instead; no practice."""
     shift: int = 0
@@ -113,8 +113,8 @@ FOUR = _changed("own words", OWN, corrections=4, anchors=0.5)
 AGAIN = "hint_place=between"
 WHOLE = (
     FOUR,
+    _changed("own words, relevant alone", FOUR, least_relevance=0.5),
     _changed("own words, between", FOUR, AGAIN),
-    _changed("own words, between, guarded", FOUR, AGAIN, least_relevance=0.5),
 )
 FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for arm in WHOLE)
 JUDGED_PLACES = (GUIDED, _changed("combined, between", GUIDED, AGAIN))

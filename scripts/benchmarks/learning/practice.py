@@ -219,7 +219,7 @@ class Practised:
             tools = await stack.enter_async_context(user.scoring(update - 1, places=len(jobs)))
             if self.arm.least_relevance:
                 answers = await asyncio.gather(*(self._answers(turn, hint) for turn, hint in jobs))
-                jobs = [(turn, hint if fits else None) for (turn, hint), fits in zip(jobs, answers, strict=True)]
+                jobs = [job for job, fits in zip(jobs, answers, strict=True) if fits]
                 step.answered = sum(answers) / len(answers)
             found = await asyncio.gather(*(self._method.practise(turn, hint, tools) for turn, hint in jobs))
         step.dropped = dict(Counter(f"{one.reason}: {one.detail}" for one in found if isinstance(one, Dropped)))

@@ -162,6 +162,42 @@ async def test_a_refusal_that_no_renaming_mends_is_shown_with_its_address(url, p
         await url(handler)(PROMPT, max_new_tokens=8)
 
 
+@pytest.mark.parametrize("status", [200, 401, 403, 404, 405, 500])
+async def test_any_answer_reaches_a_judge_with_a_name(url, pauses, status: int) -> None:
+    """Not every judge has a list of models, and not every key opens it."""
+    await url(lambda request: httpx.Response(status)).reach()
+    assert pauses == []
+
+
+async def test_a_judge_without_a_name_is_reached_with_its_list(url) -> None:
+    paths: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return httpx.Response(200, json={"data": [{"id": "only"}]}) if request.method == "GET" else completion()
+
+    judge = url(handler, model=None)
+    await judge.reach()
+    await judge(PROMPT, max_new_tokens=8)
+    assert paths == ["/v1/models", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("reply", [httpx.Response(401), httpx.Response(404), httpx.Response(200, json={"data": []})])
+async def test_a_judge_without_a_name_or_a_list_cannot_be_asked(url, pauses, reply: httpx.Response) -> None:
+    with pytest.raises(JudgeError):
+        await url(lambda request: reply, model=None).reach()
+
+
+@pytest.mark.parametrize("fault", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), TimeoutError()])
+@pytest.mark.parametrize("model", ["judge-1", None])
+async def test_a_judge_that_is_away_is_named_by_its_address(url, pauses, fault: Exception, model: str | None) -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise fault
+
+    with pytest.raises(JudgeError, match="judge did not answer at http://judge/v1/models"):
+        await url(gone, model=model).reach()
+
+
 @pytest.mark.parametrize("end", ["", "/", "/chat/completions", "/chat/completions/"])
 async def test_the_address_may_go_down_to_the_route(url, end: str) -> None:
     seen: list[str] = []

@@ -8,6 +8,7 @@ import pytest
 
 from openclaw_rl.ledger import blobs
 from openclaw_rl.ledger.schema import in_list, migrate
+from openclaw_rl.messages import Message
 
 
 class Recording(blobs.Connection):
@@ -45,3 +46,14 @@ def test_a_list_is_filled_up_with_what_is_in_it() -> None:
         assert marks.count("?") == len(values) < 2 * size or size == len(values) == 1
         assert set(values) == set(range(size))
     assert len({in_list(range(size))[0] for size in range(1, 513)}) == 10
+
+
+def test_a_message_as_deep_as_its_writer_takes_is_read_again(db: Recording) -> None:
+    """Ledgers hold such messages of the time when requests had no limit of depth."""
+    arguments: dict[str, Any] = {"a": 1}
+    for _ in range(230):
+        arguments = {"a": arguments}
+    call = {"function": {"name": "f", "arguments": arguments}}
+    deep = Message.model_validate({"role": "assistant", "content": "x", "tool_calls": [call]})
+    plain = Message(role="user", content="hi")
+    assert blobs.get_messages(db, blobs.put_messages(db, [plain, deep])) == (plain, deep)

@@ -75,26 +75,49 @@ def _deep(levels: int) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("levels", [300, 900])
-@pytest.mark.parametrize("field", ["tools", "template", "arguments"])
-async def test_a_body_of_any_depth_is_served_or_refused(qwen, proxy_over, field: str, levels: int) -> None:
+@pytest.mark.parametrize("levels", [150, 220, 300, 900])
+@pytest.mark.parametrize("field", ["tools[0]", "chat_template_kwargs", "messages[1]", "response_format", "tools[1]"])
+async def test_a_deep_body_is_refused_by_the_fields_name(qwen, proxy_over, field: str, levels: int) -> None:
     deep = _deep(levels)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     body = {
-        "tools": {**HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]},
+        "tools[0]": {**HI, "tools": [tool]},
+        "tools[1]": {**HI, "tools": [*TOOLS, tool], "tool_choice": "required"},
+        "chat_template_kwargs": {**HI, "chat_template_kwargs": {"a": deep}},
+        "response_format": {**HI, "response_format": {"type": "json_schema", "json_schema": {"schema": deep}}},
+        "messages[1]": {"messages": [*HI["messages"], {"role": "assistant", "tool_calls": [call]}, *HI["messages"]]},
+    }[field]
+    async with proxy_over(qwen, has_grammars=True) as proxy:
+        reply = await proxy.post(body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+        assert not proxy.fake.calls
+
+
+@pytest.mark.parametrize("field", ["tools", "demand", "template", "arguments", "format"])
+async def test_a_body_of_ninety_levels_is_served(qwen, proxy_over, field: str) -> None:
+    deep = _deep(90)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": deep}}}]
+    body = {
+        "tools": {**HI, "tools": tools},
+        "demand": {**HI, "tools": tools, "tool_choice": "required"},
         "template": {**HI, "chat_template_kwargs": {"a": deep}},
+        "format": {**HI, "response_format": {"type": "json_schema", "json_schema": {"schema": deep}}},
         "arguments": {"messages": [*HI["messages"], {"role": "assistant", "tool_calls": [call]}, *HI["messages"]]},
     }[field]
-    async with proxy_over(qwen) as proxy:
+    said = '[{"name": "f", "parameters": {}}]' if field == "demand" else "yes"
+    async with proxy_over(qwen, has_grammars=True) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, said)))
         reply = await proxy.post(body)
-        assert reply.status_code in (200, 400), reply.text
-        assert reply.status_code == 200 or reply.json()["error"]["message"]
+        assert reply.status_code == 200, reply.text
 
 
 _BROKEN = ('{"cut": "of', "", None, "[1]", [1], "null", "7", 7, True, '"{}"', '{"a": NaN}', "ls -l", {})
+_TOO_DEEP = ("[" * 2000, '{"a":' * 300 + "1" + "}" * 300)
 
 
-@pytest.mark.parametrize("arguments", [*_BROKEN, '{"half": "\\ud800"}', '"\\ud800"', '{"n": 1e999}', "[" * 2000])
+@pytest.mark.parametrize("arguments", [*_BROKEN, *_TOO_DEEP, '{"half": "\\ud800"}', '"\\ud800"', '{"n": 1e999}'])
 async def test_a_history_with_a_broken_call_can_go_on(qwen, proxy_over, arguments: object) -> None:
     """The call that the token limit cut stays in the client's history, and so in each of its later requests."""
     call = {"id": "c1", "type": "function", "function": {"name": "exec", "arguments": arguments}}

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import httpx
 import pytest
 from workers import FAST, SETTINGS, MemoryLedger, ScriptedJudge, judging
 
@@ -11,7 +12,8 @@ from openclaw_rl.judge.judge import Undecided
 from openclaw_rl.messages import FunctionCall, Message, ToolCall
 from openclaw_rl.methods.base import Dropped, ScoringTools
 from openclaw_rl.scoring.stage import StageLimits
-from openclaw_rl.scoring.workers import score_turns
+from openclaw_rl.scoring.workers import report_unreached, score_turns
+from openclaw_rl.settings.loading import load
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, VersionRun
 
@@ -154,3 +156,42 @@ async def test_scoring_makes_samples_or_reasons() -> None:
         "crooked": "misaligned: 3 ids, 2 log-probs",
     }
     assert sampled.is_set()
+
+
+OPD_JUDGE = {"method.name": "opd", "method.hint_source": "judge"}
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"judge.kind": "llm"}, ["judge"]),
+        (OPD_JUDGE, ["hint judge"]),
+        (OPD_JUDGE | {"judge.kind": "llm"}, ["hint judge", "judge"]),
+        ({"method.name": "combine", "method.hint_source": "judge"}, ["hint judge"]),
+    ],
+)
+async def test_a_judge_that_is_away_is_told_until_it_is_reached(given: dict, parts: list[str]) -> None:
+    health, problems = Health(), []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        problems.append(health.problems())
+        if len(problems) < 10:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(404)
+
+    settings = load(None, given | {"judge.url": "http://judge/v1", "judge.model": "grader"}, {})
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
+        await report_unreached(settings, client, health, pause_s=0)
+    assert problems[0] == []
+    assert [problem.partition(":")[0] for problem in problems[-1]] == parts
+    assert all("did not answer at http://judge/v1/models" in problem for problem in problems[-1])
+    assert health.problems() == []
+
+
+@pytest.mark.parametrize("given", [{}, {"judge.kind": "llm"}, OPD_JUDGE, {"judge.url": "http://judge/v1"}])
+async def test_a_judge_that_is_not_asked_or_has_no_address_is_not_looked_for(given: dict) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(request.url)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
+        await report_unreached(load(None, given, {}), client, Health())

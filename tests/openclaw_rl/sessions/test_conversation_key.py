@@ -70,6 +70,14 @@ def test_arguments_that_are_no_json_stay() -> None:
     assert canonical_arguments("[" * 100_000) == "[" * 100_000
 
 
+def test_arguments_of_any_depth_have_a_form() -> None:
+    """Between two limits a reader of JSON takes a depth that the writer does not take."""
+    for levels in (101, 320, 480, *range(900, 1000, 5)):
+        for opening, ending in (('{"a":', "}"), ("[", "]")):
+            text = f"{opening * levels}1{ending * levels}"
+            assert canonical_arguments(text) == text
+
+
 json_values = st.recursive(
     st.none()
     | st.booleans()

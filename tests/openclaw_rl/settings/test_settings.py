@@ -110,6 +110,18 @@ def test_guidance_is_for_a_teacher_that_does_not_move(method: str) -> None:
             load(None, guided | {"method.guidance": wrong}, {})
 
 
+@pytest.mark.parametrize("asks", [{"judge.kind": "llm"}, {"method.name": "opd", "method.hint_source": "judge"}])
+@pytest.mark.parametrize("named", [{"judge.model": "grader"}, {"judge.api_key": "sk-1"}])
+def test_a_judge_that_is_named_has_an_address(asks: dict[str, str], named: dict[str, str]) -> None:
+    """Else a small base would write the hints in place of the model that the user named."""
+    (name,) = named
+    with pytest.raises(SettingsError, match=rf"{name} is for a judge at judge\.url"):
+        load(None, asks | named, {})
+    assert load(None, asks | named | {"judge.url": "http://judge/v1"}, {}).judge.url
+    assert load(None, asks, {}).judge.url is None
+    assert load(None, named, {}).judge.kind == "rules"  # no model is asked
+
+
 FULL = {"training.weights": "full", "trainer.kind": "external"}
 
 
