@@ -92,14 +92,38 @@ def test_the_defaults_in_its_tables_are_those_of_the_settings(doc: Path) -> None
             assert [value(word.strip(" `")) for word in told.split(",")] == found, row
 
 
+def is_branch(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Branch)
+
+
+LIMIT = re.compile(
+    r".*(?:timeout|hold|stall|drain|lease|ttl|wait|gate)_s|max_age_days|(?:score_)?workers|cache_tokens|keep_\w+|retries"
+    r"|max_(?:body_mb|streams|running|open_turns|waiting|versions|new_tokens|tokens|updates|staleness|gb)"
+)
+"""Names of settings that bound a wait, a number of waiting things or a size."""
+LIMITS_PAGE = (ROOT / "instructions" / "limits-and-faults.md").read_text()
+
+
+def limits() -> Iterator[tuple[str, object]]:
+    for branch, field in Settings.model_fields.items():
+        if is_branch(field.annotation):
+            for name in type(getattr(SETTINGS["binary_rl"], branch)).model_fields:
+                if LIMIT.fullmatch(name):
+                    yield f"{branch}.{name}", getattr(getattr(SETTINGS["binary_rl"], branch), name)
+
+
+@pytest.mark.parametrize(("key", "default"), list(limits()), ids=lambda given: str(given))
+def test_each_limit_is_on_the_page_of_limits_with_its_default(key: str, default: object) -> None:
+    rows = [row for row in LIMITS_PAGE.splitlines() if row.startswith("|") and f"`{key}`" in row]
+    assert rows, f"{key} bounds something, and the page says of nothing that it is full"
+    told = [found for row in rows for found in re.findall(rf"`{re.escape(key)}` \((\d+(?:\.\d+)?)[,) ](?!h)", row)]
+    assert all(float(number) == default for number in told)
+
+
 def value(word: str) -> object:
     if word == "–":
         return None
     return float(word) if re.fullmatch(r"[\d.e-]+", word) else word
-
-
-def is_branch(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Branch)
 
 
 def test_the_commands_it_shows_have_these_flags(doc: Path) -> None:

@@ -122,7 +122,10 @@ class Announcement:
 
     def proves(self, challenge: str, proof: str | None) -> bool:
         """Return True if the proof shows that its sender knows the secret of this run."""
-        return hmac.compare_digest(proof_of(self.proof_key, challenge), proof or "")
+        # As bytes: another program's header may hold any character, which the comparison of texts refuses.
+        return hmac.compare_digest(
+            proof_of(self.proof_key, challenge).encode(), (proof or "").encode("utf-8", "replace")
+        )
 
 
 def proof_of(proof_key: str, challenge: str) -> str:

@@ -25,6 +25,24 @@ def test_a_forgotten_session_leaves_no_byte(keyed):
     assert (again.status_code, again.json()["error"]["code"]) == (409, "not_forgotten")
 
 
+def test_a_key_that_groups_chats_names_none_to_forget(keyed):
+    """Clients give one `prompt_cache_key` to all their chats; `forget my-app` must not take everybody's."""
+    app, words = f"my-app-{uuid.uuid4().hex}", [f"quokka{uuid.uuid4().hex[:8]}" for _ in range(3)]
+    users = ("ann", "ann", "bob")
+    chats = [
+        keyed.chat(user, messages=[{"role": "user", "content": word}], prompt_cache_key=app).json()["id"]
+        for user, word in zip(users, words, strict=True)
+    ]
+    for asked in ({"session_id": app}, {"session_id": app, "user": "ann"}, {"turn_id": app}):
+        refused = keyed.ask("POST", "/v1/admin/forget", "admin", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_forgotten")
+    assert all(word.encode() in words_of(keyed) for word in words)
+    answer = keyed.ask("POST", "/v1/admin/forget", "admin", json={"turn_id": chats[0]}).json()
+    assert (answer["turns"], answer["session_id"]) == (1, None)
+    left = words_of(keyed)
+    assert [word.encode() in left for word in words] == [False, True, True]
+
+
 def test_a_session_of_background_requests_alone_is_forgotten(keyed):
     session = f"s-{uuid.uuid4().hex}"
     headers = {"X-Session-Id": session, "X-Turn-Type": "side"}

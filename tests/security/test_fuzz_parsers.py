@@ -209,6 +209,17 @@ def test_a_judges_answer_is_a_vote_or_none(answer, is_cut):
         "$",
         " ",
         "\\boxed{\\boxed{1}",
+        '"',
+        "“",
+        "«",
+        "`",
+        "```\n",
+        "| ",
+        "\n",
+        "**",
+        '"\\boxed{1}"',
+        "`\\boxed{1}`",
+        "grade: ",
     ],
 )
 def test_their_time_grows_with_the_length_and_not_with_its_square(parse, part):

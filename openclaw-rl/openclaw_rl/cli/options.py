@@ -29,6 +29,10 @@ SetOption = Annotated[
 ]
 
 
+_CHECK_S = 30.0
+"""Patience with a server that is to prove itself."""
+
+
 def parse_sets(sets: list[str] | None) -> dict[str, Any]:
     overrides = {}
     for item in sets or []:
@@ -68,12 +72,12 @@ def call(
         with httpx.Client(base_url=server.url, timeout=150.0, trust_env=False) as client:
             _check_is_ours(client, server)
             reply = client.request(method, path, headers=headers, **kwargs)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         fail(f"the server at {server.url} does not answer: {error}")
     if reply.is_error:
         try:
             message = reply.json()["error"]["message"]
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             message = reply.text
         fail(f"{reply.status_code}: {message}")
     return reply.json()
@@ -85,7 +89,7 @@ def url_of(settings: settings_module.Settings) -> str:
     try:
         with httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client:
             _check_is_ours(client, server)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         fail(f"the server at {server.url} does not answer: {error}")
     return server.url
 
@@ -110,8 +114,11 @@ def _check_is_ours(client: httpx.Client, server: Announcement) -> None:
     After a crash the address file is stale, and another program or another user's server may have the port.
     """
     challenge = secrets.token_urlsafe(16)
-    answer = client.get("/healthz", headers={"X-OpenClaw-Challenge": challenge})
-    if not server.proves(challenge, answer.headers.get("x-openclaw-proof")):
+    headers = {"X-OpenClaw-Challenge": challenge}
+    # The head alone is read: another program's answer may have no end.
+    with client.stream("GET", "/healthz", headers=headers, timeout=_CHECK_S) as answer:
+        proof = answer.headers.get("x-openclaw-proof")
+    if not server.proves(challenge, proof):
         fail(f"another program answers at {server.url}: the server of this data directory has ended")
 
 

@@ -1,6 +1,7 @@
 """Classify a request: `main` (a turn of the conversation) or `side` (the client's own), and the session that it names.
 
-`classify` takes the first of: the caller's word (`X-Turn-Type`, body `turn_type`), OpenClaw's text marks, the setting.
+`classify` takes the first of: the caller's word (`X-Turn-Type`, body `turn_type`), OpenClaw's text marks, the form of a
+chat client's prompt about its own chat (`about_a_chat`), the setting.
 A retry that the client rewrote ("recovery") is main: its reply is the one that the user sees and answers.
 
 `identify` takes the first of: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header;
@@ -21,6 +22,13 @@ from openclaw_rl.types import TurnType
 
 _COMPACTIONS = re.compile(r":\d+\Z")
 """OpenClaw's suffix to a session id, which counts its compactions: the session stays the same."""
+_TASK = "### Task:"
+_TASK_PARTS = ("### Output:", "### Guidelines:", "### Instructions:")
+_QUOTED_CHAT = ("<chat_history>", "<text>")
+"""Form of Open WebUI's prompts: titles, tags, follow-up questions, search queries, image prompts, autocompletion."""
+_TITLE_PROMPTS = ("Analyze this conversation and provide:", "Provide a concise,")
+"""Starts of LibreChat's prompts of a title, behind which the conversation stands."""
+_TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
 _LONGEST = 1000
 """Characters; a longer id is replaced by its digest, because the reply's header holds it and clients bound headers."""
 _TRIGGERS = {
@@ -42,8 +50,8 @@ class Classified:
     type: TurnType
     kind: str
     """Of a main turn: `user`, `tool` or `recovery`. Of a side request: `title`, `compaction`, `heartbeat`,
-    `memory_flush`, `slug`, `subagent`, `cron`, `event` (another automatic prompt) or `other` (by the caller or the
-    default)."""
+    `memory_flush`, `slug`, `subagent`, `cron`, `event` (another automatic prompt), `task` (a chat client's own
+    prompt about a chat) or `other` (by the caller or the default)."""
 
 
 def classify(
@@ -54,6 +62,7 @@ def classify(
     if said == TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
     marked = openclaw.background_request(messages, tools=tools)
+    marked = marked or (None if tools else about_a_chat(messages))
     if said == TurnType.SIDE:
         return Classified(TurnType.SIDE, marked or "other")
     if kind := _TRIGGERS.get(said) or marked:
@@ -61,6 +70,23 @@ def classify(
     if said == "user" or openclaw.is_agent_request(messages) or default is TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
     return Classified(TurnType.SIDE, "other")
+
+
+def about_a_chat(messages: Sequence[Message]) -> str | None:
+    """Return `title` or `task` for a chat client's own prompt about a chat of its user, else None.
+
+    Such a prompt stands alone, in a form that no user writes: sections with headings around the quoted chat.
+    """
+    told = [message for message in messages if message.role not in ("system", "developer")]
+    if len(told) != 1 or told[0].role != "user":
+        return None
+    text = told[0].text().lstrip()
+    head = text[:1000].partition("<chat_history>")[0]
+    if text.startswith(_TITLE_PROMPTS) and "User:" in text:
+        return "title" if _TITLE.search(head) else None
+    if text.startswith(_TASK) and all(any(part in text for part in parts) for parts in (_TASK_PARTS, _QUOTED_CHAT)):
+        return "title" if _TITLE.search(head) else "task"
+    return None
 
 
 def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequence[Message]) -> str | None:

@@ -1,14 +1,15 @@
 """The command line: a command that cannot run prints one line and exits with code 2."""
 
+import contextlib
 import io
 import json
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -81,6 +82,85 @@ def test_another_program_on_the_port_gets_no_key(admin: list[str | None], tmp_pa
         assert "another program answers" in result.stderr
     assert admin == []
     assert not (data.run / "page.html").exists()
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Another program on the port; `answers` are what it says to the check."""
+
+    answers: ClassVar[dict[str, str]] = {}
+    status = 200
+    is_endless = False
+    keys: ClassVar[list[str | None]] = []
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        type(self).keys.append(self.headers.get("Authorization"))
+        type(self).paths.append(self.path)
+        self.send_response(self.status)
+        for name, value in self.answers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while self.is_endless:
+                self.wfile.write(b" " * 65536)
+
+    do_POST = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+PROOF = "X-OpenClaw-Proof"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {},
+        {"answers": {PROOF: ""}},
+        {"answers": {PROOF: "\xe9\xff"}},
+        {"answers": {PROOF: "0" * 64}},
+        {"answers": {PROOF: proof_of("of another user's server", "")}},
+        {"is_endless": True},
+        {"status": 307, "answers": {"Location": "http://127.0.0.1:1/healthz"}},
+        {"status": 401, "answers": {"WWW-Authenticate": "Bearer"}},
+        {"status": 407, "answers": {"Proxy-Authenticate": "Basic"}},
+        {"status": 503, "answers": {"Retry-After": "1"}},
+    ],
+    ids=str,
+)
+def test_whatever_another_program_answers_it_gets_no_key(tmp_path: Path, what: dict[str, Any]) -> None:
+    handler = type("Handler", (Impostor,), {"keys": [], "paths": [], **what})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        data, url = DataDir.prepare(tmp_path), f"http://127.0.0.1:{server.server_port}"
+        Announcement.new(data, url, version="1", proof_key="secret").write(data)
+        for command in (["status"], ["forget", "s"], ["learning", "pause"]):
+            result = CliRunner().invoke(app, [*command, "--data-dir", str(tmp_path)])
+            assert result.exit_code == 2, result.output
+            assert "another program answers" in result.stderr
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert set(handler.keys) == {None}
+    assert set(handler.paths) == {"/healthz"}
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "ftp://127.0.0.1:1", "http://127.0.0.1:99999", "http://[", "http://\ud800"]
+)
+def test_an_address_file_without_an_address_is_an_error_in_words(tmp_path: Path, url: str) -> None:
+    data = DataDir.prepare(tmp_path)
+    Announcement.new(data, "http://here", version="1", proof_key="secret").write(data)
+    text = data.server_file.read_text()
+    data.server_file.write_text(text.replace("http://here", url.encode("ascii", "backslashreplace").decode()))
+    result = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("openclaw-rl: ")
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("command", [["status"], ["learning", "pause"], ["forget", "s"], ["train", "--now"]])

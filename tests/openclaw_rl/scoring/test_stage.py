@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
 from workers import MemoryLedger, ScriptedJudge, judging
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.scoring.stage import CircuitBreaker, RetryTimes
+from openclaw_rl.scoring import stage as stage_module
+from openclaw_rl.scoring.stage import CircuitBreaker, Failed, RetryTimes, Stage, StageLimits
 from openclaw_rl.settings import JudgeSettings
+from openclaw_rl.types import TurnState
 
 
 async def test_a_new_turn_wakes_the_worker() -> None:
@@ -130,3 +133,40 @@ def test_the_breaker_trips_after_three_turns_probes_and_closes() -> None:
     assert breaker.close()
     assert not breaker.is_open
     assert not breaker.close()
+
+
+def opened() -> CircuitBreaker:
+    breaker = CircuitBreaker(RetryTimes())
+    for name in ("x", "y", "z"):
+        breaker.record_failure(name)
+    assert breaker.is_open
+    return breaker
+
+
+def test_a_breaker_knows_a_bounded_number_of_probed_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_module, "_PROBES_OF_ONE_TURN", 1)
+    monkeypatch.setattr(stage_module, "_MOST_KNOWN", 3)
+    breaker = opened()
+    assert breaker.excuses("t0")
+    assert not breaker.excuses("t0"), "its probes are used up"
+    assert all(breaker.excuses(f"t{n}") for n in (1, 2, 3))
+    assert breaker.excuses("t0"), "the oldest of four was forgotten"
+    assert not breaker.excuses("t3"), "the newest was not"
+
+
+def test_an_open_breaker_counts_no_more_failures() -> None:
+    breaker = opened()
+    assert not any(breaker.record_failure(f"t{n}") for n in range(1000))
+    assert breaker.close()
+    assert not breaker.record_failure("x"), "it starts from nothing"
+
+
+async def test_a_stage_knows_a_bounded_number_of_failed_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_module, "_MOST_KNOWN", 3)
+    ledger = MemoryLedger().add(*(f"t{n}" for n in range(10)))
+    stage = Stage("judge", ledger, TurnState.PAIRED, StageLimits(retries=100), RetryTimes())
+    for turn in await ledger.to_judge(10, skip=()):
+        # Refused by the ledger: the breaker, which stops other failures, takes no part.
+        assert not await stage._fail(turn, Failed("no", is_refused=True))
+        assert len(stage._failures) <= 3
+    assert list(stage._failures) == ["t7", "t8", "t9"]

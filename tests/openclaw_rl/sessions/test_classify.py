@@ -77,3 +77,56 @@ def test_another_clients_words_are_no_marks() -> None:
     for text in ("Follow the heartbeat monitor scratch context when provided.", "Pre-compaction memory flush."):
         messages = [Message(role="system", content="You are helpful."), Message(role="user", content=text)]
         assert classify({}, {}, messages, False, MAIN).type is MAIN
+
+
+TAGS = (
+    "### Task:\nWrite tags.\n\n### Guidelines:\n- Few.\n\n### Output:\nJSON\n\n"
+    "### Chat History:\n<chat_history>\nUSER: hi\n</chat_history>"
+)
+TITLE = TAGS.replace("tags", "a short title")
+COMPLETES = "### Task:\nComplete it.\n### Output:\n{}\n### Input:\n<type>search</type>\n<text>wha</text>"
+LIBRE = "Analyze this conversation and provide:\n1. Its language\n2. A title\n\nUser: hi\nAI: hello"
+LIBRE_2 = "Provide a concise, 5-word-or-less title for it.\n\nConversation:\nUser: hi\nAI: hello"
+
+
+def one(text: str, *before: Message) -> list[Message]:
+    return [*before, Message(role="user", content=text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (TAGS, "task"),
+        (TITLE, "title"),
+        (COMPLETES, "task"),
+        (LIBRE, "title"),
+        (LIBRE_2, "title"),
+        (f"\n{TAGS}", "task"),
+    ],
+)
+def test_a_chat_clients_own_prompts_are_no_turns(text: str, kind: str) -> None:
+    system = Message(role="system", content="Be kind.")
+    for messages in (one(text), one(text, system)):
+        said = classify({}, {}, messages, False, MAIN)
+        assert (said.type, said.kind) == (SIDE, kind)
+    assert classify({"x-turn-type": "main"}, {}, one(text), False, MAIN).type is MAIN
+    assert classify({"x-turn-type": "side"}, {}, one(text), False, MAIN).kind == kind
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        one("### Task:\nWrite a title for my blog.\n### Output:\nOne line"),  # no chat is quoted
+        one("What does <chat_history> mean in a prompt with ### Output: and ### Task:?"),
+        one("Provide a concise, friendly title for my talk."),
+        one("Analyze this conversation and provide: its mood.\nUser: hi"),
+        one(TAGS, Message(role="user", content="hi"), Message(role="assistant", content="hello")),  # within a chat
+        [Message(role="assistant", content=TAGS)],
+    ],
+)
+def test_a_users_own_words_of_such_a_form_are_a_turn(messages: list[Message]) -> None:
+    assert classify({}, {}, messages, False, MAIN).type is MAIN
+
+
+def test_an_agent_with_tools_is_asked_by_its_user() -> None:
+    assert classify({}, {}, one(TAGS), True, MAIN).type is MAIN
