@@ -1,8 +1,9 @@
 """Check that the model learns from a chat of the real OpenClaw with corrections, on the embedded default, meanwhile.
 
-    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE]
+    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE] [--messages 20]
 
-FOLDER keeps the installed client between runs. The script prints each check on a line. No request failed. Every main
+FOLDER keeps the installed client between runs. With `--messages N` the chat is N messages long and nothing is trained:
+it checks the records and the pairs alone. The script prints each check on a line. No request failed. Every main
 turn is in the ledger, paired with its true next state and judged. Side requests were served and not recorded. A LoRA
 step ran, and later replies name the next version, in the ledger and in the reply's header.
 """
@@ -31,6 +32,18 @@ CHAT = (
 """Messages of the user. Each is the feedback for the previous reply; the last one completes the batch."""
 AFTER_THE_STEP = "One more: what is a good time to go to bed?"
 BATCH = len(CHAT) - 1
+MORE = (
+    "Name a tree.",
+    "And a river?",
+    "What do bees eat?",
+    "How many legs has a spider?",
+    "Name a tree.",  # once more: another turn with the same words
+    "Which month comes after May?",
+    "What is a haiku?",
+    "Thanks, that is perfect!",
+    "Say hello in Spanish.",
+)
+"""Messages of a longer chat, over and over; none of them is a correction."""
 
 
 def main() -> int:
@@ -40,7 +53,10 @@ def main() -> int:
         "--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or no identity"
     )
     parser.add_argument("--report", type=Path, help="JSON file for the records of the chat")
+    parser.add_argument("--messages", type=int, default=0, help="length of a chat without training")
     options = parser.parse_args()
+    if options.messages:
+        return long_chat(options)
     data_dir = options.folder.absolute() / f"data-{options.identity}-{int(time.time())}"
     compat = {"sendSessionAffinityHeaders": True} if options.identity == "headers" else {}
     report: dict[str, Any] = {"identity": options.identity, "turns": [], "seconds": {}}
@@ -66,6 +82,25 @@ def main() -> int:
     return judge(report)
 
 
+def long_chat(options: argparse.Namespace) -> int:
+    """Hold a chat of `--messages` messages; return 1 if a record or a pair is wrong."""
+    data_dir = options.folder.absolute() / f"data-long-{options.identity}-{int(time.time())}"
+    compat = {"sendSessionAffinityHeaders": True} if options.identity == "headers" else {}
+    said = [*CHAT, *(MORE[n % len(MORE)] for n in range(max(0, options.messages - len(CHAT))))][: options.messages]
+    report: dict[str, Any] = {"identity": options.identity, "seconds": {}}
+    with RunningServer(data_dir, ["--set", "training.enabled=false", "--set", "log_format=json"]) as server:
+        with OpenClaw(
+            options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat, heartbeat_every="30m"
+        ) as client:
+            for number, text in enumerate(said, 1):
+                timed(report, f"turn {number}", client.say, "e2e", text)
+        turns, counts = server.turns(), server.status()["counts"]
+    if options.report:
+        options.report.write_text(json.dumps(report | {"turns": turns}, indent=1, ensure_ascii=False))
+    print(f"counts {counts}")
+    return told(pair_checks(turns, said) | {"no request failed": counts["abandoned"] == 0})
+
+
 def timed(report: dict[str, Any], what: str, call: Any, *args: str) -> str:
     started = time.monotonic()
     reply: str = call(*args)
@@ -85,24 +120,11 @@ def judge(report: dict[str, Any]) -> int:
     """Print each check; return 1 if one fails."""
     said = [*CHAT, AFTER_THE_STEP]
     turns, counts = report["turns"], report["status"]["counts"]
-    asked = [last_user(turn["request"]["messages"]) for turn in turns]
-    answered = [last_user(turn["next_state"]["messages"]) if turn.get("next_state") else None for turn in turns]
     versions = [turn["turn"]["versions"][0]["weight_version"] for turn in turns]
     verdicts = [turn["verdict"]["value"] if turn.get("verdict") else None for turn in turns]
-    texts = [turn["turn"]["reply"]["content"] for turn in turns]
     side = counts.get("side.heartbeat", 0)
     checks = {
-        "every message the user sent is one recorded turn": len(turns) == len(said)
-        and all(w in a for w, a in zip(said, asked, strict=True)),
-        "each is paired with the user's next message": all(
-            w in (a or "") for w, a in zip(said[1:], answered, strict=False)
-        )
-        and answered[-1] is None,
         "corrections are judged -1, thanks +1, moving on +1": verdicts == [-1, -1, 1, 1, 1, None],
-        "the client sends back what was recorded": all(
-            is_sent_back(last_reply(after["request"]["messages"]), text)
-            for after, text in zip(turns[1:], texts, strict=False)
-        ),
         "side requests were served and not recorded": side >= 1,
         "a step was trained and serves": report["status"]["serving"] >= 1,
         "the reply after it carries its version": versions[-1] == report["status"]["serving"] and versions[0] == 0,
@@ -112,6 +134,30 @@ def judge(report: dict[str, Any]) -> int:
     }
     print(f"\nlast feedback of {BATCH} turns to serving, s: {json.dumps(report['last feedback to serving'])}")
     print(f"verdicts {verdicts}, versions {versions}, side requests {side}, counts {counts}")
+    return told(pair_checks(turns, said) | checks)
+
+
+def pair_checks(turns: list[Any], said: list[str]) -> dict[str, bool]:
+    """Return the checks of the records and the pairs of a chat in which the user said these messages."""
+    asked = [last_user(turn["request"]["messages"]) for turn in turns]
+    answered = [last_user(turn["next_state"]["messages"]) if turn.get("next_state") else None for turn in turns]
+    texts = [turn["turn"]["reply"]["content"] for turn in turns]
+    return {
+        "every message the user sent is one recorded turn": len(turns) == len(said)
+        and all(w in a for w, a in zip(said, asked, strict=True)),
+        "each is paired with the user's next message": all(
+            w in (a or "") for w, a in zip(said[1:], answered, strict=False)
+        )
+        and answered[-1:] == [None],
+        "the client sends back what was recorded": all(
+            is_sent_back(last_reply(after["request"]["messages"]), text)
+            for after, text in zip(turns[1:], texts, strict=False)
+        ),
+    }
+
+
+def told(checks: dict[str, bool]) -> int:
+    """Print each check; return 1 if one fails."""
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(checks.values()) else 1
