@@ -44,6 +44,8 @@ MORE = (
     "Say hello in Spanish.",
 )
 """Messages of a longer chat, over and over; none of them is a correction."""
+SHORT = 24
+"""Tokens of a reply of the longer chat."""
 
 
 def main() -> int:
@@ -89,8 +91,9 @@ def long_chat(options: argparse.Namespace) -> int:
     said = [*CHAT, *(MORE[n % len(MORE)] for n in range(max(0, options.messages - len(CHAT))))][: options.messages]
     report: dict[str, Any] = {"identity": options.identity, "seconds": {}}
     with RunningServer(data_dir, ["--set", "training.enabled=false", "--set", "log_format=json"]) as server:
+        # Short replies: the client's own prompt fills most of the context, and it would begin to compact the chat.
         with OpenClaw(
-            options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat, heartbeat_every="30m"
+            options.folder.absolute(), base_url=f"{server.url}/v1", model="policy", compat=compat, max_tokens=SHORT
         ) as client:
             for number, text in enumerate(said, 1):
                 timed(report, f"turn {number}", client.say, "e2e", text)

@@ -48,6 +48,7 @@ class Provider:
     model: str
     api_key: str
     compat: Mapping[str, Any]
+    max_tokens: int = 256
 
 
 def config(
@@ -64,7 +65,7 @@ def config(
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": 8192,
-        "maxTokens": 256,
+        "maxTokens": provider.max_tokens,
     }
     if provider.compat:
         entry["compat"] = dict(provider.compat)
@@ -109,6 +110,7 @@ class OpenClaw:
         api_key: str = "none",
         compat: Mapping[str, Any] | None = None,
         heartbeat_every: str = "0m",
+        max_tokens: int = 256,
     ) -> None:
         self._binaries = install(folder)
         self._run = folder / "run"
@@ -121,7 +123,7 @@ class OpenClaw:
         self._token = secrets.token_hex(12)
         path = state / "openclaw.json"
         body = config(
-            Provider(base_url, model, api_key, compat or {}),
+            Provider(base_url, model, api_key, compat or {}, max_tokens),
             workspace=self._run / "workspace",
             port=self._port,
             token=self._token,
