@@ -23,14 +23,14 @@ _AXES: dict[str, tuple[str, str]] = {
         r"(?<!no )longer|more detail(?:s|ed)?|in detail|elaborate|expand",
     ),
     "lists": (
-        rf"{_NOT} (?:\w+ )?(?:lists?|bullets?|bullet points?|numbered)|in prose|as prose|flowing text",
+        rf"{_NOT} (?:\w+ ){{0,3}}(?:lists?|bullets?|bullet points?|numbered)|in prose|as prose|flowing text",
         r"(?:use|as|with|give me|make) (?:a |an )?(?:\w+ )?(?:lists?|bullets?|bullet points?)",
     ),
     "formality": (
         r"more formal(?:ly)?|formal tone|be formal|too (?:casual|informal)|less casual",
         r"less formal(?:ly)?|(?:more )?casual(?:ly)?|informal(?:ly)?|too formal|too stiff|relaxed tone",
     ),
-    "emoji": (rf"{_NOT} (?:\w+ )?emojis?", r"(?:use|add|more|with) (?:some )?emojis?"),
+    "emoji": (rf"{_NOT} (?:\w+ ){{0,3}}emojis?", r"(?:use|add|more|with) (?:some )?emojis?"),
     "markdown": (
         rf"{_NOT} (?:\w+ )?markdown|plain text|{_NOT} (?:bold|headings?|headers?)",
         r"(?:use|in|with) markdown|use (?:bold|headings?)",
@@ -66,7 +66,9 @@ def _named(text: str) -> dict[str, int]:
         found.setdefault("length", set()).add(_TOO_ENDS[match[1]])
     rest = _TOO.sub(" ", said)
     for axis, patterns in _ENDS.items():
-        for end, pattern in enumerate(patterns):
-            if pattern.search(rest):
+        # "Don't give me a list" holds "give me a list": what the first end has named is no word of the second.
+        left = patterns[0].sub(" ", rest)
+        for end, (pattern, text) in enumerate(zip(patterns, (rest, left), strict=True)):
+            if pattern.search(text):
                 found.setdefault(axis, set()).add(end)
     return {axis: next(iter(ends)) for axis, ends in found.items() if len(ends) == 1}

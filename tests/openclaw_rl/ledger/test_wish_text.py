@@ -27,6 +27,7 @@ def test_a_text_without_words_has_no_key():
         ("no bullet points please", "use bullet points", "lists"),
         ("a bit less formal", "more formal please", "formality"),
         ("no emojis", "add some emojis", "emoji"),
+        ("Please don't give me a list.", "Give me a list.", "lists"),
     ],
 )
 def test_opposite_ends_of_an_axis_exclude_each_other(one, other, axis):
@@ -41,6 +42,8 @@ def test_opposite_ends_of_an_axis_exclude_each_other(one, other, axis):
         ("too long", "be brief"),
         ("shorter, but not too short", "longer"),  # it names both ends: not for a table to decide
         ("it no longer works", "be brief"),
+        ("Please don't give me a list. Just two short sentences.", "No list please, I want two short sentences."),
+        ("don't use so many emojis", "no emojis"),
     ],
 )
 def test_other_wishes_stand_together(one, other):
