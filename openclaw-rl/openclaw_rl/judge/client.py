@@ -21,6 +21,7 @@ _ATTEMPTS = 4
 """Tries of one call at a busy or failing judge. Later attempts at the turn have longer pauses."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 _MAX_RETRY_AFTER_S = 30.0
+_MODELS = "/models"
 _REACH_S = 10.0
 """Time in which a judge that is there says so."""
 
@@ -60,7 +61,7 @@ class HttpJudgeClient:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 if self._model is None:
-                    self._model = whole_characters(str((await self._call("GET", "/models"))["data"][0]["id"]))
+                    self._model = await self._first_model()
                 choice = (await self._complete(prompt, max_new_tokens))["choices"][0]
                 is_cut = str(choice.get("finish_reason")).lower() in _CUT
                 return Answer(_final_words(choice["message"].get("content")), is_cut=is_cut)
@@ -71,19 +72,22 @@ class HttpJudgeClient:
 
     async def reach(self) -> None:
         """Check that a server answers at the judge's address. Raises JudgeError."""
-        path = "/models"
         try:
             async with asyncio.timeout(min(self._settings.timeout_s, _REACH_S)):
                 if self._model is None:  # every question needs this answer
-                    self._model = str((await self._call("GET", path))["data"][0]["id"])
+                    self._model = await self._first_model()
                 else:  # not every judge has a list, and not every key opens it
-                    await self._client.get(self._base + path, timeout=_REACH_S)
+                    await self._client.get(self._base + _MODELS, timeout=_REACH_S)
         except TimeoutError as error:
-            raise JudgeError(f"judge did not answer at {self._base}{path}") from error
+            raise JudgeError(f"judge did not answer at {self._base}{_MODELS}") from error
         except httpx.HTTPError as error:
-            raise JudgeError(f"judge did not answer at {self._base}{path}: {error!r}") from error
+            raise JudgeError(f"judge did not answer at {self._base}{_MODELS}: {error!r}") from error
         except (LookupError, TypeError, AttributeError) as error:
             raise JudgeError(f"judge sent a list of models of another form: {error!r}") from error
+
+    async def _first_model(self) -> str:
+        """Return the name of the first model in the judge's list. Raises JudgeError, LookupError, TypeError."""
+        return whole_characters(str((await self._call("GET", _MODELS))["data"][0]["id"]))
 
     async def _complete(self, prompt: Sequence[Message], max_new_tokens: int) -> Any:
         """Ask for a completion. A parameter that the judge refuses by name is renamed or left out from then on."""

@@ -300,9 +300,8 @@ class Person(Protocol):
 class RulePerson:
     """Person with a preference of `personas`."""
 
-    def __init__(self, preference: Preference, seed: int, *, in_few_words: bool = False) -> None:
+    def __init__(self, preference: Preference, seed: int) -> None:
         self.name, self.wish, self._preference = preference.name, preference.hint, preference
-        self._in_few_words = in_few_words
         self._dice = random.Random(seed)
         self._topics = {preference.question(topic): topic for part in ("train", "held_out") for topic in topics(part)}
 
@@ -314,8 +313,7 @@ class RulePerson:
         fault = self._preference.complaint(topic, reply, has_ended=has_ended, reads_request=True)
         if fault is None:
             return None
-        ways = fault.ways(in_few_words=self._in_few_words)
-        return self._dice.choice([way for way in ways if way not in said] or list(ways))
+        return self._dice.choice([way for way in fault.said if way not in said] or list(fault.said))
 
     def score(self, question: str, reply: str, *, has_ended: bool) -> float:
         topic = self._topics[question]

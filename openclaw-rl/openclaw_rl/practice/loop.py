@@ -237,15 +237,15 @@ class PracticeLoop:
             return None
         if judged is None:
             return None
-        if deps.vote is not None and exercise.hint is not None:
-            verdict = await deps.vote(judged, exercise.hint)
-            judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
-        if exercise.wish_id is not None and deps.relevance is not None:
-            answers = await deps.relevance.answers(judged.request, judged.turn.reply.text())
+        if exercise.turn_id is not None and exercise.wish_id is not None and deps.relevance is not None:
+            answers = await deps.relevance.answers(exercise.turn_id, request, judged.turn.reply.text())
             self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
             if not answers:
                 deps.health.count("practice_off_topic")
                 return None
+        if deps.vote is not None and exercise.hint is not None:
+            verdict = await deps.vote(judged, exercise.hint)
+            judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
         try:
             made = await deps.method.practise(judged, exercise.hint, deps.tools)
         except AlignmentError as error:
@@ -361,6 +361,8 @@ class PracticeLoop:
     def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
         active = {wish.wish_id for wish in wishes}
         self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
+        if self._deps.relevance is not None:
+            self._deps.relevance.forget_all_but({source.turn_id for wish in wishes for source in wish.sources})
         for kept in (self._shares, self._newest, self._empty, self._answered):
             for wish_id in kept.keys() - active:
                 del kept[wish_id]

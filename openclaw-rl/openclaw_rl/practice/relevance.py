@@ -13,13 +13,14 @@ no practice of the wish: nothing is learned from it. A wish is stopped when too 
 
 import asyncio
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Render
 from openclaw_rl.practice.anchors import BUILT_IN
-from openclaw_rl.sessions.openclaw import strip_wrapping
+from openclaw_rl.sessions.conversation_key import conversation, own_words
 from openclaw_rl.types import Ids, Request
 
 TASK = "Here is a text:\n\n{}\n\nWrite the request that this text answers."
@@ -29,11 +30,11 @@ OTHERS = 3
 _LEAST_TOKENS, _MOST_TOKENS = 3, 48
 """Tokens of a request: a shorter one ("hi") says nothing, and a longer one is cut."""
 _REPLY_CHARS = 600
-_REMEMBERED = 64
-"""Requests whose log-probs behind the neutral text are remembered."""
 
 
 class Relevance:
+    """Tells whether replies answer their requests, and remembers the requests of practised turns."""
+
     def __init__(
         self,
         base: Engine,
@@ -51,16 +52,22 @@ class Relevance:
         """
         self._base, self._render, self._encode = base, render, encode
         self._least, self._sample, self._timeout_s = least, sample, timeout_s
+        self._turns: dict[str, set[str]] = {}
+        """Practised turns by the words of their request, the newest request last."""
         self._alone: dict[str, float] = {}
-        """ℓ(q | n) by request, the newest last."""
+        """ℓ(q | n) by request."""
         self._can_tell: dict[str, bool] = {}
 
-    async def answers(self, request: Request, reply: str) -> bool:
-        """Return True if the reply answers the request, or if that cannot be told of this request.
+    async def answers(self, turn_id: str, request: Request, reply: str) -> bool:
+        """Return True if the reply answers the request of the turn, or if that cannot be told of this request.
 
         Raises EngineError, AlignmentError, TimeoutError.
         """
         asked = _asked(request)
+        if len(self._tokens(asked)) < _LEAST_TOKENS:
+            return True
+        # Known from here on, also to the replies that are scored beside this one.
+        self._turns.setdefault(asked, set()).add(turn_id)
         found = await self.of(asked, reply)
         if found is None or found >= self._least:
             return True
@@ -68,15 +75,20 @@ class Relevance:
             self._can_tell[asked] = await self._is_told_by_replies(request, asked)
         return not self._can_tell[asked]
 
+    def forget_all_but(self, turn_ids: Collection[str]) -> None:
+        """Forget the requests of turns that are practised no more: users' words."""
+        kept = {asked: turns & set(turn_ids) for asked, turns in self._turns.items()}
+        self._turns = {asked: turns for asked, turns in kept.items() if turns}
+        self._alone = {text: value for text, value in self._alone.items() if text in self._turns or text in BUILT_IN}
+        self._can_tell = {text: value for text, value in self._can_tell.items() if text in self._turns}
+
     async def of(self, asked: str, reply: str) -> float | None:
         """Return r in nats a token; None for a request of too few tokens."""
         own = self._tokens(asked)
         if len(own) < _LEAST_TOKENS:
             return None
-        known = [text for text in reversed(self._alone) if text != asked]
-        others = list(dict.fromkeys([*known, *BUILT_IN]))
-        others = [text for text in others if text != asked][:OTHERS]
-        self._remember(asked)
+        known = dict.fromkeys([*reversed(self._turns), *BUILT_IN])
+        others = [text for text in known if text != asked][:OTHERS]
         behind = await asyncio.to_thread(self._prompt, reply)
         alone = await asyncio.gather(*(self._behind_neutral(text) for text in (asked, *others)))
         said = await asyncio.gather(*(self._mean(behind, self._tokens(text)) for text in (asked, *others)))
@@ -90,24 +102,10 @@ class Relevance:
         found = await self.of(asked, await self._sample(request))
         return found is not None and found >= self._least
 
-    def _remember(self, asked: str) -> None:
-        # The request is known from here on, also to replies that are scored beside this one.
-        if asked not in self._alone:
-            self._alone[asked] = float("nan")
-        while len(self._alone) > _REMEMBERED:
-            gone = next(iter(self._alone))
-            del self._alone[gone]
-            self._can_tell.pop(gone, None)
-
     async def _behind_neutral(self, text: str) -> float:
-        known = self._alone.get(text, float("nan"))
-        if known == known:  # not NaN
-            return known
-        prompt = await asyncio.to_thread(self._prompt, NEUTRAL)
-        found = await self._mean(prompt, self._tokens(text))
-        if text in self._alone:
-            self._alone[text] = found
-        return found
+        if text not in self._alone:
+            self._alone[text] = await self._mean(await asyncio.to_thread(self._prompt, NEUTRAL), self._tokens(text))
+        return self._alone[text]
 
     async def _mean(self, prompt: Ids, tokens: Ids) -> float:
         async with asyncio.timeout(self._timeout_s):
@@ -123,5 +121,5 @@ class Relevance:
 
 def _asked(request: Request) -> str:
     """Return the words of the last message that a user wrote."""
-    said: Sequence[str] = [message.text() for message in request.messages if message.role == "user"]
-    return strip_wrapping(said[-1]).strip() if said else ""
+    said = [message for message in conversation(request.messages) if is_request(message)]
+    return own_words(said[-1]) if said else ""

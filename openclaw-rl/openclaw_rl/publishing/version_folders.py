@@ -28,7 +28,7 @@ from openclaw_rl.errors import EngineRefused, LedgerError, SettingsError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.types import Version, VersionState, WeightKind
+from openclaw_rl.types import Version, WeightKind
 
 log = structlog.get_logger()
 
@@ -51,14 +51,10 @@ async def refuse_other_form(ledger: Ledger, root: Path, trainer: TrainerSettings
 
     Looked at are the version that training continues from, and the one that serves.
     """
-    tip = await ledger.tip()
-    stored = {tip.weight_version: tip.folder}
-    for version in await ledger.versions(newest=20):
-        if version.state is VersionState.SERVING:
-            stored[version.weight_version] = version.folder
-    for number, folder in sorted(stored.items(), reverse=True):
-        if folder is None:
-            continue
+    folders = await ledger.version_folders()
+    numbers = {(await ledger.tip()).weight_version, await ledger.serving_version()}
+    for number in sorted(numbers & folders.keys(), reverse=True):
+        folder = folders[number]
         if conflicts := await asyncio.to_thread(lambda: list(checkpoint.adapter_conflicts(root / folder, trainer))):  # noqa: B023 (awaited here)
             raise SettingsError(
                 f"version {number} of this data folder would mean something else: {'; '.join(conflicts)}. Set what it "

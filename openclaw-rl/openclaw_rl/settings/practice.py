@@ -29,7 +29,7 @@ class PracticeSettings(Branch):
     """KL to the base of a wish's practice replies, in nats a token, above which the wish is stopped."""
     least_relevance: float = Field(default=0.5, ge=0)
     """Relevance of a practice reply, in nats a token of its request, below which nothing is learned from it. A wish is
-    stopped once a third of its newest replies are below it. 0: no reply is looked at."""
+    stopped once more than a third of its newest replies are below it. 0: no reply is looked at."""
     patience: int = Field(default=6, ge=2)
     """Updates without progress after which a wish is only rehearsed beside others."""
     machine_share: float = Field(default=1.0, gt=0, le=1)

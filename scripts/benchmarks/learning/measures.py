@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from benchmarks.learning.fleet import Reply
 from benchmarks.learning.subject import Subject, forced_log_probs
 from openclaw_rl.offline.personas import Preference, Topic, has_list, is_about, words_of
+from openclaw_rl.practice.relevance import TASK
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
 RUN = 5
-ASK_BACK = "Here is a text:\n\n{}\n\nWrite the request that this text answers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _relevance(
     distinct = sorted({topic.text: topic for topic in asked}.values(), key=lambda topic: topic.text)
     pairs = []
     for topic, reply in zip(asked, replies, strict=True):
-        about = subject.prompt(ASK_BACK.format(subject.text(reply.ids)))
+        about = subject.prompt(TASK.format(subject.text(reply.ids)))
         compared = dice.sample([other for other in distinct if other.text != topic.text], others)
         pairs += [(about, subject.encode(preference.question(t))) for t in (topic, *compared)]
     means = [statistics.fmean(values) for values in forced_log_probs(policy, pairs)]

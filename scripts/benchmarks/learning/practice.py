@@ -227,7 +227,9 @@ class Practised:
         return [one for one in found if not isinstance(one, Dropped)]
 
     async def _answers(self, turn: JudgedTurn, hint: str | None) -> bool:
-        return hint is None or await self._relevance.answers(turn.request, turn.turn.reply.text())
+        return hint is None or await self._relevance.answers(
+            turn.request.messages[-1].text(), turn.request, turn.turn.reply.text()
+        )
 
     def _train(self, samples: list[Sample]) -> dict[str, float]:
         result = self._learner.step(samples, lambda: None)

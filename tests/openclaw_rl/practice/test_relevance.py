@@ -1,6 +1,5 @@
 """A reply's relevance: by hand on a table, its bound, what cannot be told, and the bundled model as the base."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,25 +68,36 @@ async def test_a_reply_that_fits_every_request_alike_has_none():
     base.table = {(NEUTRAL, text): -3.0 for text in ("How?", *BUILT_IN)}
     found = relevance(base)
     assert await found.of("How?", "I am sorry, I cannot help with that.") == 0.0
-    assert not await found.answers(asked("How?"), "I am sorry, I cannot help with that.")
+    assert not await found.answers("turn-1", asked("How?"), "I am sorry, I cannot help with that.")
 
 
 async def test_it_is_compared_on_the_users_own_requests_first_and_each_is_scored_alone_once():
     base = Table({})
     found = relevance(base)
     for text in ("First one?", "Second one?", "Third one?", "Fourth one?"):
-        await found.of(text, "reply")
+        await found.answers(text, asked(text), "reply")
     behind = [request for text, request, *_ in base.calls if "reply" in text]
     assert behind[-4:] == ["Fourth one?", "Third one?", "Second one?", "First one?"]
     alone = [request for text, request, *_ in base.calls if NEUTRAL in text and request.endswith("one?")]
     assert sorted(alone) == ["First one?", "Fourth one?", "Second one?", "Third one?"]
 
 
+async def test_the_request_is_the_users_own_words():
+    """OpenClaw's own context behind the user's message is no request, nor is the text that a client puts around it."""
+    base = Table({})
+    context = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nThe time is 9.\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    messages = (Message(role="user", content="How do I boil an egg?"), Message(role="user", content=context))
+    request = make_request("r", *messages, prompt=encode("x"), sampling=SamplingParams(4))
+    await relevance(base).answers("turn-1", request, "reply")
+    assert "How do I boil an egg?" in {request for _, request, *_ in base.calls}
+    assert not any("OPENCLAW" in request for _, request, *_ in base.calls)
+
+
 @pytest.mark.parametrize("text", ["", "hi", "ok"])
 async def test_of_a_request_of_few_tokens_nothing_can_be_told(text):
     base = Table({})
     assert await relevance(base).of(text, "reply") is None
-    assert await relevance(base).answers(asked(text), "reply")
+    assert await relevance(base).answers("turn-1", asked(text), "reply")
     assert base.calls == []
 
 
@@ -102,17 +112,23 @@ async def test_a_request_whose_own_base_reply_is_not_told_either_is_left_alone(v
 
     base = Table({("base reply", "Tell me a joke."): value}, default=-3.0)
     found = relevance(base, sample=sample)
-    assert await found.answers(asked("Tell me a joke."), "I am sorry.") is answers
-    assert await found.answers(asked("Tell me a joke."), "I am sorry too.") is answers
+    assert await found.answers("turn-1", asked("Tell me a joke."), "I am sorry.") is answers
+    assert await found.answers("turn-1", asked("Tell me a joke."), "I am sorry too.") is answers
     assert len(drawn) == 1, "the base's reply is drawn once a request"
 
 
-async def test_what_is_remembered_is_bounded():
+async def test_requests_of_turns_that_are_practised_no_more_are_forgotten():
     found = relevance(Table({}))
-    for n in range(100):
-        await found.of(f"question {n}", "reply")
-    assert len(found._alone) == 64
-    assert not any(map(math.isnan, found._alone.values()))
+    for n in range(4):
+        await found.answers(f"turn-{n}", asked(f"question {n}"), "reply")
+    await found.answers("turn-9", asked("question 3"), "reply")
+    found.forget_all_but({"turn-1", "turn-9"})
+    assert set(found._turns) == {"question 1", "question 3"}
+    remembered = {*found._alone, *found._can_tell} - set(BUILT_IN)
+    assert remembered == {"question 1", "question 3"}
+    found.forget_all_but(())
+    assert not found._turns
+    assert {*found._alone, *found._can_tell} <= set(BUILT_IN)
 
 
 @pytest.mark.real_model
@@ -143,7 +159,7 @@ async def test_the_bundled_model_tells_an_answer_from_an_excuse(bundled_cache: P
         "How do I stop hiccups?": "Hold your breath for a while, or drink a glass of water in small sips.",
     }
     for question in pairs:
-        await found.of(question, "x")  # each is compared on the others
+        await found.answers(question, asked(question), "x")  # each is compared on the others
     for question, answer in pairs.items():
         told = await found.of(question, answer)
         assert told is not None

@@ -1,4 +1,4 @@
-"""What the fuzz of the API takes for a fault. A short run of it is in `tests/security/test_fuzz_api.py`."""
+"""The fuzz of the API tells faults from right answers. A short run of it is in `tests/security/test_fuzz_api.py`."""
 
 import json
 
