@@ -30,7 +30,7 @@ from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention
 from openclaw_rl.trainers.architecture import HALF, decode, decoder_layers, head_of, packing_of
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row, micro_batches
-from openclaw_rl.trainers.fused import fuse_norms
+from openclaw_rl.trainers.fused import fuse_linears, fuse_norms
 from openclaw_rl.trainers.packed_attention import PackedLayout
 from openclaw_rl.types import Ids, WeightKind
 
@@ -110,6 +110,7 @@ class Policy(ABC):
             self._kernel: packed_attention.Kernel | None = packing_of(base, settings)
         if self.base_dtype in HALF:
             fuse_norms(base)
+        fuse_linears(base)
         for layer in decoder_layers(self._decoder):
             self._wrap(layer)
 

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from openclaw_rl.trainers.fused import LoraProduct, fuse_lora, fuse_norms
+from openclaw_rl.trainers.fused import LinearProduct, LoraProduct, fuse_linears, fuse_lora, fuse_norms
 
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -28,6 +28,24 @@ def test_the_product_has_the_gradients_of_its_formula(has_bias: bool) -> None:
     assert torch.autograd.gradcheck(
         lambda *inputs: LoraProduct.apply(inputs[0], weight, bias, *inputs[1:], 0.7), (x, a, b)
     )
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_linear_product_has_the_gradients_of_its_formula(has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((7, 48), (33, 48), (33,))][: 2 + has_bias]
+    direction = torch.randn(7, 33, generator=generator)
+
+    def run(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        out = function(*leaves, *[None] * (3 - len(leaves)))
+        return [out.detach().double(), *torch.autograd.grad((out * direction.to(dtype)).sum(), leaves)]
+
+    exact = run(nn.functional.linear, torch.float64)
+    for found, expected in zip(run(LinearProduct.apply, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(run(LinearProduct.apply, torch.float64), exact, strict=True):
+        assert_close(found, expected)
 
 
 def outputs_and_gradients(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -50,6 +68,8 @@ def test_a_fused_model_is_the_plain_one(architecture: Callable[[], PreTrainedMod
             if parameter.requires_grad:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     plain, gradients = outputs_and_gradients(model, dtype)
+    if dtype is torch.float32 and torch.backends.mkldnn.is_available():
+        assert fuse_linears(model)
     assert fuse_lora(model) == 2 * len(NAMES)
     fuse_norms(model)
     fused, others = outputs_and_gradients(model, dtype)
