@@ -142,6 +142,11 @@ class Policy(ABC):
     def reference(self) -> AbstractContextManager[None]:
         """Compute with the frozen base inside the block, without gradient."""
 
+    @property
+    def is_base(self) -> bool:
+        """True where the policy is known to compute what its reference computes."""
+        return False
+
     def is_finite(self) -> bool:
         largest = nn.utils.get_total_norm([p.detach() for p in self.parameters.values()], math.inf)
         return math.isfinite(float(largest))

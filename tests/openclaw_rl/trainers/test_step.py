@@ -155,6 +155,25 @@ def test_zero_advantage_moves_nothing(
         assert torch.equal(a, b)
 
 
+def test_a_policy_that_is_still_the_base_is_its_own_reference(
+    make_model: MakeModel, settings: TrainerSettings, batch: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"kl_coef": 0.5})
+    policy = LoraPolicy(make_model(dtype=torch.float64), settings)
+    policy.reset(3)
+    assert policy.is_base
+    accumulate(policy, METHOD, batch, credit(batch), settings, BinarySettings())
+    skipped = gradients(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraPolicy, "is_base", False)
+        accumulate(policy, METHOD, batch, credit(batch), settings, BinarySettings())
+    for a, b in zip(skipped, gradients(policy), strict=True):
+        assert_close(a, b, ulps=2**14, scale=largest(skipped))
+    with torch.no_grad():
+        next(p for name, p in policy.parameters.items() if ".lora_B." in name)[0, 0] = 1e-6
+    assert not policy.is_base
+
+
 # -- the plain reference -----------------------------------------------------------------------------------------------
 
 
