@@ -14,7 +14,7 @@ Leaves to others: the trained part of the model and its files (`lora`, `full`), 
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -159,7 +159,10 @@ class Policy(ABC):
 
     def cut(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """Cut the rows into passes of at most `token_budget` positions, packed if this policy packs."""
-        return micro_batches(rows, token_budget, packed=self.is_packing)
+        most = token_budget if self._settings.recompute == "never" else None
+        return micro_batches(
+            rows, token_budget, packed=self.is_packing, shares_stems=self._kernel == "split", most=most
+        )
 
     def recomputes(self, batch: MicroBatch, token_budget: int) -> bool:
         """Return True if a pass with gradient should keep one activation per layer and recompute the rest."""
@@ -199,11 +202,11 @@ class Policy(ABC):
         ids: list[int] = []
         temperatures: list[float] = []
         others: list[Ids] = []
-        for offset, row in zip(_offsets(batch), batch.rows, strict=True):
+        for places, row in zip(batch.places, batch.rows, strict=True):
             for piece in row.pieces:
                 table = tables.get(piece.index)
                 for k in piece.trained:
-                    where.append(offset + piece.start + k - 1)
+                    where.append(places[piece.start + k - 1])
                     ids.append(row.ids[piece.start + k])
                     temperatures.append(piece.temperature)
                     wanted = () if table is None else tuple(table[k])
@@ -244,8 +247,9 @@ class Policy(ABC):
         if batch.is_packed:
             if self._kernel is None:
                 raise ValueError("this policy's rows are padded: cut them by its own `cut`")
-            layout = PackedLayout.of(batch.lengths, self.device, self._kernel)
-            ids = torch.tensor([[i for row in batch.rows for i in row.ids[:-1]]])
+            layout = PackedLayout.of(batch.lengths, self.device, self._kernel, batch.places)
+            starts = zip(batch.rows, batch.starts, strict=True)
+            ids = torch.tensor([[i for row, start in starts for i in row.ids[start:-1]]])
             return decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
         ids = torch.zeros(len(batch.rows), batch.width, dtype=torch.long)
         for number, row in enumerate(batch.rows):
@@ -271,14 +275,6 @@ class Policy(ABC):
             return interruptible(*args, **kwargs)
 
         layer.forward = wrapped
-
-
-def _offsets(batch: MicroBatch) -> Iterator[int]:
-    """Yield each row's first position among the computed ones."""
-    offset = 0
-    for length in batch.lengths:
-        yield offset
-        offset += length if batch.is_packed else batch.width
 
 
 def _placed(values: Tensor, piece: Piece) -> Tensor:

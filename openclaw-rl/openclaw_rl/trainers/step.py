@@ -8,7 +8,7 @@ as in a batch without it. Weights that are not finite are never reported as a st
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -170,7 +170,7 @@ def _finite(
         rows = [row for row in rows if row.pieces]
         if not rows:
             return None
-        batch = MicroBatch(tuple(rows), batch.is_packed)
+        batch = replace(batch, rows=tuple(rows))
 
 
 def _is_finite(found: TokenLogProbs) -> bool:
