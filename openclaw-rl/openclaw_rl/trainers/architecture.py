@@ -64,6 +64,15 @@ def head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
     return head
 
 
+def plain_head_of(base: "PreTrainedModel") -> Tensor | None:
+    """Return the weight [V, H] of a head whose logits are the weight's product with the hidden state, and no more."""
+    project = base.get_output_embeddings()
+    has_more = base.config.to_dict().get("final_logit_softcapping") is not None
+    if type(project) is not nn.Linear or project.bias is not None or has_more:
+        return None
+    return project.weight
+
+
 def packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_attention.Kernel | None:
     """Return the kernel for packed rows, or None for padded rows.
 

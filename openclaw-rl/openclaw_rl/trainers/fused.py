@@ -24,6 +24,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 ADAPTER = "default"
+_HEAD_ROWS = 64
+"""Positions whose logits exist at once: they are read four times, from the processor's cache."""
 
 
 class LoraProduct(torch.autograd.Function):
@@ -72,6 +74,41 @@ class LinearProduct(torch.autograd.Function):
             _product(g.t(), x.t()) if to_weight else None,
             g.sum(0) if to_bias else None,
         )
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """hidden [N, H], ids [N], temperature [N], weight [V, H] → log softmax(weight hidden / temperature)[ids] [N].
+
+    The gradient of such a value is (weight[id] − Σ_v p_v weight[v]) / temperature. It is taken while the logits are
+    there, so backward computes no logits again. Memory is `_HEAD_ROWS` * V beside N * H.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, ids: Tensor, temperature: Tensor, weight: Tensor) -> Tensor:
+        found, gradients = [], []
+        for h, i, t in zip(*(values.split(_HEAD_ROWS) for values in (hidden, ids, temperature)), strict=True):
+            logits = _product(h, weight).div_(t[:, None])  # [n, V]
+            picked = logits.gather(-1, i[:, None])[:, 0]
+            largest = logits.amax(-1, keepdim=True)
+            weights = logits.sub_(largest).exp_()  # not normalised
+            total = weights.sum(-1, keepdim=True)
+            found.append(picked - largest[:, 0] - total[:, 0].log())
+            if ctx.needs_input_grad[0]:
+                mean = _product(weights, weight.t()).div_(total)  # [n, H]
+                gradients.append(weight[i].sub_(mean).div_(t[:, None]))
+        if gradients:
+            ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (g,), (of_hidden,) = gradients, ctx.saved_tensors
+        return g[:, None] * of_hidden, None, None, None
+
+
+def has_fast_head(hidden: Tensor, weight: Tensor) -> bool:
+    """Return True where `HeadLogProbs` is to be used: a frozen head in fp32, on a CPU."""
+    return not weight.requires_grad and _has_onednn(hidden, weight)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

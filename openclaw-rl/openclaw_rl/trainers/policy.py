@@ -28,9 +28,16 @@ from openclaw_rl.losses import TokenLogProbs, selected_log_probs
 from openclaw_rl.models.memory import LOGITS_AT_ONCE, ModelShape, activation_bytes
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention
-from openclaw_rl.trainers.architecture import HALF, decode, decoder_layers, head_of, packing_of
+from openclaw_rl.trainers.architecture import (
+    HALF,
+    decode,
+    decoder_layers,
+    head_of,
+    packing_of,
+    plain_head_of,
+)
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row, micro_batches
-from openclaw_rl.trainers.fused import fuse_linears, fuse_norms
+from openclaw_rl.trainers.fused import HeadLogProbs, fuse_linears, fuse_norms, has_fast_head
 from openclaw_rl.trainers.packed_attention import PackedLayout
 from openclaw_rl.types import Ids, WeightKind
 
@@ -106,7 +113,7 @@ class Policy(ABC):
         self._memory = DeviceMemory.of(base.config.to_dict(), self.device, settings)
         self._decoder: nn.Module = base.get_decoder()
         with torch.no_grad():
-            self._head = head_of(base)
+            self._head, self._plain_head = head_of(base), plain_head_of(base)
             self._kernel: packed_attention.Kernel | None = packing_of(base, settings)
         if self.base_dtype in HALF:
             fuse_norms(base)
@@ -213,14 +220,12 @@ class Policy(ABC):
                     others.append(wanted + (0,) * (width - len(wanted)))  # cut off again below
         with self._precision():
             hidden = self._hidden(batch, recompute=recompute)  # [R * W, H]
-            flat = selected_log_probs(
+            flat = self._selected(
                 hidden[torch.tensor(where, device=self.device)],  # [N, H]
                 torch.tensor(ids, device=self.device),
                 torch.tensor(temperatures, device=self.device, dtype=torch.promote_types(hidden.dtype, torch.float32)),
-                self._head,
                 gather=torch.tensor(others, device=self.device) if width else None,
                 unscaled=unscaled,
-                chunk=self._chunk,
             )
         found, start = {}, 0
         for piece in batch.pieces:
@@ -235,6 +240,16 @@ class Policy(ABC):
             )
             start = end
         return found
+
+    def _selected(
+        self, hidden: Tensor, ids: Tensor, temperature: Tensor, *, gather: Tensor | None, unscaled: bool
+    ) -> TokenLogProbs:
+        weight = self._plain_head
+        if weight is not None and gather is None and not unscaled and has_fast_head(hidden, weight):
+            return TokenLogProbs(HeadLogProbs.apply(hidden, ids, temperature, weight))
+        return selected_log_probs(
+            hidden, ids, temperature, self._head, gather=gather, unscaled=unscaled, chunk=self._chunk
+        )
 
     def _precision(self) -> AbstractContextManager[object]:
         """Return the autocast context: fp32 adapters beside 16-bit weights multiply in 16 bits, with fp32 gradients."""

@@ -9,7 +9,15 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from openclaw_rl.trainers.fused import LinearProduct, LoraProduct, fuse_linears, fuse_lora, fuse_norms
+from openclaw_rl.losses import log_probs_of
+from openclaw_rl.trainers.fused import (
+    HeadLogProbs,
+    LinearProduct,
+    LoraProduct,
+    fuse_linears,
+    fuse_lora,
+    fuse_norms,
+)
 
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -46,6 +54,36 @@ def test_a_linear_product_has_the_gradients_of_its_formula(has_bias: bool) -> No
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for found, expected in zip(run(LinearProduct.apply, torch.float64), exact, strict=True):
         assert_close(found, expected)
+
+
+def test_the_head_s_log_probs_and_gradients_are_those_of_the_plain_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    count, width, vocabulary = 150, 24, 97  # more rows than are computed at once
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    hidden, weight, direction = draw(count, width), draw(vocabulary, width), draw(count)
+    hidden[3] *= 80  # logits whose exponentials overflow
+    ids = torch.randint(vocabulary, (count,), generator=generator)
+    temperature = torch.where(torch.arange(count) % 2 == 0, 0.7, 1.3).double()
+
+    def run(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaf = hidden.to(dtype).requires_grad_()
+        found = function(leaf, ids, temperature.to(dtype), weight.to(dtype))
+        (gradient,) = torch.autograd.grad((found * direction.to(dtype)).sum(), leaf)
+        return [found.detach().double(), gradient.double()]
+
+    def plain(hidden: Tensor, ids: Tensor, temperature: Tensor, weight: Tensor) -> Tensor:
+        return log_probs_of(hidden @ weight.t(), ids, temperature)
+
+    exact = run(plain, torch.float64)
+    for found, expected in zip(run(HeadLogProbs.apply, torch.float64), exact, strict=True):
+        assert_close(found, expected, ulps=1024)
+    for found, expected in zip(run(HeadLogProbs.apply, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-4)
+    with torch.no_grad():
+        assert_close(HeadLogProbs.apply(hidden, ids, temperature, weight), exact[0], ulps=1024)
 
 
 def outputs_and_gradients(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
