@@ -32,6 +32,7 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
+from openclaw_rl.publishing.reply_scores import Remembered, few_at_once
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -97,6 +98,7 @@ class Gate:
         self._score_base = score_base
         self._health = health or Health()
         self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
+        self._remembered = Remembered()
         self.last: GateResult | None = None
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
@@ -113,6 +115,7 @@ class Gate:
         serving, number = self._serving.current, version.weight_version
         if version.kind is WeightKind.FULL:
             return self._judged(number, serving, self._settings.max_step_kl, step_kl=_probed_kl(report.probes))
+        self._remembered.next_gate()
         try:
             step_kl = await self._kl(serving, number)
             base_kl = step_kl if serving == 0 else await self._kl(0, number)
@@ -173,8 +176,7 @@ class Gate:
         replies = await self._scored(old, await self._replies_of(serving), end)
         base_replies: tuple[tuple[Reply, float], ...] = ()
         if self._score_base is not None and serving != 0:
-            stored = await self._ledger.recent_replies(sampled_by=0, limit=4 * self._settings.gate_replies)
-            base_replies = await self._scored(self._base_numbers, self._affordable(stored), end)
+            base_replies = await self._scored(self._base_numbers, self._affordable(await self._stored(0)), end)
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
         await _in_time(self._canaries.compare_with(base), end, "canaries")
@@ -237,8 +239,7 @@ class Gate:
         parents = {row.weight_version: row.parent for row in await self._ledger.versions(newest=_ANCESTORS)}
         ancestor: int | None = number
         while ancestor is not None:
-            stored = await self._ledger.recent_replies(sampled_by=ancestor, limit=4 * self._settings.gate_replies)
-            if stored:
+            if stored := await self._stored(ancestor):
                 return self._affordable(stored)
             ancestor = parents.get(ancestor)
         return []
@@ -248,18 +249,34 @@ class Gate:
 
     # -- adapters ------------------------------------------------------------------------------------------------------
 
+    async def prepare(self) -> None:
+        """Take the figures that the next gate needs of the versions which the engine has already.
+
+        A gate that finds them scores the new version alone. Raises EngineError, AlignmentError or TimeoutError.
+        """
+        serving = self._serving.current
+        for number in sorted({serving, 0}):
+            replies = self._affordable(await self._stored(number))
+            await few_at_once([partial(self._remembered.of, number, *reply, self._finite) for reply in replies])
+        await self._canaries.compare_with(self._base_numbers)
+
     async def _kl(self, a: int, b: int) -> float | None:
         """Return the mean over tokens of log π_a − log π_b on stored replies that a sampled.
 
         That is an unbiased estimate of KL(a ‖ b).
         """
-        total, count = 0.0, 0
-        stored = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
-        for prompt_ids, ids in self._affordable(stored):
-            under_a, under_b = await self._finite(a, prompt_ids, ids), await self._tested(b, prompt_ids, ids)
-            total += math.fsum(under_a) - math.fsum(under_b)
-            count += len(ids)
-        return total / count if count else None
+        replies = self._affordable(await self._stored(a))
+        lost = await few_at_once([partial(self._lost, a, b, *reply) for reply in replies])
+        count = sum(len(ids) for _, ids in replies)
+        return math.fsum(lost) / count if count else None
+
+    async def _lost(self, a: int, b: int, prompt_ids: Ids, ids: Ids) -> float:
+        """Return log π_a − log π_b of the reply. Version b is the tested one."""
+        under_a = await self._remembered.of(a, prompt_ids, ids, self._finite)
+        return math.fsum(under_a) - math.fsum(await self._tested(b, prompt_ids, ids))
+
+    async def _stored(self, number: int) -> list[Reply]:
+        return await self._ledger.recent_replies(sampled_by=number, limit=4 * self._settings.gate_replies)
 
     def _affordable(self, replies: Sequence[Reply]) -> list[Reply]:
         """Return the first tokens of the replies with the shortest prompts, as far as the settings allow."""
@@ -303,9 +320,8 @@ class Gate:
         probes = _with_ids(probes)
         if not probes and (reply := await self._short_reply()):
             await self._tested(number, *reply)
-        for probe in probes:
-            ids = tuple(probe.response_ids)
-            engine = await self._tested(number, tuple(probe.prompt_ids), ids)
+        asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids)) for p in probes]
+        for probe, engine in zip(probes, await few_at_once(asked), strict=True):
             noise = _mean_abs(engine, probe.log_probs)
             if not noise <= self._settings.self_test_tolerance:
                 return f"self-test: engine and trainer differ by {noise:.3g} nats per token"

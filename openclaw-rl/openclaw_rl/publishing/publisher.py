@@ -27,7 +27,7 @@ from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Version, VersionState
+from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -56,6 +56,8 @@ class Publisher:
         self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
         self._wake = asyncio.Event()
+        self._step_runs = False
+        """A step began since the gate was last prepared."""
         self._waits_since: float | None = None
         """Loop time since which a version waits for a free slot."""
         self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
@@ -81,6 +83,11 @@ class Publisher:
     def wake(self) -> None:
         """Wake `run`, because a commit, a pin or a rollback happened."""
         self._wake.set()
+
+    def step_begins(self) -> None:
+        """Prepare the gate, because a trainer took a batch: its version comes soon."""
+        self._step_runs = True
+        self.wake()
 
     async def restore(self) -> None:
         """Serve the ledger's serving version: at start, and after the engine was away.
@@ -110,6 +117,7 @@ class Publisher:
                 await self._prune()
                 if await self._retire_idle():
                     continue  # a version may have waited for the free slot
+                await self._prepare_gate()
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
                 if self._serving.is_open:  # otherwise the engine is already reported as down
@@ -225,6 +233,19 @@ class Publisher:
         except LedgerError:
             self.wake()
             raise
+
+    async def _prepare_gate(self) -> None:
+        """Score stored replies under the versions that the engine has, while the step runs. Raises LedgerError."""
+        if not self._step_runs:
+            return
+        self._step_runs = False
+        async with self._swap:  # which keeps the adapter loaded
+            if not self._serving.is_open or (await self._ledger.tip()).kind is not WeightKind.LORA:
+                return
+            try:
+                await self._gate.prepare()
+            except (EngineError, AlignmentError, TimeoutError) as error:  # the gate asks again, and reports it
+                log.debug("gate_not_prepared", error=repr(error))
 
     # -- which versions stay -------------------------------------------------------------------------------------------
 

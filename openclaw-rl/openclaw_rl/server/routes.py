@@ -82,6 +82,7 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
                 child.worked()
         publisher.wake()
 
+    events.lease_wait.on_granted = publisher.step_begins
     return build_trainer_router(
         core.ledger,
         token=core.trainer_token,

@@ -1,0 +1,71 @@
+"""Log-probs of stored replies for the gate: a few calls at once, and no figure of a version taken twice.
+
+A version's weights never change, so its log-probs of a reply don't either. The gate compares each new version with the
+same replies of the serving version and of the base. `Remembered` keeps their figures while gate after gate asks for
+them. It keeps no text: a reply stands there by its hash.
+
+Leaves to others: what the figures mean (`gate`).
+"""
+
+import asyncio
+import hashlib
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from openclaw_rl.types import Ids, LogProbs
+
+T = TypeVar("T")
+
+AT_ONCE = 4
+"""Scoring calls that the gate has on the engine at once. They share the engine's steps, and its room with judges."""
+
+
+class Remembered:
+    """Log-probs by version and reply: those that the last gate or the present one asked for."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, LogProbs] = {}
+        self._present: dict[bytes, LogProbs] = {}
+
+    def next_gate(self) -> None:
+        """Forget what the last gate did not ask for."""
+        self._last, self._present = self._present, {}
+
+    async def of(
+        self, number: int, prompt_ids: Ids, ids: Ids, score: Callable[[int, Ids, Ids], Awaitable[LogProbs]]
+    ) -> LogProbs:
+        """Return the reply's log-probs under the version: the known ones, or those of `score`."""
+        key = _key(number, prompt_ids, ids)
+        found = self._present.get(key) or self._last.get(key) or await score(number, prompt_ids, ids)
+        self._present[key] = found
+        return found
+
+
+def _key(number: int, prompt_ids: Ids, ids: Ids) -> bytes:
+    numbers = array("q", (number, len(prompt_ids), *prompt_ids, *ids))
+    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+
+
+async def few_at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return the calls' results in order: the first call alone, then `AT_ONCE` at a time.
+
+    Raises the first exception that a call raises, and ends the others.
+    """
+    if not calls:
+        return []
+    # Chats begin alike. After the first call the engine's prefix cache holds the beginning for all others.
+    results = [await calls[0]()]
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
+            return await call()
+
+    tasks = [asyncio.ensure_future(one(call)) for call in calls[1:]]
+    try:
+        return results + list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
