@@ -10,14 +10,15 @@ import pytest
 def test_the_page_is_served_without_a_key_and_holds_nothing(request, doors):
     server = request.getfixturevalue(doors)
     server.chat("ann", messages=[{"role": "user", "content": "a tale of 7 herons"}])
-    reply = server.ask("GET", "/")
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in reply.headers["content-security-policy"]
-    assert (reply.headers["referrer-policy"], reply.headers["x-content-type-options"]) == ("no-referrer", "nosniff")
-    assert reply.text == server.ask("GET", "/", "admin").text
-    for secret in (*server.keys.values(), "herons"):
-        assert secret not in reply.text
+    for path, kind in (("/", "text/html"), ("/page/main.js", "text/javascript"), ("/page/base.css", "text/css")):
+        reply = server.ask("GET", path)
+        assert reply.status_code == 200
+        assert reply.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+        assert (reply.headers["referrer-policy"], reply.headers["x-content-type-options"]) == ("no-referrer", "nosniff")
+        assert reply.text == server.ask("GET", path, "admin").text
+        for secret in (*server.keys.values(), "herons"):
+            assert secret not in reply.text
 
 
 @pytest.mark.parametrize("key", [None, "ann", "trainer", "wrong"])

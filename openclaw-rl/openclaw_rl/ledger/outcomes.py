@@ -12,7 +12,7 @@ from openclaw_rl.types import DropReason, TurnState
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one reply."""
+    """Fate of one reply, without its content."""
 
     turn_id: str
     state: TurnState
