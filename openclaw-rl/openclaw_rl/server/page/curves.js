@@ -1,7 +1,7 @@
 /* Curves: reward, KL, gap, practice, staleness, time to the first token; by version, with a link to each batch. */
 
 import { asAdmin } from "./api.js";
-import { h, put, repeat, when } from "./dom.js";
+import { h, nothing, put, repeat, when } from "./dom.js";
 import { chart } from "./chart.js";
 
 export const title = "Curves";
@@ -36,7 +36,7 @@ export function show(root, { signal }) {
     put(own, last && byVersion(last, select.value || "", [[select.value, select.value]]));
   }
 
-  repeat(look, LOOK_MS, signal);
+  repeat(look, LOOK_MS, signal, (error) => put(charts, nothing(error.message)));
 }
 
 const batch = (version) => `#/turns?trained_in=${version.weight_version}`;

@@ -43,14 +43,14 @@ export function button(label, act, props = {}) {
 /** Run an async act from a button: the button waits, and a failure is told at its place. */
 export function busy(element, work, tell) {
   return async () => {
-    if (element.disabled) return;
-    element.disabled = true;
+    if (element.ariaDisabled === "true") return;
+    element.ariaDisabled = "true"; // not `disabled`: that would take the focus away from the keyboard
     try {
       await work();
     } catch (error) {
       if (error.name !== "AbortError") tell(error.message);
     } finally {
-      element.disabled = false;
+      element.ariaDisabled = null;
     }
   };
 }
@@ -83,7 +83,10 @@ export function signed(value) {
   return value > 0 ? `+${number(value)}` : value < 0 ? `−${number(-value)}` : "0";
 }
 
-/** One short word: the count and its noun. */
+/** A message in the place of a view that has nothing to show. */
+export const nothing = (text) => h("p", { class: "empty soft" }, text);
+
+/** The count and its noun. */
 export function many(count, one, more = `${one}s`) {
   return `${count.toLocaleString()} ${count === 1 ? one : more}`;
 }
@@ -100,14 +103,15 @@ export function pause(ms, signal) {
 }
 
 /** Call `look` now and every `ms` while the page can be seen, until the signal ends. A failure does not end it, but a
- *  final one: a key that was not given, a thing that is gone. */
-export async function repeat(look, ms, signal) {
+ *  final one: a key that was not given, a thing that is gone. That one goes to `ended`. */
+export async function repeat(look, ms, signal, ended = () => undefined) {
   while (!signal.aborted) {
     try {
       if (!document.hidden) await look();
       await pause(ms, signal);
     } catch (error) {
-      if (signal.aborted || error.isFinal) return;
+      if (signal.aborted) return;
+      if (error.isFinal) return ended(error);
       await pause(ms, signal).catch(() => undefined);
     }
   }

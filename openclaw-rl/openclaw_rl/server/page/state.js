@@ -1,7 +1,7 @@
 /* State: the parts of the server, what waits where, what is out of order, and what happened while one looked. */
 
 import { asAdmin } from "./api.js";
-import { bytes, h, many, number, percent, put, repeat, when } from "./dom.js";
+import { bytes, h, many, nothing, number, percent, put, repeat, when } from "./dom.js";
 import { beat, watch } from "./pulse.js";
 import { STATES, reason } from "./words.js";
 
@@ -17,8 +17,8 @@ export function show(root, { signal }) {
   repeat(async () => {
     await asAdmin("v1/admin/status", { signal });
     beat();
-    throw Object.assign(new Error("asked"), { isFinal: true });
-  }, 1000, signal);
+    throw Object.assign(new Error(""), { isFinal: true });
+  }, 1000, signal, (error) => error.message && put(alarms, nothing(error.message)));
 
   watch(({ status, health, events }) => {
     if (health === "away") {

@@ -1,7 +1,7 @@
 /* One turn in full: prompt, reply, next state, votes, hint, credit of each token, its way; and how to correct it. */
 
 import { asAdmin, asReader, keys } from "./api.js";
-import { busy, button, h, many, number, put, repeat, signed, when } from "./dom.js";
+import { busy, button, h, many, nothing, number, put, repeat, signed, when } from "./dom.js";
 import { confirm, tell, tellBad } from "./confirm.js";
 import { heat } from "./heat.js";
 import { render } from "./text.js";
@@ -21,12 +21,8 @@ export function show(root, { path: [id], signal, go }) {
     try {
       record = await asReader(path, { signal });
     } catch (error) {
-      if (error.status === 404) {
-        put(facts, h("p", { class: "empty" }, "There is no such turn: it was forgotten, or it is another user's."));
-        throw Object.assign(error, { isFinal: true });
-      }
-      if (error.code === "no_key") put(facts, h("p", { class: "empty" }, error.message));
-      throw error;
+      if (error.status !== 404) throw error;
+      throw Object.assign(new Error("There is no such turn: it was forgotten, or it is another user's."), { isFinal: true });
     }
     const now = JSON.stringify([record.state, record.reason, record.verdict, record.feedback, record.next_state, record.events.length]);
     if (now === shown) return;
@@ -112,8 +108,7 @@ export function show(root, { path: [id], signal, go }) {
     go("#/turns");
   }
 
-  if (!keys.get("admin") && !keys.get("chat")) put(facts, h("p", { class: "soft" }, "…"));
-  repeat(look, LOOK_MS, signal);
+  repeat(look, LOOK_MS, signal, (error) => put(facts, nothing(error.message)));
 }
 
 const textOf = ({ content }) =>

@@ -1,7 +1,7 @@
 /* Versions: what the gate measured, the batch of each step, and the acts: roll back, pin, pause, train now. */
 
 import { asAdmin } from "./api.js";
-import { busy, button, h, many, number, put, repeat, when } from "./dom.js";
+import { busy, button, h, many, nothing, number, put, repeat, when } from "./dom.js";
 import { comparison } from "./compare.js";
 import { confirm, tell, tellBad } from "./confirm.js";
 import { VERSION_STATES, verdictWord } from "./words.js";
@@ -33,7 +33,7 @@ export function show(root, { path: [wanted], signal, go }) {
       }
     } else {
       const version = versions.find((one) => String(one.weight_version) === wanted);
-      put(body, version ? await whole(version, status) : h("p", { class: "empty" }, `There is no version ${wanted} among the newest ${versions.length}.`));
+      put(body, version ? await whole(version, status) : nothing(`There is no version ${wanted} among the newest ${versions.length}.`));
     }
     if (focus) root.querySelector(`[data-act="${focus}"]`)?.focus();
   }
@@ -127,7 +127,7 @@ export function show(root, { path: [wanted], signal, go }) {
     ];
   }
 
-  repeat(look, LOOK_MS, signal);
+  repeat(look, LOOK_MS, signal, (error) => put(body, nothing(error.message)));
 }
 
 const GATE = { gate_kl_parent: "KL to the serving version, nats a token", gate_kl_base: "KL to the base, nats a token", gate_canary_drop: "Canaries lost, nats a token" };

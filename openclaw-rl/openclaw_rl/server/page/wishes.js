@@ -1,7 +1,7 @@
 /* Wishes: what you asked for in words, how much of it is learned, and where it was asked. */
 
 import { asUser } from "./api.js";
-import { busy, button, h, many, number, percent, put, repeat, when } from "./dom.js";
+import { busy, button, h, many, nothing, number, percent, put, repeat, when } from "./dom.js";
 import { confirm, tell, tellBad } from "./confirm.js";
 
 export const title = "Wishes";
@@ -82,7 +82,7 @@ export function show(root, { path: [wanted], signal }) {
     await look();
   }
 
-  repeat(look, LOOK_MS, signal);
+  repeat(look, LOOK_MS, signal, (error) => put(list, nothing(error.message)));
 }
 
 const ORDER = ["active", "stopped", "removed", "superseded"];
