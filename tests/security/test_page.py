@@ -39,6 +39,17 @@ def test_history_is_what_curves_are_drawn_from(open_server):
     while [0, 1] not in history()["verdicts"]:
         assert time.monotonic() < end, "no verdict came"
         time.sleep(0.05)
+    (at, version, seconds), *_ = history()["first_tokens"]
+    assert (at > 0, version, seconds > 0) == (True, 0, True)
+    assert history()["versions"][0]["batch"] is None
+
+
+def test_the_state_names_its_parts(keyed):
+    status = keyed.ask("GET", "/v1/admin/status", "admin").json()
+    assert status["engine"] == {"kind": "url", "is_open": True}
+    assert status["judge"] == {"kind": "rules"}
+    assert status["trainer"] == {"kind": "external", "last_call_s": None}
+    assert 0 < status["disk"]["ledger"] < status["disk"]["total"]
 
 
 def test_history_is_bounded(keyed):

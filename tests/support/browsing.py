@@ -20,7 +20,7 @@ from stub_trainer import shim
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import Scripted
 
-PATIENCE_MS = 8_000
+PATIENCE_MS = 60_000
 """Against hanging alone."""
 _WATCH = """
 window.violations = [];
