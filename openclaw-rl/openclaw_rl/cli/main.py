@@ -157,13 +157,13 @@ def status(
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
-@app.command(short_help="Open the server's live page, with curves, in the browser.")
+@app.command(short_help="Open the server's page in the browser: chat, correct, watch, steer.")
 def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Open the server's page in the browser: turns, verdicts and the metrics of each step, live.
+    """Open the server's page in the browser: chat, rate replies, and see and steer what is learned.
 
-    The page needs the admin key. On this machine the command passes it to the browser in a file that only you can
-    read. On another machine, open the printed address (through an SSH tunnel, because the server listens on loopback)
-    and type the content of keys/admin.key.
+    Its views of the server need the admin key. On this machine the command passes it to the browser in a file that
+    only you can read. On another machine, open the printed address (through an SSH tunnel, because the server listens
+    on loopback) and type the content of keys/admin.key.
     """
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)

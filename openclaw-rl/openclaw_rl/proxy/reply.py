@@ -141,7 +141,9 @@ class Reply:
                 if is_first:
                     await self._arrived()
                     is_first = False
-                    self._deps.health.first_token.observe(self._deps.clock() - self._prepared.request.received_at)
+                    now = self._deps.clock()
+                    waited_s = now - self._prepared.request.received_at
+                    self._deps.health.first_token_came(now, self._generation.weight_version or 0, waited_s)
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])

@@ -105,9 +105,21 @@ class Gate:
         """Test a version before it serves: of full weights only the figures that their trainer sent."""
         started = time.perf_counter()
         self.last = await self._measure(version, report)
+        await self._record(version.weight_version, self.last)
         if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
             self._health.gate.observe(time.perf_counter() - started)
         return self.last
+
+    async def _record(self, number: int, result: GateResult) -> None:
+        """Keep the measurements with the version: its page and the curves show them."""
+        found = {
+            "gate_kl_parent": result.step_kl,
+            "gate_kl_base": result.base_kl,
+            "gate_canary_drop": result.canary_drop,
+        }
+        await self._ledger.record_gate(
+            number, {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        )
 
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
@@ -192,6 +204,7 @@ class Gate:
             return refusal
         started = time.perf_counter()
         self.last = result = await self._compared(version, before)
+        await self._record(version.weight_version, result)
         self._health.gate.observe(before.took_s + time.perf_counter() - started)
         log.info(
             "gate",

@@ -10,11 +10,13 @@ Leaves to others: one version's way to serving (`publication`), the engine's ver
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import structlog
 
+from openclaw_rl.engines.admission import VersionUse
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
@@ -35,6 +37,8 @@ RETRY_S = 2.0
 LONG_WAIT_S = 60.0
 """A version that waits longer for a free slot is a problem in `/healthz`."""
 _SLOTS = "publication"
+_LEND_S = 2.0
+"""Longest wait of a comparison for an engine that is away."""
 
 
 class Publisher:
@@ -150,6 +154,37 @@ class Publisher:
         """Serve the version that a rollback chose in the ledger. Raises EngineError; `run` then tries again."""
         await self._reconcile()
         self.wake()
+
+    @asynccontextmanager
+    async def lend(self, weight_version: int) -> AsyncIterator[VersionUse]:
+        """Hold a version on the engine for a caller that compares versions; chats keep the serving one.
+
+        Raises LedgerError if the version cannot be loaded beside the serving one, EngineError, RequestError.
+        """
+        async with AsyncExitStack() as stack:
+            async with self._swap:  # else an idle version is unloaded before its use counts
+                await self._load_beside(weight_version)
+                use = await stack.enter_async_context(self._serving.use(weight_version, within_s=_LEND_S))
+            try:
+                yield use
+            finally:
+                await stack.aclose()
+                self.wake()  # `run` unloads it, if nobody else uses it
+
+    async def _load_beside(self, weight_version: int) -> None:
+        if weight_version == self._serving.current:
+            return
+        version = await self._ledger.version(weight_version)
+        if version.kind is WeightKind.FULL:
+            raise LedgerError("full weights replace each other: only the version that serves can answer")
+        if weight_version in self._adapters.loaded or weight_version == 0:
+            return
+        await self._ledger.check_can_serve(weight_version)
+        if len(self._adapters.loaded) >= self._settings.max_versions:
+            raise LedgerError(
+                f"the engine holds {len(self._adapters.loaded)} versions (publisher.max_versions): try again"
+            )
+        await self._adapters.load(version)
 
     # -- which version serves ------------------------------------------------------------------------------------------
 

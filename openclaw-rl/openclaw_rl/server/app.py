@@ -133,6 +133,8 @@ async def _serve(
         retention,
         children=life.statuses,
         practice=lambda: None if practice is None else practice.status,
+        trainer_age_s=lambda: events.trainer_spoke.age_s,
+        data_dir=core.data.root,
     )
 
     life.own(alerts.run(), "alerts")

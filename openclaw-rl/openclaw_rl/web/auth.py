@@ -24,6 +24,11 @@ class Keys:
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._callers = [(_digest(key.key.get_secret_value()), Caller(key.user, key.train)) for key in keys]
 
+    @property
+    def are_set(self) -> bool:
+        """False: every caller is `user`, without a key."""
+        return bool(self._callers)
+
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an Authorization header. Raises RequestError (401).
 

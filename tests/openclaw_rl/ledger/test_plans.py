@@ -11,6 +11,7 @@ from practising import corrected, practice
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.blobs import Connection
+from openclaw_rl.ledger.search import TurnFilter
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, VersionState
 
@@ -117,6 +118,25 @@ async def test_lists_of_turns_read_no_more_than_they_show(watched, make_driver, 
     assert faults(ledger_path) == []
 
 
+@pytest.mark.parametrize("before", [None, 9])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"words": "a", "verdict": 1},
+        {"trained_in": 1, "state": TurnState.TRAINED},
+        {"weight_version": 0},
+        {"weight_version": 0, "user": "ann"},
+        {"session_id": "s", "state": TurnState.SAMPLED},
+    ],
+)
+async def test_searches_read_a_bounded_number_of_turns(watched, make_driver, ledger_path, wanted, before):
+    await make_driver(watched).step(size=2)
+    Watched.asked.clear()
+    await watched.search(TurnFilter(**wanted), limit=5, before=before)
+    assert faults(ledger_path) == []
+
+
 async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_to_end(
     watched, make_driver, ledger_path
 ):
@@ -151,6 +171,9 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.feedback_target(user="ann", session_id="s"),
         watched.feedback_target(user="ann", turn_id=turn_id),
         watched.rejections_in_a_row(),
+        watched.step_makeup([number]),
+        watched.outcomes([turn_id], user="ann"),
+        watched.owner(turn_id),
     ):
         await call
     assert faults(ledger_path) == []
