@@ -16,6 +16,7 @@ from openclaw_rl.proxy.frontend import Rendered
 from openclaw_rl.proxy.generation import EngineExtras
 from openclaw_rl.proxy.sglang import Tool, get_json_schema_constraint
 from openclaw_rl.sessions.classify import Classified, classify, group_of, identify
+from openclaw_rl.sessions.commands import without_commands
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
@@ -76,7 +77,9 @@ class Prepared:
 
 async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
     """Render and classify the request. Raises RequestError."""
-    chat, messages, received_at = body.chat, body.chat.messages, deps.clock()
+    chat, sent, received_at = body.chat, body.chat.messages, deps.clock()
+    has_commands = deps.commands is not None and caller.has_commands
+    messages = (without_commands(sent) or sent) if has_commands else sent
     tools, kwargs, choice = chat.offered_tools, chat.template_kwargs, tool_choice_of(chat)
     if choice.is_demand and not deps.frontend.renders_tools:
         raise RequestError(
@@ -92,8 +95,8 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
     )
     if is_forced:
         sampling = replace(sampling, reshapes_logits=True)
-    classified = classify(headers, body.raw, messages, bool(tools), TurnType(deps.session.turn_type_default))
-    session_id = identify(headers, body.raw, messages)
+    classified = classify(headers, body.raw, sent, bool(tools), TurnType(deps.session.turn_type_default))
+    session_id = identify(headers, body.raw, sent)
     request = Request(
         request_id=f"req-{uuid.uuid4().hex}",
         scope=Scope(caller.user, session_id),

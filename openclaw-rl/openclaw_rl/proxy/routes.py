@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.errors import EngineError, EngineRefused, RequestError
 from openclaw_rl.proxy.body import ParsedBody
+from openclaw_rl.proxy.commands import Commanded, answer_of, commanded, written
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, messages_request
 from openclaw_rl.proxy.dialects.base import Asked
@@ -196,13 +197,16 @@ class _CountRoute(_Endpoint):
 
 
 class _ChatRoute(_Endpoint):
-    """A chat: one `Reply`, written as JSON or as server-sent events."""
+    """A chat: one `Reply`, written as JSON or as server-sent events, or the answer to a command."""
 
     async def _answer(
         self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
         only_version = self._shared.names.wanted_version(body.chat.model)
         self._shared.warn(body)
+        if (asked := commanded(self._deps, caller, headers, body)) is not None:
+            await self._command(asked, body, request_id, send)
+            return
         prepared = await prepare(self._deps, caller, headers, body)
         reply = Reply(self._deps, prepared, only_version, id_prefix=self._dialect.id_prefix)
         work = self._stream if body.chat.stream else self._whole
@@ -215,6 +219,15 @@ class _ChatRoute(_Endpoint):
             body,
         )
         await work(reply, prepared, about, receive, send)
+
+    async def _command(self, asked: Commanded, body: ParsedBody, request_id: str, send: Send) -> None:
+        """Answer a command."""
+        outcome = await answer_of(self._deps, asked)
+        text = written(self._dialect, outcome, body, model=self._model(body), created=int(self._deps.clock()))
+        headers = {"x-openclaw-recorded": "false", **self._dialect.headers(request_id)}
+        if asked.scope.session_id is not None:
+            headers["x-session-id"] = asked.scope.session_id
+        await answer(send, 200, text, headers, "text/event-stream; charset=utf-8" if body.chat.stream else None)
 
     async def _whole(self, reply: Reply, prepared: Prepared, about: Asked, receive: Receive, send: Send) -> None:
         async def work() -> None:
