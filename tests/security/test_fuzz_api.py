@@ -56,7 +56,8 @@ QUICK = settings(
 
 def check(doors: Any, reply: httpx.Response | Any) -> None:
     headers = {name.lower(): value for name, value in reply.headers.items()}
-    assert faults(Answer(Asked("", "", ""), reply.status_code, headers, reply.text, 0.0)) == [], reply.text
+    operation = str(reply.request.url)
+    assert faults(Answer(Asked(operation, "", ""), reply.status_code, headers, reply.text, 0.0)) == [], reply.text
     if reply.status_code >= 500 and not str(reply.request.url).endswith("/v1/trainer/push/begin"):
         problems = doors.ask("GET", "/healthz", "admin").json()["problems"]
         assert any(problem.startswith(("engine: ", "ledger: ")) for problem in problems), (reply.text, problems)

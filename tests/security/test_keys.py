@@ -34,6 +34,11 @@ TRAINER = [
 CHAT = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/chat/completions"),
+    *(
+        ("POST", f"{prefix}/{name}")
+        for prefix in ("/v1", "")
+        for name in ("responses", "messages", "messages/count_tokens")
+    ),
     ("POST", "/v1/feedback"),
     ("GET", "/v1/wishes"),
     ("GET", "/v1/wishes/1"),
@@ -59,7 +64,9 @@ def test_without_the_key_every_door_is_closed(keyed, method, path):
     for key in (None, "wrong", "sk-ann-5up3", "sk-ann-5up3r2", "SK-ANN-5UP3R"):
         reply = keyed.ask(method, path, key, json={})
         assert reply.status_code == 401, reply.text
-        assert set(reply.json()["error"]) >= {"message", "type", "code"}
+        assert set(reply.json()["error"]) >= (
+            {"message", "type"} if "messages" in path else {"message", "type", "code"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,6 +116,13 @@ def test_no_route_is_missing_from_these_lists(keyed):
 def test_only_a_bearer_token_is_a_key(keyed, header):
     reply = keyed.ask("POST", "/v1/chat/completions", json={}, headers={"Authorization": header})
     assert reply.status_code == 401
+
+
+def test_anthropics_header_is_a_key_of_its_own_routes_alone(keyed):
+    count = {"messages": [{"role": "user", "content": "hi"}]}
+    for path, status in (("/v1/messages/count_tokens", 200), ("/v1/chat/completions", 401), ("/v1/feedback", 401)):
+        reply = keyed.ask("POST", path, json=count, headers={"X-Api-Key": "sk-ann-5up3r"})
+        assert reply.status_code == status, path
 
 
 def test_a_key_in_the_query_or_in_a_cookie_is_no_key(keyed):

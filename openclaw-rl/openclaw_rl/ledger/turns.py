@@ -60,17 +60,7 @@ class Turns(LedgerPart):
         )
         insert_reply(db, row, turn)
         if turn.drop is None:
-            db.execute(
-                "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    row,
-                    turn.finished_at,
-                    key.reply_hash,
-                    key.before_hash,
-                    key.history_hash,
-                    orjson.dumps(key.place).decode(),
-                ),
-            )
+            feedback.insert_open(db, row, key, turn.finished_at)
         at = self._clock()
         append_event(db, row, TurnState.SERVED, at=at)
         if turn.drop is not None:

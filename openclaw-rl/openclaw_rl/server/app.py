@@ -156,7 +156,7 @@ async def _serve(
         core,
         events,
         life,
-        chats=chat_routes(settings, core, sessions, activity),
+        chats=chat_routes(settings, core, events, sessions, activity),
         publisher=publisher,
         condition=condition,
         alert=alerts.raise_alert,

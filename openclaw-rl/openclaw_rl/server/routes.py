@@ -17,6 +17,7 @@ from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
 from openclaw_rl.server.api.wishes import build_wishes_router
+from openclaw_rl.server.chat_commands import ChatCommands
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.server.practice import aim_of
@@ -47,7 +48,7 @@ def served_app(
     app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
-    app.include_router(_feedback(settings, core, events))
+    app.include_router(build_feedback_router(_feedback(settings, core, events)))
     app.include_router(_turns(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
@@ -55,8 +56,17 @@ def served_app(
     return with_host_guard(with_plain_paths(served), settings.server)
 
 
-def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: ChatActivity) -> APIRouter:
+def chat_routes(
+    settings: Settings, core: Core, events: ServerEvents, sessions: Sessions, activity: ChatActivity
+) -> APIRouter:
     """Return the routes of chats; `activity` learns of each reply that runs."""
+    commands = ChatCommands(
+        core.ledger,
+        _feedback(settings, core, events),
+        lambda: core.serving.current,
+        settings.training,
+        aim_of(settings),
+    )
     return build_router(
         ProxyDeps(
             frontend=core.frontend,
@@ -74,6 +84,7 @@ def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: Ch
             health=core.health,
             clock=core.clock,
             activity=activity,
+            commands=commands if settings.server.chat_commands else None,
         )
     )
 
@@ -153,14 +164,13 @@ def _turns(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
     )
 
 
-def _feedback(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
-    return build_feedback_router(
-        FeedbackDeps(
-            ledger=core.ledger,
-            keys=Keys(settings.server.api_keys),
-            frontend=core.frontend,
-            on_judged=events.judged.set,
-            on_sampled=events.lease_wait.samples_came,
-            clock=core.clock,
-        )
+def _feedback(settings: Settings, core: Core, events: ServerEvents) -> FeedbackDeps:
+    return FeedbackDeps(
+        ledger=core.ledger,
+        keys=Keys(settings.server.api_keys),
+        frontend=core.frontend,
+        on_judged=events.judged.set,
+        on_sampled=events.lease_wait.samples_came,
+        on_paired=events.paired.set,
+        clock=core.clock,
     )

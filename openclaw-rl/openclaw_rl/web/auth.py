@@ -16,13 +16,17 @@ from openclaw_rl.settings import ApiKey
 class Caller:
     user: str
     train: bool
+    has_commands: bool = True
+    """The caller's `/rl` messages are commands."""
 
 
 class Keys:
     """The chat keys. Every one of them is compared at each request, also after a match."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        self._callers = [(_digest(key.key.get_secret_value()), Caller(key.user, key.train)) for key in keys]
+        self._callers = [
+            (_digest(key.key.get_secret_value()), Caller(key.user, key.train, key.chat_commands)) for key in keys
+        ]
 
     @property
     def are_set(self) -> bool:

@@ -26,7 +26,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.routes import build_router
 from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.testing import FakeEngine, ToyPolicy
-from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
+from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
 
 TEMPLATE = """\
 {%- if tools %}
@@ -172,6 +172,9 @@ class Book:
     async def count_side(self, side: SideCount) -> None:
         self._write("side")
         self.sides.append(side)
+
+    def last_turn(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> OpenTurn | None:
+        return None
 
     async def observe(self, request: Request) -> str | None:
         self.log.append("observe")
