@@ -112,14 +112,9 @@ class Gate:
 
     async def _record(self, number: int, result: GateResult) -> None:
         """Keep the measurements with the version: its page and the curves show them."""
-        found = {
-            "gate_kl_parent": result.step_kl,
-            "gate_kl_base": result.base_kl,
-            "gate_canary_drop": result.canary_drop,
-        }
-        await self._ledger.record_gate(
-            number, {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
-        )
+        of = {"gate_kl_parent": result.step_kl, "gate_kl_base": result.base_kl, "gate_canary_drop": result.canary_drop}
+        known = {name: value for name, value in of.items() if value is not None and math.isfinite(value)}
+        await self._ledger.record_gate(number, known)
 
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
@@ -263,10 +258,7 @@ class Gate:
     # -- adapters ------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Take the figures that the next gate needs of the versions which the engine has already.
-
-        A gate that finds them scores the new version alone. Raises EngineError, AlignmentError or TimeoutError.
-        """
+        """Score what the next gate needs of known versions. Raises EngineError, AlignmentError or TimeoutError."""
         serving = self._serving.current
         for number in sorted({serving, 0}):
             replies = self._affordable(await self._stored(number))
