@@ -29,6 +29,9 @@ class OpdSettings(MethodSettings):
     guidance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """`teacher = "base"`: weight w of the hint's own effect on the base, which is added to the hinted base's log-probs.
     0: the hinted base as it is, the cautious default for models without a measurement."""
+    neutral_hint: str = ""
+    """With `guidance`: words that the hint's effect is taken against, in the hint's place. Empty: against the prompt
+    without a hint, so that w makes more of any words behind the request, whatever they say."""
     teacher_url: Url | None = None
     """`teacher = "base"`: URL of a second engine that serves the base alone; when unset, the policy's engine with the
     adapter off."""

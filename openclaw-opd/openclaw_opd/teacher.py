@@ -9,9 +9,10 @@ ratio.
 `method.teacher = "base"` takes the teacher's term with the adapter off, or from a second engine (`method.teacher_url`).
 `"ema"` takes it under the version's EMA adapter, which is loaded beside the version (`openclaw_rl.trainers.lora`).
 
-With `method.guidance` a third pass scores the reply under the base without the hint, on the base's own engine. The
-teacher's log-probs are then the guided ones (`guidance`). While the policy is the base itself, the student's pass is
-that pass. A top-k table needs this pass for the hinted base's ids, token by token.
+With `method.guidance` a third pass scores the reply under the base without the hint, or with neutral words in its place
+(`method.neutral_hint`), on the base's own engine. The teacher's log-probs are then the guided ones (`guidance`). While
+the policy is the base itself, the student's pass is the one without the hint. A top-k table needs this pass for the
+hinted base's ids, token by token.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
-from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
+from openclaw_rl.methods.hinted_prompt import hinted
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3
@@ -45,6 +46,8 @@ class _Prompts:
 
     plain: Ids
     hinted: tuple[tuple[str, Ids], ...]
+    aside: Ids
+    """The prompt that a hint's effect is taken against: the served one, or that with neutral words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +65,32 @@ class _Passes:
     student: Score | None
     teachers: tuple[Score, ...]
     """One of each hint, as the hinted teacher gave it."""
-    plain: Score | None
-    """The base without the hint; its table holds the ids of all teachers' tables. None: no guidance."""
+    aside: Score | None
+    """The base with what the hints' effect is taken against; its table holds the ids of all teachers' tables. None: no
+    guidance."""
     again: Score | None
-    """The unhinted prompt once more, past the prefix cache: under the base with guidance, else under the policy."""
+    """That once more, past the prefix cache; without guidance the unhinted prompt under the policy."""
 
     def guided(self, number: int, weight: float) -> LogProbs:
         """Return the teacher's log-probs with this hint."""
         hinted = self.teachers[number].log_probs
-        return hinted if self.plain is None else guided(hinted, self.plain.log_probs, weight)
+        return hinted if self.aside is None else guided(hinted, self.aside.log_probs, weight)
 
     def table(self, number: int, weight: float) -> TopK | None:
         """Return the teacher's top-k with this hint."""
         teacher = self.teachers[number]
         if teacher.top_ids is None or teacher.top_log_probs is None:
             return None
-        if self.plain is None or self.plain.top_ids is None or self.plain.top_log_probs is None:
+        if self.aside is None or self.aside.top_ids is None or self.aside.top_log_probs is None:
             return TopK(teacher.top_ids, teacher.top_log_probs)
-        told = [dict(zip(*row, strict=True)) for row in zip(self.plain.top_ids, self.plain.top_log_probs, strict=True)]
-        plain = [tuple(of[token] for token in ids) for of, ids in zip(told, teacher.top_ids, strict=True)]
-        return TopK(teacher.top_ids, guided_table(teacher.top_log_probs, plain, weight))
+        told = [dict(zip(*row, strict=True)) for row in zip(self.aside.top_ids, self.aside.top_log_probs, strict=True)]
+        aside = [tuple(of[token] for token in ids) for of, ids in zip(told, teacher.top_ids, strict=True)]
+        return TopK(teacher.top_ids, guided_table(teacher.top_log_probs, aside, weight))
 
     @property
     def noise(self) -> tuple[LogProbs, LogProbs] | None:
-        """Return the two scores of the unhinted prompt whose difference is the effect of an empty hint."""
-        first = self.student if self.plain is None else self.plain
+        """Return two scores of one prompt, whose difference is the effect of an empty hint."""
+        first = self.student if self.aside is None else self.aside
         return None if first is None or self.again is None else (first.log_probs, self.again.log_probs)
 
 
@@ -94,7 +98,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
     """Return the term of the best of these hints. Never raises for an engine that fails."""
     if tools.teacher is None or tools.serving is None or tools.render is None:
         raise RuntimeError("hindsight needs an engine, its versions and a front end")
-    prompts = await asyncio.to_thread(_prompts, judged.request, found.hints, tools.render, tools.settings.hint_place)
+    prompts = await asyncio.to_thread(_prompts, judged.request, found.hints, tools.render, tools.settings)
     if isinstance(prompts, Hindsight):
         return prompts
     response = judged.turn.response_ids
@@ -107,7 +111,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
     # An anchor's hint is empty: the base with it is the base without it.
     guidance = 0.0 if found.source == ANCHOR else tools.settings.guidance
     hinted_prompts = tuple(ids for _, ids in fitting)
-    job = _Job(tools.teacher, tools.serving, tools, prompts.plain, hinted_prompts, response, guidance)
+    job = _Job(tools.teacher, tools.serving, tools, prompts.plain, hinted_prompts, prompts.aside, response, guidance)
     try:
         passes = await job.run(with_noise=is_sampled)
     except _Failed as error:
@@ -150,6 +154,7 @@ class _Job:
     tools: ScoringTools[OpdSettings]
     plain: Ids
     hinted: tuple[Ids, ...]
+    aside: Ids
     response: Ids
     guidance: float
 
@@ -177,7 +182,7 @@ class _Job:
         settings = self.tools.settings
         policy = _Weights(self.engine, use.lora_path, use.extra_key)
         teacher = self._teacher(use, policy)
-        student = plain = again = None
+        student = aside = again = None
         if settings.student_term == "engine" or len(self.hinted) > 1:  # the choice among hints needs it in any case
             student = await self._score(policy, self.plain)
         teachers = []
@@ -189,14 +194,14 @@ class _Job:
         if self.guidance:
             tables = [score.top_ids for score in teachers if score.top_ids is not None]
             if tables:
-                plain = await self._score_ids(teacher, [_union(rows) for rows in zip(*tables, strict=True)])
+                aside = await self._score_ids(teacher, [_union(rows) for rows in zip(*tables, strict=True)])
             else:
-                is_known = teacher == policy and student is not None
-                plain = student if is_known else await self._score(teacher, self.plain)
+                is_known = teacher == policy and student is not None and self.aside == self.plain
+                aside = student if is_known else await self._score(teacher, self.aside)
         if with_noise and (self.guidance or student is not None):
-            of = teacher if self.guidance else policy
-            again = await self._score(replace(of, extra_key=f"{of.extra_key}-again"), self.plain)
-        return _Passes(use.weight_version, student, tuple(teachers), plain, again)
+            of, ids = (teacher, self.aside) if self.guidance else (policy, self.plain)
+            again = await self._score(replace(of, extra_key=f"{of.extra_key}-again"), ids)
+        return _Passes(use.weight_version, student, tuple(teachers), aside, again)
 
     def _teacher(self, use: VersionUse, policy: _Weights) -> _Weights:
         kind = self.tools.settings.teacher
@@ -215,7 +220,7 @@ class _Job:
     async def _score_ids(self, of: _Weights, ids: Sequence[Ids]) -> Score:
         async with asyncio.timeout(self.tools.settings.score_timeout_s):
             return await of.engine.score_ids(
-                self.plain, self.response, ids, lora_path=of.lora_path, extra_key=of.extra_key
+                self.aside, self.response, ids, lora_path=of.lora_path, extra_key=of.extra_key
             )
 
 
@@ -223,8 +228,13 @@ def _union(rows: Sequence[Ids]) -> Ids:
     return tuple(dict.fromkeys(token for row in rows for token in row))
 
 
-def _prompts(request: Request, hints: Sequence[str], render: Render, place: HintPlace) -> _Prompts | Hindsight:
+def _prompts(request: Request, hints: Sequence[str], render: Render, settings: OpdSettings) -> _Prompts | Hindsight:
     """Render the prompts; blocks. The unhinted messages must render to the served prompt."""
+
+    def told(words: str) -> Ids | None:
+        messages = hinted(request.messages, words, settings.hint_place)
+        return None if messages is None else render(messages, request.tools_json, request.template_kwargs_json)
+
     try:
         plain = render(request.messages, request.tools_json, request.template_kwargs_json)
         if plain != request.prompt_ids:
@@ -235,13 +245,14 @@ def _prompts(request: Request, hints: Sequence[str], render: Render, place: Hint
             if not hint:  # an anchor's: the teacher reads the served prompt
                 prompts.append((hint, plain))
                 continue
-            messages = hinted(request.messages, hint, place)
-            if messages is None:
+            if (ids := told(hint)) is None:
                 return Hindsight(Absent.NO_USER_MESSAGE)
-            prompts.append((hint, render(messages, request.tools_json, request.template_kwargs_json)))
+            prompts.append((hint, ids))
+        is_aside = bool(settings.neutral_hint and settings.guidance)
+        aside = told(settings.neutral_hint) if is_aside else None
     except RequestError as error:
         return Hindsight(Absent.PROMPT_CHANGED, error.message)
-    return _Prompts(plain, tuple(prompts))
+    return _Prompts(plain, tuple(prompts), aside or plain)
 
 
 async def _best(
@@ -253,7 +264,7 @@ async def _best(
     tools: ScoringTools[OpdSettings],
 ) -> Hindsight:
     settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
-    scores = [score for score in (passes.student, passes.plain, *passes.teachers) if score is not None]
+    scores = [score for score in (passes.student, passes.aside, *passes.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):
         return Hindsight(Absent.NON_FINITE)
     student = None if passes.student is None else passes.student.log_probs
@@ -275,8 +286,8 @@ async def _best(
         if guidance:
             health.observe(f"{kind}guided_gap_abs", _mean_abs_gap(passes.guided(chosen, guidance), student, mask))
     if passes.noise is not None:
-        plain, again = passes.noise
-        health.observe("empty_hint_gap_abs", _mean_abs_gap(guided(again, plain, guidance), plain, mask))
+        first, again = passes.noise
+        health.observe("empty_hint_gap_abs", _mean_abs_gap(guided(again, first, guidance), first, mask))
     # A guided table takes milliseconds, and the event loop serves chats.
     top_k = await asyncio.to_thread(passes.table, chosen, guidance)
     return Hindsight(

@@ -76,11 +76,11 @@ def main() -> int:
     is_cpu = args.device == "cpu"
     threads = args.threads or ((os.cpu_count() or 1) if is_cpu else 2)
     place = Place(model, args.cache, args.device, threads, results, args.problems)
-    jobs = jobs_of(studies[:1], place, args.group)
+    jobs = jobs_of(studies[:2], place, args.group)
     if not args.no_ends:
         named = sorted({wish for wishes in studies[0].wishes for wish in wishes})
         jobs += ends_jobs(named, studies[0].seeds, place, studies[0].sizes)
-    jobs += jobs_of(studies[1:], place, args.group)
+    jobs += jobs_of(studies[2:], place, args.group)
     print(f"{sum(len(job.runs) for job in jobs)} runs in {len(jobs)} jobs on {args.device}", flush=True)
     workers = args.workers or (1 if is_cpu else 7)
     left_out = failed = 0

@@ -258,17 +258,21 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
     return float(torch.stack(differences).max())
 
 
-def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: float) -> float:
+def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: float, neutral: str = "") -> float:
     """The largest difference of a guided term to plain passes, in float64: student, teacher and table."""
     request, response = turn.request, turn.turn.response_ids
-    changed = hinted(request.messages, HINT)
-    assert changed is not None
     offered = json.loads(request.tools_json) if request.tools_json else None
-    with_hint = served.frontend.render(changed, offered, json.loads(request.template_kwargs_json or "{}")).ids
+
+    def told(words: str) -> Ids:
+        changed = hinted(request.messages, words)
+        assert changed is not None
+        return served.frontend.render(changed, offered, json.loads(request.template_kwargs_json or "{}")).ids
+
+    with_hint, aside = told(HINT), told(neutral)  # without a word: the served prompt
     chosen = torch.tensor(response)[:, None]
     read, plain, policy = (
         served.plain(prompt, response, adapter=adapter).double()
-        for prompt, adapter in ((with_hint, False), (request.prompt_ids, False), (request.prompt_ids, True))
+        for prompt, adapter in ((with_hint, False), (aside, False), (request.prompt_ids, True))
     )
     moved = (1 + weight) * read - weight * plain  # [T, V]
     differences = []
@@ -288,16 +292,20 @@ def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: floa
     return float(torch.stack(differences).max())
 
 
+@pytest.mark.parametrize("neutral", ["", "Thank you."])
 @pytest.mark.parametrize("top_k", [0, 5])
 @pytest.mark.parametrize("case", ["short", "tools", "thinking"])
-async def test_a_guided_teacher_equals_plain_forward_passes(served, tools, judged, case: str, top_k: int) -> None:
+async def test_a_guided_teacher_equals_plain_forward_passes(
+    served, tools, judged, case: str, top_k: int, neutral: str
+) -> None:
     turn = turn_of(judged, served, case, RESPONSES[3])
-    guided = {"teacher": "base", "guidance": 1.5, "top_k": top_k}
+    guided = {"teacher": "base", "guidance": 1.5, "top_k": top_k, "neutral_hint": neutral}
     term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update=guided)))
     assert term.absent is None, term
     # Each of the two passes has its own rounding, and guidance multiplies it.
-    assert worst_guided(served, turn, term, 1.5) < 4 * TOLERANCE
-    assert worst_guided(served, turn, term, 1.0) > 100 * TOLERANCE, "the effect of the hint matters"
+    assert worst_guided(served, turn, term, 1.5, neutral) < 4 * TOLERANCE
+    assert worst_guided(served, turn, term, 1.0, neutral) > 100 * TOLERANCE, "the effect of the hint matters"
+    assert worst_guided(served, turn, term, 1.5, "No.") > 100 * TOLERANCE, "what it is taken against matters"
 
 
 @pytest.mark.parametrize("text", RESPONSES)

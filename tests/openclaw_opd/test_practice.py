@@ -63,8 +63,9 @@ async def test_a_given_hint_is_scored_as_it_is_and_no_judge_is_asked(bench, judg
     assert list(b.tools.health.means) == ["practice_gap_abs"]
 
 
-async def test_a_given_hint_is_guided_and_an_anchor_is_not(bench, judged) -> None:
-    b = bench(engine=(engine := Scorer()), teacher="base", guidance=1.0)
+@pytest.mark.parametrize("neutral", ["", "Thank you."])
+async def test_a_given_hint_is_guided_and_an_anchor_is_not(bench, judged, neutral: str) -> None:
+    b = bench(engine=(engine := Scorer()), teacher="base", guidance=1.0, neutral_hint=neutral)
     b.serving.switch(7, "policy-v7")
     made = await METHOD.practise(judged("hi", "a"), WISH, b.tools)
     assert isinstance(made, Sample)

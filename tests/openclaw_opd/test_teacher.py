@@ -312,6 +312,27 @@ async def test_a_guided_teacher_moves_on_by_the_effect_of_the_hint(bench, judged
     assert (kept.guidance, kept.hinted_gap, kept.gain) == (1.5, 1.5, -2.0)
 
 
+async def test_the_effect_of_a_hint_can_be_taken_against_neutral_words(bench, judged) -> None:
+    neutral = "Thank you."
+
+    class Aside(GuidedScorer):
+        async def score(self, prompt_ids: Ids, response_ids: Ids, **how: Any) -> Score:
+            score = await super().score(prompt_ids, response_ids, **how)
+            is_aside = neutral in "".join(map(chr, prompt_ids))
+            return replace(score, log_probs=(-0.75,) * len(response_ids)) if is_aside else score
+
+    b = bench(engine=(engine := Aside()), hint_source="verbatim", teacher="base", guidance=2.0, neutral_hint=neutral)
+    turn = judged("hi", "a", SHORT)
+    term = await hindsight(turn, b.tools)
+    # -0.5 + 2 · (-0.5 + 0.75), also while the policy is the base: its own pass is of another prompt.
+    assert (term.teacher_log_probs, term.student_log_probs) == ((0.0,) * 3, (-1.0,) * 3)
+    plain, told, aside = (text for text, *_ in engine.seen)
+    assert aside == told.replace(SHORT, neutral) != plain
+    b = bench(engine=(engine := Aside()), hint_source="verbatim", teacher="base", guidance=0, neutral_hint=neutral)
+    term = await hindsight(turn, b.tools)
+    assert (term.teacher_log_probs, len(engine.seen)) == ((-0.5,) * 3, 2), "no guidance, no such pass"
+
+
 async def test_while_the_policy_is_the_base_its_own_pass_serves_twice(bench, judged) -> None:
     b = bench(engine=(engine := GuidedScorer()), hint_source="verbatim", teacher="base", guidance=1.0)
     term = await hindsight(judged("hi", "a", SHORT), b.tools)

@@ -23,7 +23,7 @@ from openclaw_rl.methods.base import Render
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.practice.plan import held_back, practised_sources
 from openclaw_rl.practice.sampling import Decoder, base_reply
-from openclaw_rl.practice.share import Forced, learned_share, mean_kl
+from openclaw_rl.practice.share import Forced, learned_share, mean_kl, moved_once
 from openclaw_rl.types import Ids, LogProbs, PracticeReply, Request, Wish
 
 T = TypeVar("T")
@@ -42,6 +42,16 @@ class FixedText:
     response: Ids
     base: LogProbs
     hinted: LogProbs
+    """The base, moved once by the effect of the wish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The way in which the teacher reads a wish: `method.hint_place`, `neutral_hint` and `guidance`."""
+
+    place: HintPlace = "behind"
+    neutral: str = ""
+    guidance: float = 0.0
 
 
 class Requests(Protocol):
@@ -68,13 +78,13 @@ class Meter:
         render: Render,
         *,
         base: Engine | None = None,
-        place: HintPlace = "behind",
+        reading: Reading | None = None,
         timeout_s: float = 120.0,
     ) -> None:
         """base: an engine that serves the base alone; None: `engine` with its adapter off."""
         self._ledger, self._engine, self._serving = ledger, engine, serving
         self._frontend, self._render, self._timeout_s = frontend, render, timeout_s
-        self._base, self._place = base or engine, place
+        self._base, self._reading = base or engine, reading or Reading()
         self._texts: dict[tuple[int, str, str], tuple[FixedText, ...]] = {}
         """By wish, words and prompt."""
         self._plain: dict[str, Ids] = {}
@@ -125,17 +135,24 @@ class Meter:
 
     async def _make(self, words: str, turn_id: str) -> tuple[FixedText, ...]:
         request = await self._ledger.practice_request(turn_id)
-        messages = None if request is None else hinted(request.messages, words, self._place)
+        messages = None if request is None else hinted(request.messages, words, self._reading.place)
         if request is None or messages is None or not request.prompt_ids:
             return ()
         prompt = request.prompt_ids
         told = await asyncio.to_thread(self._render, messages, request.tools_json, request.template_kwargs_json)
         if turn_id not in self._plain:
             self._plain[turn_id] = await self._sampled(request, prompt, turn_id)
+        untold = None
+        if self._reading.neutral and self._reading.guidance:
+            aside = hinted(request.messages, self._reading.neutral, self._reading.place) or messages
+            untold = await asyncio.to_thread(self._render, aside, request.tools_json, request.template_kwargs_json)
         responses = (self._plain[turn_id], await self._sampled(request, told, f"{turn_id} {words}"))
         made = []
         for response in filter(None, responses):
             base, hinted_base = await self._of_base(prompt, response), await self._of_base(told, response)
+            if untold is not None:
+                neutral = await self._of_base(untold, response)
+                hinted_base = moved_once(base, hinted_base, neutral, self._reading.guidance)
             made.append(FixedText(prompt, response, base, hinted_base))
         return tuple(made)
 

@@ -6,8 +6,8 @@ On fixed texts, replies of the base and of the base that reads the wish, over al
 
 π: the policy; b: the base; b_h: the base that reads the wish; all three on the same tokens at temperature 1. The share
 is the least-squares projection of what the policy has moved on what the wish moves. It is 0 at the base and 1 where the
-base that reads the wish stands. A guided teacher's own place is 1 + w. The mean gap of practice replies says nothing
-instead: the replies change with the policy.
+base that reads the wish stands. A guided teacher's own place is 1 + w. Where it takes the wish's effect against neutral
+words, `moved_once` gives b_h. The mean gap of practice replies says nothing: the replies change with the policy.
 """
 
 import math
@@ -39,6 +39,15 @@ def learned_share(texts: Iterable[Forced]) -> float | None:
     if not math.isfinite(along + effect) or effect < _LEAST:
         return None
     return along / effect
+
+
+def moved_once(base: LogProbs, hinted: LogProbs, neutral: LogProbs, weight: float) -> LogProbs:
+    """Return log b + [log q − log b] / (1 + w), log q = log b_h + w (log b_h − log b_n): the guided teacher at share 1.
+
+    base, hinted, neutral: log-probs [T] of the base alone, with the wish, and with neutral words in its place.
+    """
+    own = zip(base, hinted, neutral, strict=True)
+    return tuple(b + (h - b + weight * (h - n)) / (1 + weight) for b, h, n in own)
 
 
 def mean_kl(pairs: Iterable[tuple[LogProbs, LogProbs]]) -> float | None:

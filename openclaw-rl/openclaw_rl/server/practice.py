@@ -10,7 +10,7 @@ from openclaw_rl.judge.practice import PracticeJudge
 from openclaw_rl.methods.base import Method, ScoringTools, can_practise
 from openclaw_rl.practice.deps import PracticeDeps
 from openclaw_rl.practice.loop import PracticeLoop
-from openclaw_rl.practice.measuring import TOKENS, Meter
+from openclaw_rl.practice.measuring import TOKENS, Meter, Reading
 from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.practice.sampling import ReplySampler, base_reply
 from openclaw_rl.proxy.activity import ChatActivity
@@ -70,7 +70,11 @@ def practice_loop(
                 core.frontend,
                 render,
                 base=tools.base_teacher,
-                place=getattr(settings.method, "hint_place", "behind"),
+                reading=Reading(
+                    getattr(settings.method, "hint_place", "behind"),
+                    getattr(settings.method, "neutral_hint", ""),
+                    getattr(settings.method, "guidance", 0.0),
+                ),
                 timeout_s=settings.practice.score_timeout_s,
             ),
             health=core.health,

@@ -22,7 +22,7 @@ class PracticeSettings(Branch):
     thought."""
     max_updates: int = Field(default=24, ge=1)
     """Updates after which a wish is only rehearsed beside others, whatever it has learned."""
-    stop_share: float = Field(default=0.65, gt=0)
+    stop_share: float = Field(default=0.6, gt=0)
     """A wish is learned at this share of the teacher's own place. That place is 1 + `method.guidance`, where 1 is the
     base that reads the wish."""
     max_kl: float = Field(default=1.5, gt=0)

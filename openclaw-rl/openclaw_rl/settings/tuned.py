@@ -27,13 +27,14 @@ BUNDLED: Mapping[str, Values] = {
         "trainer.kl_coef": 0.1,
         "publisher.max_step_kl": 1.0,
     },
-    "opd": {"method.guidance": 1.0, "practice.max_tokens": 96},
-    "combine": {"method.guidance": 1.0, "practice.max_tokens": 96},
+    "opd": {"method.guidance": 2.0, "method.neutral_hint": "Thank you.", "practice.max_tokens": 96},
+    "combine": {"method.guidance": 2.0, "method.neutral_hint": "Thank you.", "practice.max_tokens": 96},
 }
 """By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
 beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
 rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
-four. OPD and Combined: the best guidance of 0, 0.5, 1 and 2 over three seeds (`openclaw-opd/README.md`). Practice
+four. OPD and Combined: the guidance of `learning_practice-final.md`, three seeds, beside w = 1 without neutral words
+(`scripts/benchmarks/README.md`). Practice
 replies have the length of the benchmark's: longer ones cost a CPU minutes. The rest of what the branches hold is what
 was measured, `…-users.md` beside it."""
 

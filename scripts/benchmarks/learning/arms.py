@@ -57,26 +57,24 @@ def _changed(name: str, arm: Arm, settings: str = "", **fields: object) -> Arm:
     return replace(arm, name=name, settings=joined, **fields)  # type: ignore[arg-type]
 
 
-GUIDED = Arm("combined", settings=f"{JUDGED},guidance=1")
-OPD = Arm("opd", "opd", settings="hint_source=judge,guidance=1")
-OWN = Arm("no judge", "opd", settings="guidance=1", has_judge=False)
-MAIN = (
-    GUIDED,
-    _changed("combined, 4 corrections", GUIDED, corrections=4),
-    OPD,
-    OWN,
-    _changed("no judge, 4 corrections", OWN, corrections=4),
-)
+AGAINST = "guidance=2,neutral_hint=Thank you."
+"""The guided teacher as we ship it for the bundled model: the hint's effect is taken against neutral words."""
+ALONE = "guidance=1,neutral_hint="
+"""A guided teacher without neutral words, as published for sampling; w = 1 was the best of 0, .5, 1 and 2."""
+AIM = 1.8
+"""Learned share at which practice stops: `practice.stop_share` of the teacher's own place, 3."""
+GUIDED = Arm("combined", settings=f"{JUDGED},{AGAINST}", stop_share=AIM)
+OPD = Arm("opd", "opd", settings=f"hint_source=judge,{AGAINST}", stop_share=AIM)
+OWN = Arm("no judge", "opd", settings=AGAINST, has_judge=False, stop_share=AIM)
+MAIN = (GUIDED, _changed("combined, 4 corrections", GUIDED, corrections=4), OPD, OWN)
 ANCHORED = (
-    _changed("combined, anchors", GUIDED, anchors=0.5),
-    _changed("no judge, anchors", OWN, anchors=0.5),
+    _changed("combined, anchors", GUIDED, anchors=0.5, least_relevance=0.5),
+    _changed("no judge, 4 corrections, anchors", OWN, corrections=4, anchors=0.5, least_relevance=0.5),
 )
-STOP = 1.4
-"""Learned share at which practice may stop: 0.7 of the place of a teacher with guidance 1."""
-QUICK = tuple(_changed(f"{arm.name}, quick", arm, "learning_rate=6e-4", stop_share=STOP) for arm in (*MAIN, *ANCHORED))
-"""Twice the rate, and a stop."""
+"""The server by its defaults, with a judge and without: a wish holds where it was asked."""
 CONTROLS = (
     _changed("combined, w = 0", GUIDED, "guidance=0"),
+    _changed("combined, no neutral words", GUIDED, ALONE),
     Arm("combined, new turns", settings="guidance=0", is_live=True),
     Arm("opd, new turns", "opd", settings="guidance=0", is_live=True),
     Arm(
@@ -85,13 +83,14 @@ CONTROLS = (
         settings="baseline=others,learning_rate=1e-3,kl_coef=0.1",
         is_live=True,
     ),
-    Arm("combined, new turns, guided", settings="guidance=1", is_live=True),
+    Arm("combined, new turns, guided", settings=AGAINST, is_live=True),
 )
 """No guidance, and what the server did before it practised: each update learns from 16 new turns of the user."""
 ABLATIONS = (
     _changed("hint of any correction", OWN, has_own_hint=False),
     _changed("w = 0.5", GUIDED, "guidance=0.5"),
-    _changed("w = 2", GUIDED, "guidance=2"),
+    _changed("w = 1", GUIDED, "guidance=1"),
+    _changed("w = 3", GUIDED, "guidance=3"),
     _changed("no TIS", GUIDED, f"tis_clip={NEVER},tis_mask={NEVER}"),
     _changed("no clip", GUIDED, f"opd_clip={NEVER},clip_low=0.999,clip_high={NEVER}"),
     _changed("rank 4", GUIDED, "rank=4,alpha=8"),
@@ -102,14 +101,15 @@ ABLATIONS = (
     _changed("top-k 20", GUIDED, "top_k=20"),
     _changed("KL term .05", GUIDED, "kl_coef=0.05"),
     _changed("teacher one token late", GUIDED, shift=1),
-    _changed("anchors .25", GUIDED, anchors=0.25),
-    _changed("anchors of other kinds", GUIDED, anchors=0.5, anchor_kind="other"),
+    _changed("half anchors", GUIDED, anchors=0.5),
+    _changed("half anchors of other kinds", GUIDED, anchors=0.5, anchor_kind="other"),
     _changed("1 correction", GUIDED, corrections=1),
     _changed("2 corrections", GUIDED, corrections=2),
     _changed("8 corrections", GUIDED, corrections=8),
 )
-FOUR = _changed("own words", OWN, corrections=4, anchors=0.5)
-"""The server by its defaults without a judge: four corrections, half anchors."""
+JUDGED_ALONE = Arm("combined", settings=f"{JUDGED},{ALONE}")
+FOUR = Arm("own words", "opd", settings=ALONE, has_judge=False, corrections=4, anchors=0.5)
+"""Four corrections without a judge, half anchors."""
 AGAIN = "hint_place=between"
 WHOLE = (
     FOUR,
@@ -117,11 +117,10 @@ WHOLE = (
     _changed("own words, between", FOUR, AGAIN),
 )
 FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for arm in WHOLE)
-JUDGED_PLACES = (GUIDED, _changed("combined, between", GUIDED, AGAIN))
+JUDGED_PLACES = (JUDGED_ALONE, _changed("combined, between", JUDGED_ALONE, AGAIN))
 FAMILIES: Mapping[str, tuple[Arm, ...]] = {
     "main": MAIN,
     "anchored": ANCHORED,
-    "quick": QUICK,
     "controls": CONTROLS,
     "ablations": ABLATIONS,
     "places": (*WHOLE, *FEW, JUDGED_PLACES[1]),

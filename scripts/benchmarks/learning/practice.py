@@ -24,7 +24,7 @@ from benchmarks.learning.subject import Subject
 from openclaw_rl.engines.base import Score
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
-from openclaw_rl.methods.hinted_prompt import HintPlace
+from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.offline.personas import PREFERENCES, Topic, topics
 from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.trainers.base import NoStep
@@ -104,6 +104,8 @@ class Practised:
         self._learner = subject.new_learner(self.policy, self._method, trainer, own)
         engine = _DisplacedEngine(self.policy, arm.shift) if arm.shift else ForwardEngine(self.policy)
         self._place: HintPlace = getattr(own, "hint_place", "behind")
+        self._neutral: str = getattr(own, "neutral_hint", "")
+        self._guidance: float = getattr(own, "guidance", 0.0)
         self.users = {
             wish: Simulation(subject, PREFERENCES[wish], self._method, own, engine, seed=seed, reads_request=True)
             for wish in wishes
@@ -266,7 +268,16 @@ class Practised:
     ) -> None:
         for number, wish in enumerate(self.wishes):
             own = slice(number * self._sizes.yardstick_prompts, (number + 1) * self._sizes.yardstick_prompts)
-            self._yardsticks[wish] = yardstick(self.policy, prompts[own], replies[own], hinted_replies[own])
+            neutral = self._neutral_prompts(number, wish) if self._neutral else None
+            self._yardsticks[wish] = yardstick(
+                self.policy, prompts[own], replies[own], hinted_replies[own], neutral, self._guidance
+            )
+
+    def _neutral_prompts(self, number: int, wish: str) -> list[Ids]:
+        order = self.topics(number * self._sizes.updates + 1)
+        asked = [PREFERENCES[wish].question(topic) for topic in order[-self._sizes.yardstick_prompts :]]
+        told = [hinted((Message(role="user", content=text),), self._neutral, self._place) for text in asked]
+        return [self._subject.prompt(messages[0].text()) for messages in told if messages is not None]
 
 
 def sample(
@@ -312,8 +323,8 @@ def measure_yardsticks(fleet: Fleet, runs: Sequence[Practised], sizes: Sizes) ->
         own = [[pair[side] for pair in some] for some in prompts]
         seeds = [31 + side] * len(runs)
         sides.append(sample(fleet, own, sizes.yardstick_tokens, sizes.temperature, seeds, sizes.width))
-    for run, its, replies, hinted in zip(runs, prompts, *sides, strict=True):
-        run.set_yardsticks(its, replies, hinted)
+    for run, its, replies, told in zip(runs, prompts, *sides, strict=True):
+        run.set_yardsticks(its, replies, told)
 
 
 class _DisplacedEngine(ForwardEngine):

@@ -13,7 +13,7 @@ AT_BASE = (*ENDS, *MEMORIES)
 COLUMNS = ("score", "relevance", "kl", "fluency", "on_topic", "words", "repeats")
 THRESHOLDS = {"share": (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0), "passed": (0.75, 0.875, 1.0)}
 """Values at which practice may stop: the learned share, or the judge's share of replies that meet the wish."""
-_FAMILIES_QUOTED = ("main", "anchored", "quick")
+_FAMILIES_QUOTED = ("main", "anchored")
 QUOTED = ("base", "hinted", MEMORIES[0], *(arm.name for family in _FAMILIES_QUOTED for arm in FAMILIES[family]))
 """Arms whose replies are shown."""
 _Rows = Sequence[Sequence[str]]

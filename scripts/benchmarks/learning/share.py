@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.learning.fleet import Reply
 from benchmarks.learning.subject import forced_log_probs
-from openclaw_rl.practice.share import Forced, learned_share
+from openclaw_rl.practice.share import Forced, learned_share, moved_once
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
@@ -34,13 +34,23 @@ def yardstick(
     prompts: Sequence[tuple[Ids, Ids]],
     replies: Sequence[Reply],
     hinted_replies: Sequence[Reply],
+    neutral: Sequence[Ids] | None = None,
+    weight: float = 0.0,
 ) -> Yardstick:
-    """Return the yardstick of these prompts, each (plain, with the hint), and of their two replies."""
+    """Return the yardstick of these prompts, each (plain, with the hint), and of their two replies.
+
+    neutral: the prompts with neutral words in the hint's place, which its effect is taken against. weight: guidance.
+    """
     both = [*zip(prompts, replies, strict=True), *zip(prompts, hinted_replies, strict=True)]
     plain = [(prompt, reply.ids) for (prompt, _), reply in both]
     with policy.reference():
         base = _flat(policy, plain)
         hinted = _flat(policy, [(prompt, reply.ids) for (_, prompt), reply in both])
+        if neutral is not None:
+            replies_again = [*replies, *hinted_replies]
+            aside = [(prompt, reply.ids) for prompt, reply in zip([*neutral, *neutral], replies_again, strict=True)]
+            untold = _flat(policy, aside)
+            hinted = moved_once(base, hinted, untold, weight)
     return Yardstick(plain, base, hinted)
 
 

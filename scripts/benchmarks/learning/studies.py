@@ -16,8 +16,6 @@ from benchmarks.learning.arms import (
     GUIDED,
     JUDGED_PLACES,
     MAIN,
-    OWN,
-    QUICK,
     WHOLE,
     Arm,
 )
@@ -30,8 +28,6 @@ from openclaw_rl.settings import ModelSettings
 
 REACHED = ("short", "no_lists", "personal")
 """Wishes that the base meets in at most a tenth of its replies, and the base that reads them in two fifths or more."""
-TRIED = ("short", "no_lists", "friend")
-"""The third one proved to be out of the policy's reach."""
 EACH = tuple((name,) for name in REACHED)
 IN_TURN = (REACHED,)
 """All wishes, one after the other."""
@@ -216,23 +212,19 @@ def smoke(of: Study) -> Study:
     return replace(of, arms=arms, seeds=of.seeds[:1], sizes=sizes)
 
 
-EACH_TRIED = tuple((name,) for name in TRIED)
 SHORT_ALONE = (("short",),)
-NINE = Sizes(updates=9, marks=(9,))
+NINE = Sizes(updates=9, marks=(9,), replies=1, glances=())
 AT_BOTH = Sizes(glances=(), replies=1)
 STUDIES: dict[str, tuple[Study, ...]] = {
-    "explore": (
-        Study(MAIN, EACH_TRIED, seeds=(0, 1)),
-        Study(ANCHORED, EACH_TRIED, seeds=(0, 1), has_elsewhere=True),
-        Study(CONTROLS, SHORT_ALONE, seeds=(0,)),
-        Study((GUIDED, OWN), (TRIED,), seeds=(0,), sizes=Sizes(updates=9)),
-        Study(ABLATIONS, SHORT_ALONE, seeds=(0,)),
-    ),
     "final": (
-        Study((GUIDED, *QUICK), seeds=(3, 4, 5), has_elsewhere=True),
-        Study((QUICK[0], QUICK[3]), IN_TURN, seeds=(3, 4, 5), sizes=Sizes(updates=9), has_elsewhere=True),
-        Study(CONTROLS, seeds=(3,), sizes=NINE),
-        Study(ABLATIONS, SHORT_ALONE, seeds=(3,), sizes=NINE),
+        Study(MAIN, seeds=(3, 4, 5), sizes=AT_BOTH),
+        Study((ANCHORED[0],), IN_TURN, seeds=(3, 4, 5), sizes=Sizes(updates=9, replies=1)),
+        Study(ANCHORED, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
+        Study((GUIDED,), SHORT_ALONE, seeds=(6,), sizes=AT_BOTH, has_elsewhere=True),
+    ),
+    "ablations": (
+        Study(ABLATIONS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
+        Study(CONTROLS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
     ),
     "places": (
         Study(FEW, (("short",), ("personal",)), seeds=(3, 4), sizes=AT_BOTH),
@@ -240,4 +232,4 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(JUDGED_PLACES, seeds=(3, 4), sizes=AT_BOTH),
     ),
 }
-"""`explore` and `places` are for decisions: the stop, the rate, the hint's place. `final` has other seeds."""
+"""`final`: what we promise. `ablations`: one change at a time. `places`: the hint's place, without neutral words."""

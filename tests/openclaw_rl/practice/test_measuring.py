@@ -10,13 +10,13 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Score
 from openclaw_rl.messages import Message
 from openclaw_rl.practice import measuring
-from openclaw_rl.practice.measuring import Meter, probe_turns
+from openclaw_rl.practice.measuring import Meter, Reading, probe_turns
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import Ids, Request, SamplingParams
 
 
 class Scorer(FakeEngine):
-    """The hint moves the base by +1 a token; an adapter moves it by `moved`."""
+    """The hint moves the base by +1 a token, neutral words by +0.4; an adapter moves it by `moved`."""
 
     moved = 0.75
 
@@ -29,7 +29,7 @@ class Scorer(FakeEngine):
     ) -> Score:
         text = "".join(map(chr, prompt_ids))
         self.scored.append((text, lora_path))
-        value = -2.0 + (1.0 if "words" in text else 0.0) + (0.0 if lora_path is None else self.moved)
+        value = -2.0 + ("words" in text) + 0.4 * ("neutral" in text) + (0.0 if lora_path is None else self.moved)
         return Score((value,) * len(response_ids))
 
 
@@ -72,6 +72,15 @@ async def test_the_share_is_the_policys_part_of_what_the_wish_moves(bench, wish)
     sampled = [call for call in engine.calls if call.sampling_params.max_new_tokens]
     assert [call.lora_path for call in sampled] == [None, None]  # texts of the base, with the wish and without
     assert ["words 1-0" in "".join(map(chr, call.input_ids)) for call in sampled] == [False, True]
+
+
+async def test_against_neutral_words_the_share_is_of_what_the_wish_itself_moves(bench, wish):
+    _, engine, serving, requests = bench
+    meter = Meter(requests, engine, serving, Characters(), render, reading=Reading(neutral="neutral", guidance=2.0))
+    # The teacher stands at 1 + 2 · (1 - 0.4) = 2.2, a third of that is share 1, and the policy moved by 0.75.
+    assert (await meter.measure(wish(1), [wish(1)], [])).share == pytest.approx(0.75 / (2.2 / 3))
+    meter = Meter(requests, engine, serving, Characters(), render, reading=Reading(neutral="neutral"))
+    assert (await meter.measure(wish(1), [wish(1)], [])).share == pytest.approx(0.75), "nothing is guided"
 
 
 async def test_the_texts_are_made_once_and_the_policy_is_scored_once_a_version(bench, wish):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from openclaw_rl.practice.share import Forced, learned_share, mean_kl
+from openclaw_rl.practice.share import Forced, learned_share, mean_kl, moved_once
 
 BASE, HINTED = (-1.0, -2.0, -3.0), (-0.5, -2.5, -3.0)  # the wish moves the tokens by +0.5, -0.5 and 0
 
@@ -45,3 +45,17 @@ def test_the_kl_is_the_mean_over_all_tokens():
     assert mean_kl([((-1.0, -1.0), (-1.5, -1.0)), ((-1.0,), (-2.0,))]) == pytest.approx(0.5)
     assert mean_kl([]) is None
     assert mean_kl([((-1.0,), (-math.inf,))]) is None
+
+
+def test_against_neutral_words_the_guided_teacher_still_stands_at_1_plus_w():
+    neutral, w = (-0.75, -2.25, -3.5), 2.0
+    teacher = tuple(h + w * (h - n) for h, n in zip(HINTED, neutral, strict=True))  # by its definition
+    once = moved_once(BASE, HINTED, neutral, w)
+    assert learned_share([Forced(teacher, BASE, once)]) == pytest.approx(1 + w)
+    # -1 + (0.5 + 2 · 0.25) / 3, -2 + (-0.5 - 2 · 0.25) / 3, -3 + (0 + 2 · 0.5) / 3
+    assert once == pytest.approx((-2 / 3, -7 / 3, -8 / 3))
+
+
+@pytest.mark.parametrize("w", [0.0, 1.0, 3.0])
+def test_against_nothing_it_is_the_hinted_base(w):
+    assert moved_once(BASE, HINTED, BASE, w) == pytest.approx(HINTED)
