@@ -74,7 +74,7 @@ def test_a_value_that_the_users_own_exclude_is_left_out(method: str) -> None:
     assert value(settings, "method.guidance") == 0
     assert "method.guidance" not in tuned.in_force(settings)
     assert settings.model_validate(settings.model_dump()) == settings
-    assert value(load(None, {"method.name": method}, {}), "method.guidance") == 1
+    assert value(load(None, {"method.name": method}, {}), "method.guidance") == 2
     for more in ({"model.path": "Qwen/Qwen3-0.6B"}, {"trainer.kind": "external"}):
         assert value(load(None, {"method.name": method} | more, {}), "method.guidance") == 0
 
@@ -87,7 +87,8 @@ def test_what_a_user_sets_wins_and_leaves_the_others(
 ) -> None:
     cautious = value(branches(method), key)
     other_value = "none" if isinstance(cautious, str) else 7 if isinstance(cautious, int) else 0.5
-    own = cautious if is_cautious else other_value
+    can_say = cautious != "" or source != "environment"  # an empty variable counts as unset
+    own = cautious if is_cautious and can_say else other_value
     file, branch, name = tmp_path / "settings.toml", *key.split(".")
     file.write_text(f"[{branch}]\n{name} = {own!r}\n" if source == "file" else "")
     environ = {f"OPENCLAW_RL__{branch}__{name}".upper(): str(own)} if source == "environment" else {}
