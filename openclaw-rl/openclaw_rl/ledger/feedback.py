@@ -18,6 +18,7 @@ zeros, its version is the tip of its day, and it never becomes stale.
 """
 
 import sqlite3
+from collections.abc import Collection
 
 import orjson
 
@@ -136,12 +137,16 @@ def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
     db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
 
 
-def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
-    """Return True if a turn has more feedback than the `seen` pieces that its reader knew (None: it does not ask)."""
+def has_news(db: sqlite3.Connection, row: int, seen: Collection[str] | None) -> bool:
+    """Return True if a turn has other feedback than that of the ids `seen`, which its reader knew.
+
+    None: the reader does not ask.
+    """
     if seen is None:
         return False
-    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
-    return bool(said != seen)
+    # Ids and no count: one piece may be taken back and another one given meanwhile.
+    said = {feedback_id for (feedback_id,) in db.execute("SELECT feedback_id FROM feedback WHERE turn = ?", (row,))}
+    return said != set(seen)
 
 
 def is_rated(db: sqlite3.Connection, row: int) -> bool:

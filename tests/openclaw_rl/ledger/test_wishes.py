@@ -64,7 +64,7 @@ async def test_a_comment_on_the_same_turn_takes_the_place_of_the_hint_before(led
     from practising import sample_of
 
     await ledger.record_sample(
-        sample_of(turn_id, (10, 11), judged.request.prompt_ids, hint="in verse"), seen_feedback=1
+        sample_of(turn_id, (10, 11), judged.request.prompt_ids, hint="in verse"), seen_feedback=("f",)
     )
     assert await states(ledger) == {"shorter": WishState.SUPERSEDED, "in verse": WishState.ACTIVE}
 
