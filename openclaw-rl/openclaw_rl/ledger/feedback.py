@@ -23,7 +23,7 @@ from collections.abc import Collection
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, schema
+from openclaw_rl.ledger import blobs, deletion, schema, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
@@ -100,7 +100,8 @@ class UserFeedback(LedgerPart):
         """Take back the newest feedback on a turn whose id begins with `prefix`; None if there is none.
 
         The turn is then where it would be without it: judged by the feedback before, else by its next state, else open
-        under `key`. What a trainer has or has trained on stays as it is: the outcome's effect is `late`.
+        under `key`. A wish that only this turn asked for ends. What a trainer has or has trained on stays as it is: the
+        outcome's effect is `late`.
         """
         at = self._clock()
         found = db.execute(
@@ -231,6 +232,7 @@ def _without(db: sqlite3.Connection, row: int, state: TurnState, key: TurnKey | 
     if before is None and state in (TurnState.SERVED, TurnState.PAIRED):
         return Effect.RECORDED
     db.execute("DELETE FROM sample WHERE id = ?", (row,))
+    wishes.take_back(db, row, at=at)  # the next score notes the wish that is left, if any
     if before is not None:
         (value,) = before
         put_verdict(db, row, Verdict((value > 0) - (value < 0), (), "feedback", f"the user's {value:g}"))
