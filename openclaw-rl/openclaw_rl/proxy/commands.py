@@ -10,7 +10,7 @@ from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Asked, Dialect, Outcome, Usage
 from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.sessions.classify import classify, group_of, identify
-from openclaw_rl.sessions.commands import Command, command_of, without_commands
+from openclaw_rl.sessions.commands import Command, CommandedChat, command_of, without_commands
 from openclaw_rl.types import SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
 
@@ -50,7 +50,8 @@ async def answer_of(deps: ProxyDeps, asked: Commanded) -> Outcome:
     """Carry out the command; return the reply to it."""
     assert deps.commands is not None
     turn = deps.sessions.last_turn(asked.scope, asked.messages, asked.group)
-    text = await deps.commands.answer(asked.command, asked.caller, asked.scope.session_id, turn)
+    chat = CommandedChat.of(asked.scope.session_id, turn, asked.messages)
+    text = await deps.commands.answer(asked.command, asked.caller, chat)
     return Outcome(Message(role="assistant", content=text), "stop", Usage(0, 0))
 
 

@@ -7,9 +7,11 @@ pairing never see them. Words of the client around the line (a time stamp, a rem
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import own_words
+from openclaw_rl.sessions.conversation_key import conversation, digest, own_words
+from openclaw_rl.types import OpenTurn
 
 _LINE = re.compile(r"/rl(?:[ \t]+(?P<verb>\S+)(?:[ \t]+(?P<rest>[^\n]+))?)?\Z", re.IGNORECASE)
 _LONGEST = 20_000
@@ -27,6 +29,27 @@ class Command:
     """`help` for a line that is no command of ours: its user meant one, and it is no message to the model."""
     why: str | None = None
     """Words behind `bad`: the user's wish."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandedChat:
+    """The chat that a command stands in."""
+
+    session_id: str | None
+    turn: OpenTurn | None
+    """The open turn whose reply was read last; None if it is not open, or not known."""
+    reply_hash: str | None
+    """Digest of the last reply that the chat shows; None without one."""
+
+    @classmethod
+    def of(cls, session_id: str | None, turn: OpenTurn | None, messages: Sequence[Message]) -> Self:
+        """messages: those before the command."""
+        replies = [message for message in conversation(messages) if message.role == "assistant"]
+        return cls(session_id, turn, digest(replies[-1]) if replies else None)
+
+    def shows(self, reply: Message) -> bool:
+        """Return True if this reply is the last one of the chat."""
+        return digest(reply) == self.reply_hash
 
 
 def command_of(message: Message) -> Command | None:
