@@ -57,7 +57,7 @@ def command_of(message: Message) -> Command | None:
     if message.role != "user":
         return None
     text = message.text()
-    if len(text) > _LONGEST or ("/rl" not in text and "/RL" not in text):
+    if len(text) > _LONGEST or "/rl" not in text.lower():
         return None
     line = _LINE.match(own_words(message).strip())
     if line is None:
