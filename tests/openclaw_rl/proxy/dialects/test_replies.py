@@ -100,8 +100,10 @@ def test_a_thought_is_a_summary_for_a_client_that_asked_for_one() -> None:
 
 def test_a_reply_at_its_limit_is_incomplete() -> None:
     outcome = Outcome(Message(role="assistant", content="Hel"), "length", USAGE)
-    last = stream(OpenAIResponses(), [Delta("", "Hel")], outcome)[-1]
+    *_, done, last = stream(OpenAIResponses(), [Delta("", "Hel")], outcome)
+    assert (done["type"], done["item"]["status"]) == ("response.output_item.done", "incomplete")
     assert last["type"] == "response.incomplete"
+    assert last["response"]["output"] == [done["item"]]
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     whole = json.loads(OpenAIResponses().whole(asked(OpenAIResponses()), outcome))
     assert whole["output"][0]["status"] == "incomplete"
