@@ -111,6 +111,18 @@ def test_a_reply_at_its_limit_is_incomplete() -> None:
     assert last["delta"]["stop_reason"] == "max_tokens"
 
 
+def test_log_probs_of_all_tokens_stand_in_the_text_of_the_complete_response_and_in_no_event() -> None:
+    tokens = [TokenLogProb("I think.", -0.1), TokenLogProb("Hi", -0.5), TokenLogProb("<tool_call>", -0.2)]
+    made = OpenAIResponses().events(asked(OpenAIResponses(), include=["message.output_text.logprobs"]))
+    outcome = Outcome(REPLY, "tool_calls", USAGE, tuple(tokens))
+    steps = (Delta("I think."), Delta("", "Hi"), Delta("", "", CALLS[:1]))
+    data = made.opening() + b"".join(made.delta(step, [token]) for step, token in zip(steps, tokens, strict=True))
+    *before, last = events(data + made.end(outcome))
+    assert all(event["logprobs"] == [] for event in before if event["type"].startswith("response.output_text."))
+    (text,) = [item for item in last["response"]["output"] if item["type"] == "message"]
+    assert [entry["token"] for entry in text["content"][0]["logprobs"]] == [token.token for token in tokens]
+
+
 def test_log_probs_stand_in_the_text() -> None:
     outcome = Outcome(
         Message(role="assistant", content="Hi"), "stop", USAGE, (TokenLogProb("Hi", -0.5, (("a", -1.0),)),)
