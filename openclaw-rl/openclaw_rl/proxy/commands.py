@@ -23,7 +23,7 @@ class Commanded:
     caller: Caller
     scope: Scope
     messages: tuple[Message, ...]
-    """The chat before it, without earlier commands."""
+    """The whole chat; the last message is the command."""
     group: str | None
 
 
@@ -41,15 +41,14 @@ def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body:
     if kind.type is not TurnType.MAIN:
         return None
     session_id = identify(headers, body.raw, messages)
-    before = tuple(without_commands(messages[:-1]))
     group = group_of(body.raw) if session_id is None else None
-    return Commanded(command, caller, Scope(caller.user, session_id), before, group)
+    return Commanded(command, caller, Scope(caller.user, session_id), tuple(messages), group)
 
 
 async def answer_of(deps: ProxyDeps, asked: Commanded) -> Outcome:
     """Carry out the command; return the reply to it."""
     assert deps.commands is not None
-    turn = deps.sessions.last_turn(asked.scope, asked.messages, asked.group)
+    turn = deps.sessions.last_turn(asked.scope, without_commands(asked.messages[:-1]), asked.group)
     chat = CommandedChat.of(asked.scope.session_id, turn, asked.messages)
     text = await deps.commands.answer(asked.command, asked.caller, chat)
     return Outcome(Message(role="assistant", content=text), "stop", Usage(0, 0))

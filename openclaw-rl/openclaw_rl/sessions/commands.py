@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import conversation, digest, own_words
+from openclaw_rl.sessions.conversation_key import History, conversation, digest, own_words
 from openclaw_rl.types import OpenTurn
 
 _LINE = re.compile(r"/rl(?:[ \t]+(?P<verb>\S+)(?:[ \t]+(?P<rest>[^\n]+))?)?\Z", re.IGNORECASE)
@@ -40,12 +40,16 @@ class CommandedChat:
     """The open turn whose reply was read last; None if it is not open, or not known."""
     reply_hash: str | None
     """Digest of the last reply that the chat shows; None without one."""
+    place: str
+    """Digest of all messages, all commands and their answers included: a request that is sent again has the same."""
 
     @classmethod
     def of(cls, session_id: str | None, turn: OpenTurn | None, messages: Sequence[Message]) -> Self:
-        """messages: those before the command."""
-        replies = [message for message in conversation(messages) if message.role == "assistant"]
-        return cls(session_id, turn, digest(replies[-1]) if replies else None)
+        """messages: all of the chat; the last one is the command."""
+        shown = conversation(without_commands(messages[:-1]))
+        replies = [message for message in shown if message.role == "assistant"]
+        place = History.of(conversation(messages)).whole
+        return cls(session_id, turn, digest(replies[-1]) if replies else None, place)
 
     def shows(self, reply: Message) -> bool:
         """Return True if this reply is the last one of the chat."""

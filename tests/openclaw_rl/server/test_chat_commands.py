@@ -1,4 +1,4 @@
-"""Commands of a chat over a real ledger, each about the reply that the chat shows last."""
+"""Commands of a chat over a real ledger, each about the reply that the chat shows last, and each carried out once."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,9 @@ class Chats:
         """Give a command in a chat whose turns are no longer open."""
         command = command_of(user(line))
         assert command is not None
-        return await self.commands.answer(command, Caller("ann", True), CommandedChat.of(session, None, before))
+        return await self.commands.answer(
+            command, Caller("ann", True), CommandedChat.of(session, None, [*before, user(line)])
+        )
 
     async def feedback(self, turn_id: str) -> list[Feedback]:
         record = await self.ledger.turn(turn_id)
@@ -84,3 +86,25 @@ async def test_a_chat_that_shows_another_reply_rates_none(chats: Chats, before: 
         assert "no recorded reply" in await chats.say(line, before)
     assert "The reply before" not in await chats.say("/rl status", before)
     assert await chats.feedback("old") == await chats.feedback("new") == []
+
+
+async def test_a_request_that_is_sent_again_has_no_second_effect(chats: Chats) -> None:
+    turn_id, chat = await chats.served("t", "one"), [user("q"), reply("one")]
+
+    async def say(line: str) -> str:
+        answer = await chats.say(line, chat)
+        await chats.say(line, chat)  # once more, from the same place
+        chat.extend((user(line), reply(answer)))
+        return answer
+
+    await say("/rl good")
+    await say("/rl bad too long")
+    assert [said.value for said in await chats.feedback(turn_id)] == [1.0, -1.0]
+    assert "taken back" in await say("/rl undo")
+    assert [said.value for said in await chats.feedback(turn_id)] == [1.0]
+    await say("/rl bad too long")  # the same words at a later place are another command
+    assert [said.value for said in await chats.feedback(turn_id)] == [1.0, -1.0]
+    await say("/rl undo")
+    await say("/rl undo")
+    assert await chats.feedback(turn_id) == []
+    assert "No `/rl good`" in await say("/rl undo")
