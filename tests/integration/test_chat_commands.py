@@ -174,9 +174,16 @@ async def test_in_a_session_the_reply_that_the_chat_shows_is_rated_and_no_other(
         assert [said["value"] for said in turn["feedback"]] == [1.0]
 
 
+async def test_a_side_request_of_no_kind_gives_a_command(start: Any) -> None:
+    async with start(**{"session.turn_type_default": "side"}) as server:
+        history = [{"role": "user", "content": "/rl status"}]
+        assert "Version 0 serves" in await by_chat(server.url, "sk-ann", history, streamed=False)
+        assert start.fake.calls == []
+
+
 async def test_a_clients_own_request_gives_no_command(start: Any) -> None:
     async with start() as server:
-        headers = {"Authorization": "Bearer sk-ann", "X-Turn-Type": "side"}
+        headers = {"Authorization": "Bearer sk-ann", "X-Turn-Type": "title"}
         async with httpx.AsyncClient(base_url=f"{server.url}/v1", headers=headers, trust_env=False) as http:
             body = {"messages": [{"role": "user", "content": "/rl status"}], "max_tokens": 9}
             reply = await http.post("/chat/completions", json=body)

@@ -9,7 +9,7 @@ from openclaw_rl.proxy.body import ParsedBody
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Asked, Dialect, Outcome, Usage
 from openclaw_rl.proxy.parser import Delta
-from openclaw_rl.sessions.classify import classify, group_of, identify
+from openclaw_rl.sessions.classify import OTHER, classify, group_of, identify
 from openclaw_rl.sessions.commands import Command, CommandedChat, command_of, without_commands
 from openclaw_rl.types import SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
@@ -28,7 +28,10 @@ class Commanded:
 
 
 def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Commanded | None:
-    """Return the command that the last message is; None for a message to the model, and for a client's own request."""
+    """Return the command that the last message is; None for a message to the model, and for a client's own request.
+
+    A side request of no kind (`session.turn_type_default = "side"`, say) may be a user's: its command is answered.
+    """
     if deps.commands is None or not caller.has_commands:
         return None
     messages = body.chat.messages
@@ -38,7 +41,7 @@ def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body:
     kind = classify(
         headers, body.raw, messages, bool(body.chat.offered_tools), TurnType(deps.session.turn_type_default)
     )
-    if kind.type is not TurnType.MAIN:
+    if kind.type is not TurnType.MAIN and kind.kind != OTHER:
         return None
     session_id = identify(headers, body.raw, messages)
     group = group_of(body.raw) if session_id is None else None
