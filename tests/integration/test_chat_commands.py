@@ -152,7 +152,7 @@ async def test_a_command_rates_no_reply_of_another_user_and_no_other_chat(start:
 
 async def test_in_a_session_the_reply_that_the_chat_shows_is_rated_and_no_other(start: Any) -> None:
     async with start() as server:
-        served, history = Served(server, start.fake), []
+        served = Served(server, start.fake)
         headers = {"Authorization": "Bearer sk-ann", "X-Session-Id": "s1"}
         async with httpx.AsyncClient(base_url=f"{server.url}/v1", headers=headers, trust_env=False) as http:
 
@@ -175,7 +175,7 @@ async def test_in_a_session_the_reply_that_the_chat_shows_is_rated_and_no_other(
 
 
 async def test_a_side_request_of_no_kind_gives_a_command(start: Any) -> None:
-    async with start(**{"session.turn_type_default": "side"}) as server:
+    async with start(**{"sessions.turn_type_default": "side"}) as server:
         history = [{"role": "user", "content": "/rl status"}]
         assert "Version 0 serves" in await by_chat(server.url, "sk-ann", history, streamed=False)
         assert start.fake.calls == []

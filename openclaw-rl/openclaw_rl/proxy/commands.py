@@ -30,7 +30,7 @@ class Commanded:
 def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Commanded | None:
     """Return the command that the last message is; None for a message to the model, and for a client's own request.
 
-    A side request of no kind (`session.turn_type_default = "side"`, say) may be a user's: its command is answered.
+    A side request of no kind (`sessions.turn_type_default = "side"`, say) may be a user's: its command is answered.
     """
     if deps.commands is None or not caller.has_commands:
         return None
