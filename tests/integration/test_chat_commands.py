@@ -150,24 +150,40 @@ async def test_a_command_rates_no_reply_of_another_user_and_no_other_chat(start:
         assert turn["feedback"] == []
 
 
-async def test_in_a_session_an_older_reply_is_found_by_the_session(start: Any) -> None:
-    """The client sends the command alone, without the history."""
+async def test_in_a_session_the_reply_that_the_chat_shows_is_rated_and_no_other(start: Any) -> None:
     async with start() as server:
         served = Served(server, start.fake)
         headers = {"Authorization": "Bearer sk-ann", "X-Session-Id": "s1"}
         async with httpx.AsyncClient(base_url=f"{server.url}/v1", headers=headers, trust_env=False) as http:
-            for text in ("Tell me about the long river, please.", "/rl good"):
-                body = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
-                reply = await http.post("/chat/completions", json=body)
+
+            async def say(*messages: Any) -> httpx.Response:
+                return await http.post("/chat/completions", json={"messages": messages, "max_tokens": 9})
+
+            asked = {"role": "user", "content": "Tell me about the long river, please."}
+            shown = (await say(asked)).json()["choices"][0]["message"]
+            history = [asked, {"role": "assistant", "content": shown["content"]}]
+            alone = await say({"role": "user", "content": "/rl good"})
+            assert "no recorded reply" in alone.json()["choices"][0]["message"]["content"]
+            other = [asked, {"role": "assistant", "content": "It is another reply."}]
+            elsewhere = await say(*other, {"role": "user", "content": "/rl good"})
+            assert "no recorded reply" in elsewhere.json()["choices"][0]["message"]["content"]
+            reply = await say(*history, {"role": "user", "content": "/rl good"})
         assert "rated good" in reply.json()["choices"][0]["message"]["content"]
         assert (reply.headers["x-session-id"], reply.headers["x-openclaw-recorded"]) == ("s1", "false")
         (turn,) = await served.turns()
-        assert turn["verdict"]["value"] == 1
+        assert [said["value"] for said in turn["feedback"]] == [1.0]
+
+
+async def test_a_side_request_of_no_kind_gives_a_command(start: Any) -> None:
+    async with start(**{"sessions.turn_type_default": "side"}) as server:
+        history = [{"role": "user", "content": "/rl status"}]
+        assert "Version 0 serves" in await by_chat(server.url, "sk-ann", history, streamed=False)
+        assert start.fake.calls == []
 
 
 async def test_a_clients_own_request_gives_no_command(start: Any) -> None:
     async with start() as server:
-        headers = {"Authorization": "Bearer sk-ann", "X-Turn-Type": "side"}
+        headers = {"Authorization": "Bearer sk-ann", "X-Turn-Type": "title"}
         async with httpx.AsyncClient(base_url=f"{server.url}/v1", headers=headers, trust_env=False) as http:
             body = {"messages": [{"role": "user", "content": "/rl status"}], "max_tokens": 9}
             reply = await http.post("/chat/completions", json=body)

@@ -18,11 +18,12 @@ zeros, its version is the tip of its day, and it never becomes stale.
 """
 
 import sqlite3
+from collections.abc import Collection
 
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, schema
+from openclaw_rl.ledger import blobs, deletion, schema, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
@@ -99,7 +100,8 @@ class UserFeedback(LedgerPart):
         """Take back the newest feedback on a turn whose id begins with `prefix`; None if there is none.
 
         The turn is then where it would be without it: judged by the feedback before, else by its next state, else open
-        under `key`. What a trainer has or has trained on stays as it is: the outcome's effect is `late`.
+        under `key`. A wish that only this turn asked for ends. What a trainer has or has trained on stays as it is: the
+        outcome's effect is `late`.
         """
         at = self._clock()
         found = db.execute(
@@ -136,12 +138,16 @@ def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
     db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
 
 
-def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
-    """Return True if a turn has more feedback than the `seen` pieces that its reader knew (None: it does not ask)."""
+def has_news(db: sqlite3.Connection, row: int, seen: Collection[str] | None) -> bool:
+    """Return True if a turn has other feedback than that of the ids `seen`, which its reader knew.
+
+    None: the reader does not ask.
+    """
     if seen is None:
         return False
-    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
-    return bool(said != seen)
+    # Ids and no count: one piece may be taken back and another one given meanwhile.
+    said = {feedback_id for (feedback_id,) in db.execute("SELECT feedback_id FROM feedback WHERE turn = ?", (row,))}
+    return said != set(seen)
 
 
 def is_rated(db: sqlite3.Connection, row: int) -> bool:
@@ -226,6 +232,7 @@ def _without(db: sqlite3.Connection, row: int, state: TurnState, key: TurnKey | 
     if before is None and state in (TurnState.SERVED, TurnState.PAIRED):
         return Effect.RECORDED
     db.execute("DELETE FROM sample WHERE id = ?", (row,))
+    wishes.take_back(db, row, at=at)  # the next score notes the wish that is left, if any
     if before is not None:
         (value,) = before
         put_verdict(db, row, Verdict((value > 0) - (value < 0), (), "feedback", f"the user's {value:g}"))

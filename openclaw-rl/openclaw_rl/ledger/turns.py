@@ -140,12 +140,12 @@ class Turns(LedgerPart):
         reason: DropReason,
         detail: str = "",
         *,
-        seen_feedback: int | None = None,
+        seen_feedback: Collection[str] | None = None,
     ) -> None:
         """Drop a turn from any state before LEASED.
 
-        The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the caller
-        knows. A reason that says "no answer" does not end a turn that has feedback.
+        The call changes nothing if the turn's feedback is not that of the ids `seen_feedback`, which the caller knows.
+        A reason that says "no answer" does not end a turn that has feedback.
         """
         if not feedback.has_news(db, find_turn(db, turn_id), seen_feedback):
             _drop(db, turn_id, reason, detail, at=self._clock())

@@ -9,8 +9,8 @@ from openclaw_rl.proxy.body import ParsedBody
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Asked, Dialect, Outcome, Usage
 from openclaw_rl.proxy.parser import Delta
-from openclaw_rl.sessions.classify import classify, group_of, identify
-from openclaw_rl.sessions.commands import Command, command_of, without_commands
+from openclaw_rl.sessions.classify import OTHER, classify, group_of, identify
+from openclaw_rl.sessions.commands import Command, CommandedChat, command_of, without_commands
 from openclaw_rl.types import SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
 
@@ -23,12 +23,15 @@ class Commanded:
     caller: Caller
     scope: Scope
     messages: tuple[Message, ...]
-    """The chat before it, without earlier commands."""
+    """The whole chat; the last message is the command."""
     group: str | None
 
 
 def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Commanded | None:
-    """Return the command that the last message is; None for a message to the model, and for a client's own request."""
+    """Return the command that the last message is; None for a message to the model, and for a client's own request.
+
+    A side request of no kind (`sessions.turn_type_default = "side"`, say) may be a user's: its command is answered.
+    """
     if deps.commands is None or not caller.has_commands:
         return None
     messages = body.chat.messages
@@ -38,19 +41,19 @@ def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body:
     kind = classify(
         headers, body.raw, messages, bool(body.chat.offered_tools), TurnType(deps.session.turn_type_default)
     )
-    if kind.type is not TurnType.MAIN:
+    if kind.type is not TurnType.MAIN and kind.kind != OTHER:
         return None
     session_id = identify(headers, body.raw, messages)
-    before = tuple(without_commands(messages[:-1]))
     group = group_of(body.raw) if session_id is None else None
-    return Commanded(command, caller, Scope(caller.user, session_id), before, group)
+    return Commanded(command, caller, Scope(caller.user, session_id), tuple(messages), group)
 
 
 async def answer_of(deps: ProxyDeps, asked: Commanded) -> Outcome:
     """Carry out the command; return the reply to it."""
     assert deps.commands is not None
-    turn = deps.sessions.last_turn(asked.scope, asked.messages, asked.group)
-    text = await deps.commands.answer(asked.command, asked.caller, asked.scope.session_id, turn)
+    turn = deps.sessions.last_turn(asked.scope, without_commands(asked.messages[:-1]), asked.group)
+    chat = CommandedChat.of(asked.scope.session_id, turn, asked.messages)
+    text = await deps.commands.answer(asked.command, asked.caller, chat)
     return Outcome(Message(role="assistant", content=text), "stop", Usage(0, 0))
 
 

@@ -10,7 +10,7 @@ from openclaw_rl.engines.base import Engine
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.sessions.commands import Command
+from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
@@ -44,7 +44,7 @@ class LedgerPort(Protocol):
 class CommandsPort(Protocol):
     """Commands in a chat, carried out. No method fails a chat."""
 
-    async def answer(self, command: Command, caller: Caller, session_id: str | None, turn: OpenTurn | None) -> str: ...
+    async def answer(self, command: Command, caller: Caller, chat: CommandedChat) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """Prepare a chat request: ids to sample from, session, kind of turn, sampling parameters.
 
-`prepare` renders the prompt and classifies the request. Nothing is recorded here, and no engine is called.
+`prepare` renders the prompt and classifies the request; `render` alone is for a count of tokens.
+Nothing is recorded here, and no engine is called.
 """
 
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
 from openclaw_rl.errors import RequestError
+from openclaw_rl.messages import Message
 from openclaw_rl.proxy.body import ChatBody, ParsedBody, tool_choice_of
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.frontend import Rendered
@@ -75,20 +78,41 @@ class Prepared:
     """A grammar makes the reply a JSON list of calls."""
 
 
-async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
-    """Render and classify the request. Raises RequestError."""
-    chat, sent, received_at = body.chat, body.chat.messages, deps.clock()
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A chat as the model sees it."""
+
+    messages: Sequence[Message]
+    """Without commands."""
+    template_kwargs: Mapping[str, Any]
+    rendered: Rendered
+    demands_call: bool
+    is_forced: bool
+    """A grammar makes the reply a JSON list of calls."""
+
+
+async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody) -> Prompt:
+    """Render a chat. Raises RequestError."""
+    sent, kwargs, demands_call = chat.messages, chat.template_kwargs, tool_choice_of(chat).is_demand
     has_commands = deps.commands is not None and caller.has_commands
     messages = (without_commands(sent) or sent) if has_commands else sent
-    tools, kwargs, choice = chat.offered_tools, chat.template_kwargs, tool_choice_of(chat)
-    if choice.is_demand and not deps.frontend.renders_tools:
+    if demands_call and not deps.frontend.renders_tools:
         raise RequestError(
             "tool_choice: this model's template shows it no tools, so that no call can be demanded", param="tool_choice"
         )
-    one_call, is_forced = chat.parallel_tool_calls is False, choice.is_demand and deps.has_grammars
+    is_forced = demands_call and deps.has_grammars
     if is_forced:
         kwargs.setdefault("enable_thinking", False)  # the grammar leaves no room for a thought
-    rendered = await deps.frontend.render_async(messages, tools, kwargs)
+    rendered = await deps.frontend.render_async(messages, chat.offered_tools, kwargs)
+    return Prompt(messages, kwargs, rendered, demands_call, is_forced)
+
+
+async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
+    """Render and classify the request. Raises RequestError."""
+    chat, sent, received_at = body.chat, body.chat.messages, deps.clock()
+    tools, one_call = chat.offered_tools, chat.parallel_tool_calls is False
+    prompt = await render(deps, caller, chat)
+    rendered, kwargs, is_forced = prompt.rendered, prompt.template_kwargs, prompt.is_forced
     grammar = _calls_schema(rendered.tools, one_call=one_call) if is_forced else chat.json_schema
     sampling = sampling_of(
         chat, deps.sampling, prompt_tokens=len(rendered.ids), context_length=deps.frontend.context_length
@@ -101,7 +125,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         request_id=f"req-{uuid.uuid4().hex}",
         scope=Scope(caller.user, session_id),
         received_at=received_at,
-        messages=tuple(messages),
+        messages=tuple(prompt.messages),
         tools_json=orjson.dumps(tools).decode() if tools else None,
         template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else None,
         prompt_ids=rendered.ids,
@@ -125,7 +149,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         session_done=bool(chat.session_done) or headers.get("x-session-done", "").strip().lower() in _TRUE,
         wants_log_probs=bool(chat.logprobs),
         one_call=one_call,
-        demands_call=choice.is_demand,
+        demands_call=prompt.demands_call,
         is_forced=is_forced,
     )
 

@@ -26,7 +26,7 @@ from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompleti
 from openclaw_rl.proxy.dialects.base import Asked
 from openclaw_rl.proxy.model_names import ModelNames, model_card, model_list
 from openclaw_rl.proxy.reply import Reply
-from openclaw_rl.proxy.request import Prepared, prepare
+from openclaw_rl.proxy.request import Prepared, prepare, render
 from openclaw_rl.web import bodies
 from openclaw_rl.web.auth import Caller, Keys
 from openclaw_rl.web.bodies import answer, answer_unread, read_body
@@ -190,9 +190,8 @@ class _CountRoute(_Endpoint):
     async def _answer(
         self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
-        chat = body.chat
-        rendered = await self._deps.frontend.render_async(chat.messages, chat.offered_tools, chat.template_kwargs)
-        text = orjson.dumps({"input_tokens": len(rendered.ids)})
+        prompt = await render(self._deps, caller, body.chat)
+        text = orjson.dumps({"input_tokens": len(prompt.rendered.ids)})
         await answer(send, 200, text, self._dialect.headers(request_id))
 
 

@@ -1,12 +1,12 @@
 """The commands of a chat, carried out: `/rl good`, `/rl bad why`, `/rl undo`, `/rl status`, `/rl wishes`.
 
 A rating goes to the reply that this chat showed last, and to a reply of the same user alone. It is the same feedback as
-that of `POST /v1/feedback`.
+that of `POST /v1/feedback`. SDKs send a request again that got no answer in time: a repeated command has no effect.
 """
 
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 
 import structlog
 
@@ -14,9 +14,9 @@ from openclaw_rl.errors import LedgerError, RequestError
 from openclaw_rl.ledger import Effect, Ledger, TurnRecord
 from openclaw_rl.server.api.feedback import FeedbackBody, FeedbackDeps, record
 from openclaw_rl.sessions import commands
-from openclaw_rl.sessions.commands import Command
+from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import OpenTurn, TurnState, Wish
+from openclaw_rl.types import TurnState, Wish
 from openclaw_rl.web.auth import Caller
 
 log = structlog.get_logger()
@@ -29,10 +29,12 @@ _USAGE = (
     "sees them."
 )
 _NO_REPLY = (
-    "There is no recorded reply before this message, so nothing was rated. A reply is recorded when it is complete; "
-    "after a restart, and in a chat without a session id, an older one cannot be found again."
+    "There is no recorded reply before this message, so nothing was rated. A reply is recorded when it is complete. "
+    "After a restart it is found again only as the newest one of a session id, and only if the client sends it along."
 )
 _LONGEST = 200
+_MOST_UNDONE = 1000
+"""Requests that took a rating back and are known; an SDK repeats one within minutes."""
 _EFFECTS = {
     Effect.JUDGED: "It waits for the next training step.",
     Effect.RESCORED: "It is scored again, and waits for the next training step.",
@@ -51,52 +53,67 @@ class ChatCommands:
     training: TrainingSettings
     aim: float
     """The learned share at which a wish is learned."""
+    _undone: dict[str, None] = field(default_factory=dict)
+    """Names of the newest requests that took a rating back, oldest first."""
 
-    async def answer(self, command: Command, caller: Caller, session_id: str | None, turn: OpenTurn | None) -> str:
+    async def answer(self, command: Command, caller: Caller, chat: CommandedChat) -> str:
         """Carry out a command; return the words of the answer.
 
-        turn: the open turn whose reply was read last; None: the newest one of the session, if there is any.
+        It is about the chat's open turn. Without one, it is about the session's newest turn, if that reply is the last
+        in the chat.
         """
         try:
-            return await self._answer(command, caller, session_id, turn)
+            return await self._answer(command, caller, chat)
         except (LedgerError, RequestError) as error:
             log.warning("command_failed", verb=command.verb, error=str(error))
             return f"`/rl {command.verb}` failed: {error}"
 
-    async def _answer(self, command: Command, caller: Caller, session_id: str | None, turn: OpenTurn | None) -> str:
+    async def _answer(self, command: Command, caller: Caller, chat: CommandedChat) -> str:
         match command.verb:
             case commands.WISHES:
                 return self._wishes(await self.ledger.wishes(user=caller.user))
             case commands.HELP:
                 return _USAGE
-        turn_id = turn.turn_id if turn is not None else await self._newest(caller, session_id)
+        turn_id = chat.turn.turn_id if chat.turn is not None else await self._newest(caller, chat)
         if command.verb == commands.STATUS:
             return await self._status(caller, turn_id)
         if turn_id is None:
             return _NO_REPLY
         if command.verb == commands.UNDO:
-            return await self._undo(caller, turn_id, turn)
-        return await self._rate(command, caller, turn_id)
+            return await self._undo(caller, turn_id, chat)
+        return await self._rate(command, caller, turn_id, chat)
 
-    async def _newest(self, caller: Caller, session_id: str | None) -> str | None:
-        if session_id is None:
+    async def _newest(self, caller: Caller, chat: CommandedChat) -> str | None:
+        if chat.session_id is None:
             return None
-        found = await self.ledger.feedback_target(user=caller.user, session_id=session_id)
-        return None if found is None else found.turn_id
+        found = await self.ledger.feedback_target(user=caller.user, session_id=chat.session_id)
+        record = None if found is None else await self.ledger.turn(found.turn_id)
+        # A branch of the chat, or a chat whose end was taken back, shows another reply than the newest.
+        return record.turn.turn_id if record is not None and chat.shows(record.turn.reply) else None
 
-    async def _rate(self, command: Command, caller: Caller, turn_id: str) -> str:
+    async def _rate(self, command: Command, caller: Caller, turn_id: str, chat: CommandedChat) -> str:
         is_good = command.verb == commands.GOOD
-        body = FeedbackBody(
-            turn_id=turn_id, value=is_good, comment=command.why, feedback_id=f"{_MARK}{uuid.uuid4().hex}"
-        )
+        feedback_id = _MARK + _name(turn_id, chat)
+        body = FeedbackBody(turn_id=turn_id, value=is_good, comment=command.why, feedback_id=feedback_id)
         outcome = await record(self.feedback, caller, body)
         why = f" Your wish: {_short(command.why)!r}." if command.why else ""
         said = f"{'👍' if is_good else '👎'} The reply is rated {command.verb}.{why} {_EFFECTS[outcome.effect]}"
         return said + " `/rl undo` takes it back."
 
-    async def _undo(self, caller: Caller, turn_id: str, turn: OpenTurn | None) -> str:
-        key = None if turn is None else turn.key
-        outcome = await self.ledger.take_back_feedback(turn_id, user=caller.user, prefix=_MARK, key=key)
+    async def _undo(self, caller: Caller, turn_id: str, chat: CommandedChat) -> str:
+        key, name = None if chat.turn is None else chat.turn.key, _name(turn_id, chat)
+        if name in self._undone:
+            return "The rating was taken back already; a repeated request takes back no other."
+        self._undone[name] = None  # before the write: a client that waits no longer sends its request once more
+        while len(self._undone) > _MOST_UNDONE:
+            del self._undone[next(iter(self._undone))]
+        try:
+            outcome = await self.ledger.take_back_feedback(turn_id, user=caller.user, prefix=_MARK, key=key)
+        except LedgerError:
+            self._undone.pop(name, None)
+            raise
+        if outcome is None or outcome.effect is Effect.LATE:
+            self._undone.pop(name, None)
         if outcome is None:
             return "No `/rl good` or `/rl bad` of yours is on the reply before this message."
         if outcome.effect is Effect.LATE:
@@ -144,6 +161,11 @@ class ChatCommands:
         if wish.learned_share is not None:
             told.append(f"learned {100 * min(max(wish.learned_share / self.aim, 0.0), 1.0):.0f} %")
         return f"{wish.wish_id}. {_short(wish.text)} – {', '.join(told)}"
+
+
+def _name(turn_id: str, chat: CommandedChat) -> str:
+    """Return a name that the same command on the same turn, at the same place of the chat, has again."""
+    return sha256(f"{chat.place} {turn_id}".encode()).hexdigest()[:32]
 
 
 def _fate(record: TurnRecord) -> str:

@@ -32,6 +32,8 @@ _TITLE_PROMPTS = ("Analyze this conversation and provide:", "Provide a concise,"
 _TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
 _LONGEST = 1000
 """Characters; a longer id is replaced by its digest, because the reply's header holds it and clients bound headers."""
+OTHER = "other"
+"""Kind of a side request that nothing but the caller's word or the setting makes one."""
 _TRIGGERS = {
     "heartbeat": "heartbeat",
     "cron": "cron",
@@ -65,12 +67,12 @@ def classify(
     marked = coding_agents.background_kind(headers) or openclaw.background_request(messages, tools=tools)
     marked = marked or (None if tools else about_a_chat(messages))
     if said == TurnType.SIDE:
-        return Classified(TurnType.SIDE, marked or "other")
+        return Classified(TurnType.SIDE, marked or OTHER)
     if kind := _TRIGGERS.get(said) or marked:
         return Classified(TurnType.SIDE, kind)
     if said == "user" or openclaw.is_agent_request(messages) or default is TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
-    return Classified(TurnType.SIDE, "other")
+    return Classified(TurnType.SIDE, OTHER)
 
 
 def about_a_chat(messages: Sequence[Message]) -> str | None:

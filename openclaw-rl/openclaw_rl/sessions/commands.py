@@ -7,9 +7,11 @@ pairing never see them. Words of the client around the line (a time stamp, a rem
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import own_words
+from openclaw_rl.sessions.conversation_key import History, conversation, digest, own_words
+from openclaw_rl.types import OpenTurn
 
 _LINE = re.compile(r"/rl(?:[ \t]+(?P<verb>\S+)(?:[ \t]+(?P<rest>[^\n]+))?)?\Z", re.IGNORECASE)
 _LONGEST = 20_000
@@ -29,12 +31,37 @@ class Command:
     """Words behind `bad`: the user's wish."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommandedChat:
+    """The chat that a command stands in."""
+
+    session_id: str | None
+    turn: OpenTurn | None
+    """The open turn whose reply was read last; None if it is not open, or not known."""
+    reply_hash: str | None
+    """Digest of the last reply that the chat shows; None without one."""
+    place: str
+    """Digest of all messages, all commands and their answers included: a request that is sent again has the same."""
+
+    @classmethod
+    def of(cls, session_id: str | None, turn: OpenTurn | None, messages: Sequence[Message]) -> Self:
+        """messages: all of the chat; the last one is the command."""
+        shown = conversation(without_commands(messages[:-1]))
+        replies = [message for message in shown if message.role == "assistant"]
+        place = History.of(conversation(messages)).whole
+        return cls(session_id, turn, digest(replies[-1]) if replies else None, place)
+
+    def shows(self, reply: Message) -> bool:
+        """Return True if this reply is the last one of the chat."""
+        return digest(reply) == self.reply_hash
+
+
 def command_of(message: Message) -> Command | None:
     """Return the command that the message is, or None."""
     if message.role != "user":
         return None
     text = message.text()
-    if len(text) > _LONGEST or ("/rl" not in text and "/RL" not in text):
+    if len(text) > _LONGEST or "/rl" not in text.lower():
         return None
     line = _LINE.match(own_words(message).strip())
     if line is None:

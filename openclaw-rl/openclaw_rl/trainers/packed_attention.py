@@ -3,7 +3,7 @@
     row        a a a a b b b c c c c c        positions   0 1 2 3 0 1 2 0 1 2 3 4
 
 Promises: each sequence's numbers are those it has alone, within the kernel's rounding. Memory grows with the row's
-length and never with its square.
+length and not with its square, but for a sequence with a mask of its own (`_split`) and for soft caps.
 
 Two kernels compute the same: `varlen` (torch's own variable-length flash attention, CUDA, 16 bits) and `split` (one
 causal SDPA call a sequence; any device and type). `choose_kernel` measures both on the card, gradients included, and
@@ -203,6 +203,11 @@ def _varlen_parameters() -> Mapping[str, inspect.Parameter]:
 
 
 def _split(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule: ScoreRule) -> Tensor:
+    """Attend sequence by sequence with torch's own kernel.
+
+    A sequence with a stem (it begins in another one), or longer than the window, gets a dense [queries, keys] mask: its
+    memory grows with their product, and the kernel's causal form does not apply.
+    """
     ends = [0, *accumulate(layout.lengths)]
     parts = []
     for (start, end), seen in zip(pairwise(ends), layout.seen, strict=True):

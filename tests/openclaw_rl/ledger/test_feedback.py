@@ -34,7 +34,7 @@ async def scored(ledger: Ledger, turn_id: str, reward: float | None) -> None:
     sample = Sample(
         turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=reward
     )
-    await ledger.record_sample(sample, seen_feedback=len(judged.feedback))
+    await ledger.record_sample(sample, seen_feedback=judged.feedback_ids)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ async def test_a_judge_that_comes_after_the_user_changes_nothing(ledger, driver,
     await ledger.record_verdict(turn_id, Verdict(1, (1,), "llm"))
     (judged,) = await ledger.to_score(10)
     assert (judged.verdict.value, judged.verdict.source) == (-1, "feedback")
-    await ledger.drop(turn_id, DropReason.UNJUDGED, "no quorum", seen_feedback=0)
+    await ledger.drop(turn_id, DropReason.UNJUDGED, "no quorum", seen_feedback=())
     assert await driver.state(turn_id) == "judged"
 
 
@@ -101,11 +101,28 @@ async def test_a_score_that_did_not_know_what_was_said_is_not_written(ledger, dr
     old = Sample(
         turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=1.0
     )
-    await ledger.record_sample(old, seen_feedback=len(judged.feedback))
-    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=len(judged.feedback))
+    await ledger.record_sample(old, seen_feedback=judged.feedback_ids)
+    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=judged.feedback_ids)
     assert await driver.state(turn_id) == "judged"
     await scored(ledger, turn_id, -1.0)
     assert (await ledger.turn(turn_id)).sample.reward == -1.0
+
+
+async def test_a_score_that_knew_feedback_which_was_taken_back_is_not_written(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=-1.0, comment="shorter", feedback_id="rl-1")
+    (judged,) = await ledger.to_score(10)
+    turn = judged.turn
+    old = Sample(
+        turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=-1.0
+    )
+    await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-", key=KEY)
+    await say(turn_id, value=1.0, feedback_id="rl-2")  # one piece again, but another
+    await ledger.record_sample(old, seen_feedback=judged.feedback_ids)
+    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=judged.feedback_ids)
+    assert (await ledger.turn(turn_id)).state == "judged"
+    await scored(ledger, turn_id, 1.0)
+    assert (await ledger.turn(turn_id)).sample.reward == 1.0
 
 
 @pytest.mark.parametrize(

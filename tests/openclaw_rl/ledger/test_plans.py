@@ -85,7 +85,7 @@ def _sorts_few(sql: str) -> bool:
 async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, make_driver, ledger_path, clock):
     driver = make_driver(watched)
     await watched.count_side(SideCount("ann", "s", "title", 1, 1, 200, 1.0))
-    await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=0)
+    await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=())
     first, _ = await driver.step(size=4)
     await driver.serve(first)
     second, _ = await driver.step()

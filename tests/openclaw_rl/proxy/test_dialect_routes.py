@@ -9,8 +9,10 @@ import pytest
 from chats import CALL, TOOLS, ids_of
 from pydantic import SecretStr
 
+from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import ApiKey, ServerSettings
 from openclaw_rl.testing import Scripted
+from openclaw_rl.web.auth import Caller
 
 THOUGHT, SAID, RESULT = "I use ls.", "I look.", "a.py"
 FUNCTION = TOOLS[0]["function"]
@@ -80,6 +82,28 @@ async def test_one_conversation_with_a_thought_and_a_call_is_one_prompt(qwen, pr
         count = await proxy.client.post("/v1/messages/count_tokens", json={**MESSAGES, "max_tokens": None})
         assert count.json() == {"input_tokens": len(proxy.book.requests[0].prompt_ids)}
         assert len(proxy.book.requests) == 6
+
+
+class Noted:
+    """Answers every command alike."""
+
+    async def answer(self, command: Command, caller: Caller, chat: CommandedChat) -> str:
+        return "Noted."
+
+
+async def test_a_count_is_that_of_the_prompt_of_the_same_request(qwen, proxy_over) -> None:
+    """A forced call has no thought, and commands are in no prompt."""
+    asked, *rest = MESSAGES["messages"]
+    command = [{"role": "user", "content": "/rl status"}, {"role": "assistant", "content": "Noted."}]
+    body = {**MESSAGES, "messages": [*command, asked, *rest], "tool_choice": {"type": "any"}}
+    async with proxy_over(qwen, has_grammars=True, commands=Noted()) as proxy:
+        proxy.fake.script(Scripted(ids=ids_of(qwen, '[{"name": "exec", "parameters": {"command": "ls"}}]')))
+        assert (await proxy.client.post("/v1/messages", json=body)).status_code == 200
+        count = await proxy.client.post("/v1/messages/count_tokens", json={**body, "max_tokens": None})
+        (request,) = proxy.book.requests
+        assert count.json() == {"input_tokens": len(request.prompt_ids)}
+        plain = await proxy.client.post("/v1/messages/count_tokens", json=MESSAGES)
+        assert plain.json() != count.json()  # an empty thought opens the forced reply
 
 
 async def test_the_reply_names_its_turn_its_session_and_its_version(qwen, proxy_over) -> None:

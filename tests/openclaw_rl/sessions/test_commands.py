@@ -19,6 +19,7 @@ def reply(text: str) -> Message:
     [
         ("/rl good", Command("good")),
         ("  /RL  Good \n", Command("good")),
+        ("/Rl bad", Command("bad")),  # a phone's keyboard
         ("/rl bad", Command("bad")),
         ("/rl bad too long, and in German", Command("bad", "too long, and in German")),
         ("/rl undo", Command("undo")),

@@ -24,8 +24,8 @@ _WITHOUT = ("mcp_servers", "container", "context_management")
 """Fields that are served without."""
 _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(?:\n+|\Z)")
 """The line that Claude Code (2.1.36 and later) puts first in its system prompt."""
-_REMINDER = re.compile(r"\s*<system-reminder>.*</system-reminder>\s*\Z", re.DOTALL)
-"""A text of the client itself, which no user wrote."""
+_REMINDER = re.compile(r"(?:\s*<system-reminder>(?:(?!</system-reminder>).)*</system-reminder>)+\s*\Z", re.DOTALL)
+"""A text of the client itself, which no user wrote: reminders, and no word between them."""
 _SESSION = re.compile(r'(?:_session_|"session_id": ?")([\w-]{8,100})')
 """The session in `metadata.user_id`, in both forms that Claude Code has used."""
 

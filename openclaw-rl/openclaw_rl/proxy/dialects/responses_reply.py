@@ -99,7 +99,7 @@ class ResponseEvents:
         return out
 
     def end(self, outcome: Outcome) -> bytes:
-        out = self._close()
+        out = self._close(_status(outcome))
         response = self.response(outcome)
         return out + self._event(f"response.{response['status']}", response=response)
 
@@ -111,14 +111,13 @@ class ResponseEvents:
 
     def response(self, outcome: Outcome) -> dict[str, Any]:
         """Return the response object of a complete reply."""
-        self._close(status="incomplete" if outcome.finish_reason == "length" else "completed")
+        status = _status(outcome)
+        self._close(status)
         for item in self._items:
             if item["type"] == "message" and self.log_probs:
                 item["content"][0]["logprobs"] = [entry.json() for entry in self.log_probs]
-        if outcome.finish_reason == "length":
-            cut = {"incomplete_details": {"reason": "max_output_tokens"}}
-            return self._object("incomplete", outcome.usage) | cut
-        return self._object("completed", outcome.usage)
+        cut = {"incomplete_details": {"reason": "max_output_tokens"}} if status == "incomplete" else {}
+        return self._object(status, outcome.usage) | cut
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
@@ -250,6 +249,10 @@ class ResponseEvents:
             "metadata": raw.get("metadata") or {},
             **{name: raw.get(name) for name in _ECHOED},
         }
+
+
+def _status(outcome: Outcome) -> str:
+    return "incomplete" if outcome.finish_reason == "length" else "completed"
 
 
 def _given(fields: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -107,6 +107,16 @@ def test_the_users_words_beside_a_result_are_a_message_of_their_own() -> None:
     ]
 
 
+def test_reminders_alone_belong_to_the_result_and_words_between_them_to_the_user() -> None:
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
+    for text in (REMINDER, f"\n{REMINDER}\n{REMINDER}\n"):
+        (told,) = messages({"role": "user", "content": [result, {"type": "text", "text": text}]})
+        assert (told["role"], told["content"]) == ("tool", f"done\n{text}")
+    between = f"{REMINDER}\nNo, the other one.\n{REMINDER}"
+    told, said = messages({"role": "user", "content": [result, {"type": "text", "text": between}]})
+    assert (told["content"], said["role"], said["content"]) == ("done", "user", between)
+
+
 def test_texts_of_a_reply_belong_together_and_a_redacted_thought_is_left_out() -> None:
     blocks = [
         {"type": "redacted_thinking", "data": "x"},

@@ -100,13 +100,27 @@ def test_a_thought_is_a_summary_for_a_client_that_asked_for_one() -> None:
 
 def test_a_reply_at_its_limit_is_incomplete() -> None:
     outcome = Outcome(Message(role="assistant", content="Hel"), "length", USAGE)
-    last = stream(OpenAIResponses(), [Delta("", "Hel")], outcome)[-1]
+    *_, done, last = stream(OpenAIResponses(), [Delta("", "Hel")], outcome)
+    assert (done["type"], done["item"]["status"]) == ("response.output_item.done", "incomplete")
     assert last["type"] == "response.incomplete"
+    assert last["response"]["output"] == [done["item"]]
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     whole = json.loads(OpenAIResponses().whole(asked(OpenAIResponses()), outcome))
     assert whole["output"][0]["status"] == "incomplete"
     last = stream(AnthropicMessages(), [Delta("", "Hel")], outcome)[-2]
     assert last["delta"]["stop_reason"] == "max_tokens"
+
+
+def test_log_probs_of_all_tokens_stand_in_the_text_of_the_complete_response_and_in_no_event() -> None:
+    tokens = [TokenLogProb("I think.", -0.1), TokenLogProb("Hi", -0.5), TokenLogProb("<tool_call>", -0.2)]
+    made = OpenAIResponses().events(asked(OpenAIResponses(), include=["message.output_text.logprobs"]))
+    outcome = Outcome(REPLY, "tool_calls", USAGE, tuple(tokens))
+    steps = (Delta("I think."), Delta("", "Hi"), Delta("", "", CALLS[:1]))
+    data = made.opening() + b"".join(made.delta(step, [token]) for step, token in zip(steps, tokens, strict=True))
+    *before, last = events(data + made.end(outcome))
+    assert all(event["logprobs"] == [] for event in before if event["type"].startswith("response.output_text."))
+    (text,) = [item for item in last["response"]["output"] if item["type"] == "message"]
+    assert [entry["token"] for entry in text["content"][0]["logprobs"]] == [token.token for token in tokens]
 
 
 def test_log_probs_stand_in_the_text() -> None:
