@@ -24,8 +24,8 @@ export function show(root, { path: [wanted], signal }) {
     put(list, wishes.length ? [...wishes].reverse().sort(byState).map(card) : h("li", { class: "empty soft" },
       "No wish yet. Say what was wrong with a reply, in a whole sentence: “No, that is too long. Please answer in one sentence.”"));
     const place = list.querySelector(`[data-wish="${focused ?? (isFirst ? wanted ?? "" : "")}"]`);
-    const same = had && place?.querySelector(had.tagName.toLowerCase());
-    (same ?? place)?.focus();
+    const same = had && !had.matches("[data-wish]") && place?.querySelector(had.tagName.toLowerCase());
+    (same || place)?.focus();
     for (const id of unfolded) list.querySelector(`[data-wish="${id}"] details`)?.setAttribute("open", "");
     isFirst = false;
   }
