@@ -18,13 +18,16 @@ export function watch(told, signal) {
   if (pulse.at) told(pulse);
 }
 
-let timer = 0;
+let timer = 0, newest = 0;
 
-/** Ask now, and then again and again. */
+/** Ask now, and then again and again; an earlier question that still runs goes on to nothing. */
 export async function beat() {
   clearTimeout(timer);
+  newest += 1;
+  const own = newest;
   if (!document.hidden) {
     await ask();
+    if (own !== newest) return;
     for (const told of watchers) told(pulse);
   }
   timer = setTimeout(beat, EVERY_MS);

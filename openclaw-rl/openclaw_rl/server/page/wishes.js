@@ -16,13 +16,17 @@ export function show(root, { path: [wanted], signal }) {
   async function look() {
     const { wishes } = await asUser("v1/wishes", { signal });
     const now = JSON.stringify(wishes);
-    if (now === shown || (list.contains(document.activeElement) && document.activeElement.matches("input"))) return;
+    if (now === shown) return;
     shown = now;
-    const focused = document.activeElement?.closest("[data-wish]")?.dataset.wish;
+    const had = list.contains(document.activeElement) ? document.activeElement : null; // the focus, and what is unfolded, stay
+    const focused = had?.closest("[data-wish]")?.dataset.wish;
+    const unfolded = Array.from(list.querySelectorAll("details[open]"), (one) => one.closest("[data-wish]").dataset.wish);
     put(list, wishes.length ? [...wishes].reverse().sort(byState).map(card) : h("li", { class: "empty soft" },
       "No wish yet. Say what was wrong with a reply, in a whole sentence: “No, that is too long. Please answer in one sentence.”"));
     const place = list.querySelector(`[data-wish="${focused ?? (isFirst ? wanted ?? "" : "")}"]`);
-    if (place) { place.focus(); place.scrollIntoView({ block: "nearest" }); }
+    const same = had && place?.querySelector(had.tagName.toLowerCase());
+    (same ?? place)?.focus();
+    for (const id of unfolded) list.querySelector(`[data-wish="${id}"] details`)?.setAttribute("open", "");
     isFirst = false;
   }
 
