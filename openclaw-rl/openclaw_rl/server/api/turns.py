@@ -130,14 +130,17 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
     async def turns(who: Reads, asked: Annotated[TurnQuery, Query()]) -> JSONResponse:
         """Return turns, newest first, with the starts of their texts; `next` is null at the end of the list.
 
-        A search by words, verdict, source or practice looks at the newest few thousand turns from `before` on. It may
-        return fewer than `limit`, or none, and still have a `next`."""
+        A search by words, verdict, source or practice, or by two conditions, looks at the newest few thousand turns
+        from `before` on. It may return fewer than `limit`, or none, and still have a `next`. `looked_at` counts them.
+        """
         if who.user is not None and asked.user not in (None, who.user):
             raise RequestError("a chat key reads the turns of its own user", status=403, code="not_yours", param="user")
         page = await ledger.search(
             asked.filter(asked.user if who.user is None else who.user), limit=asked.limit, before=asked.before
         )
-        return JSONResponse({"turns": [plain(row) for row in page.turns], "next": page.next})
+        return JSONResponse(
+            {"turns": [plain(row) for row in page.turns], "next": page.next, "looked_at": page.looked_at}
+        )
 
     @router.get("/v1/turns/{turn_id}")
     async def turn(who: Reads, turn_id: str) -> JSONResponse:
