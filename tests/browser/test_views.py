@@ -56,6 +56,34 @@ def test_turns_are_searched_filtered_and_read_in_full(learned, visitor, shot):
     page.get_by_role("button", name="Leave out").click()
     page.get_by_role("dialog").get_by_role("button", name="Leave it out").click()
     expect(page.locator("dl")).to_contain_text("it was left out of training")
+    page.get_by_role("button", name="Bad", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Override").click()
+    expect(page.locator("#told")).to_have_text("Recorded. It changes nothing for this turn.")
+
+
+def test_a_reply_that_the_user_wrote_has_no_verdict_to_override(site, visitor):
+    turn = site.chat("write it yourself", session="written")
+    site.rate(turn, demonstration="as I wrote it")
+    page = visitor.open(f"#/turns/{turn}-demo", as_admin=True)
+    expect(page.locator("dl")).to_contain_text("its user, in place of this reply")
+    expect(page.locator("main")).to_contain_text("The user's own reply: every trained token is a target")
+    expect(page.get_by_role("button", name="Forget this session")).to_be_visible()
+    expect(page.get_by_role("button", name="Good", exact=True)).to_have_count(0)
+
+
+def test_the_content_of_a_turn_is_asked_for_only_when_it_changed(site, visitor):
+    turn = site.chat("look at me", session="looked at")
+    page = visitor.open(f"#/turns/{turn}", as_admin=True)
+    asked: list[str] = []
+    expect(page.locator("dl")).to_contain_text("looked at")
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    for _ in range(2):
+        with page.expect_response("**/state"):
+            pass
+    assert [name for name in asked if name.startswith((turn, "tokens"))] == []
+    site.rate(turn, value=True)
+    expect(page.locator("main")).to_contain_text("good by feedback")
+    assert f"{turn}?tokens=false" in asked
 
 
 def test_a_session_is_forgotten(site, visitor):

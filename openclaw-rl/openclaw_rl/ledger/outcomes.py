@@ -37,6 +37,17 @@ class Outcome:
     """Newest of these versions."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnMark:
+    """State of a turn, and counts that grow with each change: a reader of the turn sees when to read it again."""
+
+    state: TurnState
+    events: int
+    feedback: int
+    demonstration_of: str | None
+    """Id of the turn that this one corrects; None: a reply of the policy."""
+
+
 class Outcomes(LedgerPart):
     """Reads of outcomes, for the users of the replies."""
 
@@ -51,6 +62,17 @@ class Outcomes(LedgerPart):
         """Return the user of a turn; None if there is no such turn."""
         found = db.execute("SELECT user FROM turn JOIN request USING (id) WHERE turn_id = ?", (turn_id,)).fetchone()
         return None if found is None else str(found[0])
+
+    @read
+    def turn_mark(self, db: sqlite3.Connection, turn_id: str) -> TurnMark | None:
+        """Return the mark of a turn, without its content; None if there is no such turn."""
+        found = db.execute(
+            "SELECT state, (SELECT count(*) FROM event WHERE event.turn = turn.id), (SELECT count(*) FROM feedback"
+            " WHERE feedback.turn = turn.id), (SELECT of.turn_id FROM turn AS of WHERE of.id = turn.demonstration_of)"
+            " FROM turn WHERE turn_id = ?",
+            (turn_id,),
+        ).fetchone()
+        return None if found is None else TurnMark(TurnState(found[0]), *found[1:])
 
 
 def _outcome(db: sqlite3.Connection, turn_id: str, user: str) -> Outcome | None:

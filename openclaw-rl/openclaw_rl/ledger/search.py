@@ -31,8 +31,8 @@ _SUMMARY = (
     " WHERE of.id = turn.practice_of) AS practice_of, wish, (SELECT feedback.value FROM feedback"
     " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1)"
     " AS feedback, request.messages, reply.message, near.id AS place FROM ({near}) AS near"
-    " LEFT JOIN turn ON turn.id = near.id LEFT JOIN request ON request.id = turn.id LEFT JOIN reply ON reply.id = turn.id"
-    " LEFT JOIN verdict ON verdict.id = turn.id"
+    " LEFT JOIN turn ON turn.id = near.id LEFT JOIN request ON request.id = turn.id"
+    " LEFT JOIN reply ON reply.id = turn.id LEFT JOIN verdict ON verdict.id = turn.id"
 )
 
 

@@ -88,6 +88,7 @@ async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, 
     driver = make_driver(watched)
     await watched.count_side(SideCount("ann", "s", "title", 1, 1, 200, 1.0))
     await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=0)
+    await watched.leave_out(await driver.paired(), "by the user")
     first, _ = await driver.step(size=4)
     await driver.serve(first)
     second, _ = await driver.step()
@@ -208,6 +209,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.step_makeup([number]),
         watched.outcomes([turn_id], user="ann"),
         watched.owner(turn_id),
+        watched.turn_mark(turn_id),
     ):
         await call
     assert faults(ledger_path) == []
