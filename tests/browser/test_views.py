@@ -18,6 +18,10 @@ def learned(site):
     return site
 
 
+def told(message):
+    return {"error": {"message": message}}
+
+
 def test_a_wish_appears_is_made_general_and_removed(learned, visitor, shot):
     page = visitor.open("#/wishes")
     card = page.locator(".card", has_text="Please answer more briefly.")
@@ -107,7 +111,9 @@ def test_a_filter_keeps_the_focus(learned, visitor):
 def test_what_did_not_change_is_not_drawn_again(learned, visitor):
     page = visitor.open("#/state", as_admin=True)
     page.locator(".queue a").first.focus()
-    page.evaluate("window.kept = [document.activeElement, document.querySelector('.panel'), line.lastElementChild]")
+    page.evaluate(
+        "window.kept = [document.activeElement, document.querySelector('.panel'), document.querySelector('#line .dot')]"
+    )
     for _ in range(3):
         with page.expect_response("**/v1/admin/status"):
             pass

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openclaw_rl.ledger.records import BY_OPERATOR
 from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
@@ -29,6 +30,8 @@ class Outcome:
     """State of the version that trained on it."""
     demonstration: "Outcome | None" = None
     """Outcome of the newest reply that the user wrote instead."""
+    is_operators: bool = False
+    """The operator gave the newest value, in the user's place."""
     wish_id: int | None = None
     """Wish whose source this turn is."""
     practised: int = 0
@@ -78,10 +81,11 @@ class Outcomes(LedgerPart):
 def _outcome(db: sqlite3.Connection, turn_id: str, user: str) -> Outcome | None:
     row = db.execute(
         "SELECT turn.id, turn_id, turn.state, turn.reason, verdict.value, verdict.source, trained_in,"
-        " version.state AS version_state, (SELECT value FROM feedback WHERE feedback.turn = turn.id AND value IS NOT"
-        " NULL ORDER BY feedback.id DESC LIMIT 1) AS feedback FROM turn JOIN request USING (id)"
+        " version.state AS version_state, feedback.value AS feedback, feedback_id FROM turn JOIN request USING (id)"
         " LEFT JOIN verdict USING (id) LEFT JOIN version ON weight_version = trained_in"
-        " WHERE turn_id = ? AND +user = ?",
+        " LEFT JOIN feedback ON feedback.id = (SELECT said.id FROM feedback AS said"
+        " WHERE said.turn = turn.id AND said.value IS NOT NULL ORDER BY said.id DESC LIMIT 1)"
+        " WHERE turn_id = ? AND +request.user = ?",
         (turn_id, user),
     ).fetchone()
     if row is None:
@@ -111,6 +115,7 @@ def _outcome(db: sqlite3.Connection, turn_id: str, user: str) -> Outcome | None:
         trained_in=row["trained_in"],
         version_state=row["version_state"],
         demonstration=None if written is None else _outcome(db, written[0], user),
+        is_operators=str(row["feedback_id"]).startswith(BY_OPERATOR),
         wish_id=wish[0],
         practised=practised,
         practised_in=newest,

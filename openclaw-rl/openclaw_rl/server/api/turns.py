@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Effect, Ledger
-from openclaw_rl.ledger.records import TurnRecord
+from openclaw_rl.ledger.records import BY_OPERATOR, TurnRecord
 from openclaw_rl.ledger.search import TurnFilter
 from openclaw_rl.server.api.status import plain
 from openclaw_rl.types import Feedback, LogProbs, TurnState
@@ -185,7 +185,7 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
         effect = None
         try:
             if body.verdict is not None:
-                name = f"verdict-{uuid.uuid4().hex}"
+                name = f"{BY_OPERATOR if who.user is None else 'verdict-'}{uuid.uuid4().hex}"
                 said = Feedback(name, turn_id, deps.clock(), value=float(body.verdict))
                 effect = (await ledger.record_feedback(said, user=owner)).effect
                 if effect in (Effect.JUDGED, Effect.RESCORED):

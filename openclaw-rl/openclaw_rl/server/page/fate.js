@@ -9,7 +9,7 @@ const DEAD = ["rejected", "rolled_back", "lost"], LEARNED = ["serving", "retired
 export function steps(outcome) {
   const { state, verdict, source } = outcome;
   const found = [];
-  const judged = verdict === null ? null : `judged ${verdictWord(verdict)} by ${sourceWord(source)}`;
+  const judged = verdict === null ? null : `judged ${verdictWord(verdict)} by ${source === "feedback" && outcome.is_operators ? "the operator" : sourceWord(source)}`;
   if (state === "served") return [[STATES.served, "now"]];
   if (state === "paired") return [["answered", "done"], [STATES.paired, "now"]];
   if (judged) found.push([judged, "done"]);

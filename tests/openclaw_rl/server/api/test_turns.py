@@ -134,7 +134,11 @@ async def test_a_verdict_is_overridden_as_its_users_feedback(api):
     assert (record["verdict"]["value"], record["verdict"]["source"]) == (-1, "feedback")
     assert len(api.woken) == 1
     assert (await api.ask("/v1/turns/a", "key-bob", {"verdict": 1})).status_code == 404
+    (found,) = (await api.ask("/v1/outcomes?turn_id=a")).json()["outcomes"]
+    assert (found["feedback"], found["source"], found["is_operators"]) == (-1, "feedback", True)
     assert (await api.ask("/v1/turns/a", "key-ann", {"verdict": 0})).status_code == 200
+    (found,) = (await api.ask("/v1/outcomes?turn_id=a")).json()["outcomes"]
+    assert (found["feedback"], found["source"], found["is_operators"]) == (0, "feedback", False)
 
 
 async def test_a_turn_is_left_out_until_a_trainer_has_it(api):
