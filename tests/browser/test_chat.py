@@ -55,6 +55,45 @@ def test_a_reply_is_stopped_on_the_engine_too(browser, holding, how):
         assert len(holding.engine.aborted) > 0
 
 
+def test_a_reload_while_a_reply_streams_keeps_the_message(browser, holding):
+    with visiting(browser, holding) as visitor:
+        page = visitor.open()
+        holding.says(REPLY, hold_after=2)
+        say(page, "do not lose me")
+        expect(replies(page).locator(".text")).to_contain_text("the")
+        beside = visitor.open(page.evaluate("location.hash"))  # what is kept while the reply still streams
+        expect(beside.get_by_role("article", name="You")).to_contain_text("do not lose me")
+        holding.says("here it is", "and again")
+        beside.get_by_role("button", name="Ask again").click()
+        expect(replies(beside)).to_contain_text("here it is")
+        expect(beside.get_by_role("button", name="Ask again")).to_have_count(0)
+        beside.close()
+        page.reload()  # the browser may end the reply before it leaves the page, or not
+        expect(page.get_by_role("article", name="You")).to_contain_text("do not lose me")
+        page.get_by_role("button", name=re.compile("(Ask|Try) again")).click()
+        expect(replies(page)).to_contain_text("and again")
+
+
+def test_branches_stay_where_they_are_while_a_reply_streams(browser, holding):
+    with visiting(browser, holding) as visitor:
+        page = visitor.open()
+        holding.says("the first answer")
+        say(page, "red or blue?")
+        expect(replies(page)).to_contain_text("the first answer")
+        own = page.get_by_role("article", name="You")
+        own.get_by_role("button", name="Edit").click()
+        page.get_by_role("textbox", name="Edit the message").fill("cheese or chess?")
+        holding.says(REPLY, hold_after=2)
+        page.get_by_role("button", name="Send as a new branch").click()
+        expect(replies(page).locator(".text")).to_contain_text("the")
+        own.get_by_role("button", name="Earlier branch").click()
+        expect(own).to_contain_text("cheese or chess?")
+        page.get_by_role("button", name="Stop").click()
+        expect(replies(page)).to_contain_text("stopped")
+        own.get_by_role("button", name="Earlier branch").click()
+        expect(own).to_contain_text("red or blue?")
+
+
 def test_an_edit_and_another_try_are_branches(visitor, site):
     page = visitor.open()
     site.says("the first answer")
@@ -133,6 +172,45 @@ def feedback_lands(page, site, shot):
     expect(reply.locator(".way").first).to_contain_text(re.compile(r"trained in version \d"))
     expect(reply.locator(".way").last).to_contain_text(re.compile(r"your own reply.*trained in version \d", re.DOTALL))
     shot(page, "chat-learned")
+
+
+def test_a_rating_revives_a_reply_that_nobody_answered(visitor, site):
+    page = visitor.open()
+    site.says("the answer", "bye")
+    say(page, "rate me later")
+    way = replies(page).locator(".way")
+    expect(way).to_contain_text("waits for the next message or a rating")
+    turn = site.ask("GET", f"/v1/turns/{replies(page).get_attribute('data-turn')}")
+    site.chat("bye", session=turn["request"]["scope"]["session_id"], session_done=True)
+    expect(way).to_contain_text("nobody answered it")
+    replies(page).get_by_role("button", name=re.compile("Bad reply")).click()
+    expect(way).to_contain_text("judged bad by you")
+    expect(way).not_to_contain_text("nobody answered it")
+
+
+def test_a_reply_is_learned_only_when_its_version_has_passed_and_a_rollback_is_seen(visitor, site):
+    page, version = visitor.open(), {"state": "candidate", "serving": 6}
+
+    def outcomes(route):
+        answer = route.fetch()
+        found = answer.json()
+        for row in found["outcomes"]:
+            row |= {"state": "trained", "verdict": 1, "source": "rules", "trained_in": 7}
+            row["version_state"] = version["state"]
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/v1/outcomes*", outcomes)
+    page.route("**/healthz", lambda route: route.fulfill(json={"status": "ok", "weight_version": version["serving"]}))
+    site.says("the answer")
+    say(page, "learn from me")
+    steps = replies(page).locator(".way li")
+    expect(steps.last).to_have_text("version 7: waits for the gate")
+    expect(replies(page).locator(".way li.good")).to_have_count(0)
+    version |= {"state": "serving", "serving": 7}
+    expect(replies(page).locator(".way li.good")).to_have_text("trained in version 7")
+    expect(page.locator("#line")).to_contain_text("v7")
+    version |= {"state": "rolled_back", "serving": 6}
+    expect(steps.last).to_have_text("version 7: rolled back")
 
 
 def test_a_rating_is_taken_back(visitor, site):

@@ -120,6 +120,25 @@ def test_the_keyboard_is_enough(lived_in, visitor, shot):
     shown(page, "chat")
 
 
+def test_a_fresh_tab_takes_either_key_for_the_turns(browser, open_site):
+    site = open_site(server__api_keys=[{"key": ANN, "user": "ann"}, {"key": BOB, "user": "bob"}])
+    site.chat("a secret of bob", key=BOB)
+    site.chat("a question of ann", key=ANN)
+    for key, count in ((ANN, 1), (site.admin_key, 2)):
+        with visiting(browser, site) as visitor:
+            page = visitor.open("#/turns")
+            dialog = page.get_by_role("dialog", name="Admin key or chat key")
+            expect(dialog).not_to_contain_text("refused")
+            dialog.locator("input").fill("wrong")
+            page.keyboard.press("Enter")
+            expect(dialog).to_contain_text("That key was refused.")
+            dialog.locator("input").fill(key)
+            page.keyboard.press("Enter")
+            expect(page.locator(".item")).to_have_count(count)
+            expect(page.locator(".item", has_text="a question of ann")).to_be_visible()
+            expect(dialog).to_have_count(0)
+
+
 def test_a_chat_key_is_asked_for_once_and_shows_its_own_chats_alone(browser, open_site):
     site = open_site(server__api_keys=[{"key": ANN, "user": "ann"}, {"key": BOB, "user": "bob"}])
     site.chat("a secret of bob", key=BOB)
@@ -130,6 +149,8 @@ def test_a_chat_key_is_asked_for_once_and_shows_its_own_chats_alone(browser, ope
         page.get_by_role("textbox", name="Message").fill("hello")
         page.keyboard.press("Enter")
         dialog = page.get_by_role("dialog", name="Chat key")
+        expect(dialog).to_contain_text("It stays in this tab.")
+        expect(dialog).not_to_contain_text("refused")  # no key was given yet
         dialog.get_by_label("Chat key").fill("wrong")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("That key was refused.")

@@ -5,6 +5,7 @@ import re
 import signal
 
 import pytest
+from browsing import visiting
 from playwright.sync_api import expect
 
 
@@ -17,11 +18,22 @@ def learned(site):
     return site
 
 
+def told(message):
+    return {"error": {"message": message}}
+
+
 def test_a_wish_appears_is_made_general_and_removed(learned, visitor, shot):
     page = visitor.open("#/wishes")
     card = page.locator(".card", has_text="Please answer more briefly.")
     expect(card).to_contain_text("Asked in")
     shot(page, "wishes")
+    page.route(
+        "**/v1/wishes/*", lambda route: route.fulfill(status=503, json={"error": {"message": "the disk is full"}})
+    )
+    card.get_by_label("For every prompt").click()
+    expect(page.locator("#told")).to_have_text("the disk is full")
+    expect(card.get_by_label("For every prompt")).not_to_be_checked()
+    page.unroute("**/v1/wishes/*")
     card.get_by_label("For every prompt").check()
     expect(page.locator("#told")).to_contain_text("It holds for every prompt now.")
     card.get_by_role("button", name="Remove").click()
@@ -56,6 +68,84 @@ def test_turns_are_searched_filtered_and_read_in_full(learned, visitor, shot):
     page.get_by_role("button", name="Leave out").click()
     page.get_by_role("dialog").get_by_role("button", name="Leave it out").click()
     expect(page.locator("dl")).to_contain_text("it was left out of training")
+    page.get_by_role("button", name="Bad", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Override").click()
+    expect(page.locator("#told")).to_have_text("Recorded. It changes nothing for this turn.")
+
+
+def test_a_long_search_tells_how_far_it_came_and_goes_on(learned, visitor):
+    page, answers = visitor.open(), [{"turns": [], "next": 5, "looked_at": 4000}]
+    page.route("**/v1/turns?*", lambda route: route.fulfill(json=answers[-1]))
+    page.evaluate("key => sessionStorage.setItem('openclaw-rl.admin', key)", learned.admin_key)
+    page.evaluate("location.hash = '#/turns?q=nowhere'")
+    foot = page.locator(".foot")
+    expect(foot).to_contain_text("0 so far, searched the newest 100,000 turns")
+    answers.append({"turns": [], "next": None, "looked_at": 7})
+    foot.get_by_role("button", name="Search on").click()
+    expect(foot).to_have_text("Nothing was found.")
+
+
+def test_a_list_that_failed_is_tried_again(learned, visitor):
+    page = visitor.open()
+    page.route(
+        "**/v1/turns?*", lambda route: route.fulfill(status=503, json={"error": {"message": "the disk is slow"}})
+    )
+    page.evaluate("key => sessionStorage.setItem('openclaw-rl.admin', key)", learned.admin_key)
+    page.evaluate("location.hash = '#/turns'")
+    expect(page.locator(".foot")).to_contain_text("the disk is slow")
+    page.unroute("**/v1/turns?*")
+    page.locator(".foot").get_by_role("button", name="Try again").click()
+    expect(page.locator(".item").first).to_be_visible()
+
+
+def test_a_filter_keeps_the_focus(learned, visitor):
+    page = visitor.open("#/turns", as_admin=True)
+    expect(page.locator(".item").first).to_be_visible()
+    page.locator("select[name=state]").focus()
+    page.locator("select[name=state]").select_option("trained")
+    expect(page).to_have_url(re.compile("state=trained"))
+    expect(page.locator(".item").first).to_be_visible()
+    expect(page.locator("select[name=state]")).to_be_focused()
+
+
+def test_what_did_not_change_is_not_drawn_again(learned, visitor):
+    page = visitor.open("#/state", as_admin=True)
+    page.locator(".queue a").first.focus()
+    page.evaluate(
+        "window.kept = [document.activeElement, document.querySelector('.panel'), document.querySelector('#line .dot')]"
+    )
+    for _ in range(3):
+        with page.expect_response("**/v1/admin/status"):
+            pass
+    assert page.evaluate("window.kept.map((one) => one.isConnected)") == [True, True, True]
+    assert page.evaluate("document.activeElement === window.kept[0]")
+
+
+def test_a_reply_that_the_user_wrote_has_no_verdict_to_override(browser, open_site):
+    site = open_site(practice__idle_s=3600.0)  # its sample waits there, and is in no other test's batch
+    turn = site.chat("write it yourself", session="written")
+    site.rate(turn, demonstration="as I wrote it")
+    with visiting(browser, site) as visitor:
+        page = visitor.open(f"#/turns/{turn}-demo", as_admin=True)
+        expect(page.locator("dl")).to_contain_text("its user, in place of this reply")
+        expect(page.locator("main")).to_contain_text("The user's own reply: every trained token is a target")
+        expect(page.get_by_role("button", name="Forget this session")).to_be_visible()
+        expect(page.get_by_role("button", name="Good", exact=True)).to_have_count(0)
+
+
+def test_the_content_of_a_turn_is_asked_for_only_when_it_changed(site, visitor):
+    turn = site.chat("look at me", session="looked at")
+    page = visitor.open(f"#/turns/{turn}", as_admin=True)
+    asked: list[str] = []
+    expect(page.locator("dl")).to_contain_text("looked at")
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    for _ in range(2):
+        with page.expect_response("**/state"):
+            pass
+    assert [name for name in asked if name.startswith((turn, "tokens"))] == []
+    site.rate(turn, value=True)
+    expect(page.locator("main")).to_contain_text("good by feedback")
+    assert f"{turn}?tokens=false" in asked
 
 
 def test_a_session_is_forgotten(site, visitor):

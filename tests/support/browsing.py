@@ -58,11 +58,11 @@ class Site:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def chat(self, text: str, *, session: str = "before", key: str | None = None) -> str:
-        """Chat without a browser; return the turn's id."""
+    def chat(self, text: str, *, session: str = "before", key: str | None = None, **more: Any) -> str:
+        """Chat without a browser; return the turn's id. more: other fields of the request."""
         reply = httpx.post(
             f"{self.server.url}/v1/chat/completions",
-            json={"messages": [{"role": "user", "content": text}], "max_tokens": 12},
+            json={"messages": [{"role": "user", "content": text}], "max_tokens": 12, **more},
             headers={"X-Session-Id": session, **({} if key is None else {"Authorization": f"Bearer {key}"})},
             timeout=120,
         )

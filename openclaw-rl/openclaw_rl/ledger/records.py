@@ -169,6 +169,10 @@ class Event:
     detail: str
 
 
+BY_OPERATOR = "operator-"
+"""Beginning of the `feedback_id` of a verdict that the operator gave in the user's place."""
+
+
 class Effect(StrEnum):
     """Effect of a piece of feedback on its turn."""
 

@@ -1,7 +1,8 @@
 """Search of turns, for people: filters, words, and pages of any length; and the make-up of training steps.
 
-A search reads the newest turns first and looks at a bounded number of them, however old the ledger is. Its answer holds
-the place where the next call goes on. Words are looked for in the newest message of the request and in the reply.
+A search reads the newest turns first and looks at a bounded number of them, however old the ledger is. An index answers
+one condition, and the rows that it gives are looked at for the others. The answer holds the place where the next call
+goes on. Words are looked for in the newest message of the request and in the reply.
 """
 
 import sqlite3
@@ -18,6 +19,8 @@ from openclaw_rl.types import TurnState
 _WAITING = frozenset(TurnState) - {TurnState.TRAINED, TurnState.DROPPED}
 _LOOKED_AT, _READ = 4000, 1000
 """Turns that one search looks at, and those whose words it reads: about 0.1 s of one core."""
+_SPARE = 100
+"""Requests that became no turn, for which a page of one condition has room."""
 _SNIPPET = 200
 """Characters of a message in a list."""
 
@@ -27,8 +30,9 @@ _SUMMARY = (
     " turn AS of WHERE of.id = turn.demonstration_of) AS demonstration_of, practice, (SELECT of.turn_id FROM turn AS of"
     " WHERE of.id = turn.practice_of) AS practice_of, wish, (SELECT feedback.value FROM feedback"
     " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1)"
-    " AS feedback, request.messages, reply.message FROM turn JOIN request USING (id) JOIN reply USING (id)"
-    " LEFT JOIN verdict USING (id)"
+    " AS feedback, request.messages, reply.message, near.id AS place FROM ({near}) AS near"
+    " LEFT JOIN turn ON turn.id = near.id LEFT JOIN request ON request.id = turn.id"
+    " LEFT JOIN reply ON reply.id = turn.id LEFT JOIN verdict ON verdict.id = turn.id"
 )
 
 
@@ -50,29 +54,32 @@ class TurnFilter:
     """Text that the newest message of the request, or the reply, contains in any case of letters."""
 
     def columns(self) -> dict[str, str | int]:
-        """Return the conditions that an index answers, by column."""
+        """Return the conditions that an index can answer, by column: the one that finds the fewest turns first."""
         found = {
             "turn.trained_in": self.trained_in,
             "request.session_id": self.session_id,
-            "request.user": self.user,
             "turn.oldest_version": self.weight_version,
+            "request.user": self.user,
             "turn.state": None if self.state is None else str(self.state),
         }
         return {column: value for column, value in found.items() if value is not None}
 
     @property
     def is_indexed(self) -> bool:
-        """True if SQLite reads no row that is not wanted."""
-        return (self.verdict, self.source, self.is_practice, self.words or None) == (None,) * 4
+        """True if one index answers all: SQLite reads no turn that is not wanted."""
+        others = (self.verdict, self.source, self.is_practice, self.words or None)
+        return others == (None,) * 4 and len(self.columns()) <= 1
 
     def has_words(self, *texts: str) -> bool:
         words = (self.words or "").casefold()
         return not words or any(words in text.casefold() for text in texts)
 
     def takes(self, row: sqlite3.Row) -> bool:
-        """Return True if the other conditions hold, but for the words."""
+        """Return True if the conditions hold, but for the words."""
         return (
-            self.verdict in (None, row["value"])
+            row["turn_id"] is not None  # a request that became no turn
+            and all(row[column.partition(".")[2]] == value for column, value in self.columns().items())
+            and self.verdict in (None, row["value"])
             and self.source in (None, row["source"])
             and self.is_practice in (None, row["practice"] is not None)
         )
@@ -85,6 +92,8 @@ class TurnPage:
     turns: tuple[TurnSummary, ...]
     next: int | None
     """Place where the list goes on; None: it ends here."""
+    looked_at: int
+    """Turns that the search went through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +121,15 @@ class Searching(LedgerPart):
         session_id: str | None = None,
         user: str | None = None,
     ) -> list[TurnSummary]:
-        """Return one line for each turn, newest first."""
-        return [read_summary(row) for row in _rows(db, TurnFilter(state, session_id, user), None, limit)]
+        """Return one line for each turn, newest first. Of two conditions only the newest few thousand are looked at."""
+        wanted = TurnFilter(state, session_id, user)
+        rows = _rows(db, wanted, None, limit + _LOOKED_AT)
+        return [read_summary(row) for row in rows if wanted.takes(row)][:limit]
 
     @read
     def search(self, db: sqlite3.Connection, wanted: TurnFilter, *, limit: int, before: int | None = None) -> TurnPage:
         """Return turns with the starts of their texts, newest first, from the place `before` on."""
-        looked_at = limit if wanted.is_indexed else _READ if wanted.words else _LOOKED_AT
+        looked_at = limit + _SPARE if wanted.is_indexed else _READ if wanted.words else _LOOKED_AT
         rows = _rows(db, wanted, before, looked_at)
         kept = [row for row in rows if wanted.takes(row)]
         if not wanted.words:
@@ -127,14 +138,15 @@ class Searching(LedgerPart):
         for some in cut(kept, 100):
             for row, (asked, said) in zip(some, _texts(db, some), strict=True):
                 if wanted.has_words(asked, said):
-                    found.append((row["id"], replace(read_summary(row), asked=_short(asked), said=_short(said))))
+                    found.append((row["place"], replace(read_summary(row), asked=_short(asked), said=_short(said))))
             if len(found) > limit:
                 break
         if len(found) > limit:
             place: int | None = found[limit - 1][0]
         else:
-            place = rows[-1]["id"] if len(rows) == looked_at else None
-        return TurnPage(tuple(summary for _, summary in found[:limit]), place)
+            place = rows[-1]["place"] if len(rows) == looked_at else None
+        passed = sum(place is None or row["place"] >= place for row in rows)
+        return TurnPage(tuple(summary for _, summary in found[:limit]), place, passed)
 
     @read
     def step_makeup(self, db: sqlite3.Connection, versions: Sequence[int]) -> list[StepMakeup]:
@@ -151,21 +163,21 @@ class Searching(LedgerPart):
         return found
 
 
-def _rows(db: sqlite3.Connection, wanted: TurnFilter, before: int | None, limit: int) -> list[sqlite3.Row]:
-    """Return the newest rows that fulfil the conditions which an index answers."""
+def _rows(db: sqlite3.Connection, wanted: TurnFilter, before: int | None, most: int) -> list[sqlite3.Row]:
+    """Return the newest rows that fulfil the condition which an index answers, `most` of them."""
     asked = wanted.columns()
-    # One index gives the rows in the order asked for (`+` keeps SQLite off the others), without a sort: a user may have
-    # a million turns. Few turns wait, so the state comes first for those; most turns of a user are over.
-    first = next(iter(asked), "")
+    # One index gives the rows in the order asked for, and the limit counts what it gives: a user may have a million
+    # turns. Few turns wait, so the state comes first for those; most turns of a user are over.
+    first = next(iter(asked), "turn.id")
     if wanted.state in _WAITING and "turn.trained_in" not in asked:
         first = "turn.state"
-    newest = "request.id" if first.startswith("request") else "turn.id"
-    where = [f"{'' if column == first else '+'}{column} = ?" for column in asked]
-    where += [] if before is None else [f"{newest} < ?"]
-    return db.execute(
-        f"{_SUMMARY} WHERE {' AND '.join(where) or '1'} ORDER BY {newest} DESC LIMIT ?",
-        (*asked.values(), *([] if before is None else [before]), limit),
-    ).fetchall()
+    table, _, column = first.partition(".")
+    where = [f"{column} = ?"] if first in asked else []
+    where += [] if before is None else ["id < ?"]
+    near = f"SELECT id FROM {table} WHERE {' AND '.join(where) or '1'} ORDER BY id DESC LIMIT ?"
+    values = (*([asked[first]] if first in asked else []), *([] if before is None else [before]), most)
+    rows = db.execute(_SUMMARY.format(near=near), values).fetchall()
+    return sorted(rows, key=lambda row: -int(row["place"]))  # SQLite promises no order of a join
 
 
 def _texts(db: sqlite3.Connection, rows: Sequence[sqlite3.Row]) -> list[tuple[str, str]]:

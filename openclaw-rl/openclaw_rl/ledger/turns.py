@@ -150,6 +150,15 @@ class Turns(LedgerPart):
         if not feedback.has_news(db, find_turn(db, turn_id), seen_feedback):
             _drop(db, turn_id, reason, detail, at=self._clock())
 
+    @chat_write(is_synced=True)
+    def leave_out(self, db: sqlite3.Connection, turn_id: str, detail: str) -> None:
+        """Drop a turn as OPTED_OUT from any state before LEASED, and the demonstrations of it that still wait."""
+        at = self._clock()
+        _drop(db, turn_id, DropReason.OPTED_OUT, detail, at=at)
+        written = "SELECT id FROM turn WHERE demonstration_of = ? AND state = 'sampled'"
+        for (row,) in db.execute(written, (find_turn(db, turn_id),)).fetchall():
+            move(db, row, TurnState.DROPPED, at=at, reason=DropReason.OPTED_OUT, detail=detail)
+
     async def expire(self, older_than: float) -> list[str]:
         """Drop the SERVED turns that finished before `older_than` as NO_NEXT_STATE; return their ids."""
         expired: list[str] = []

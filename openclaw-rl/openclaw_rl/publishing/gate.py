@@ -29,10 +29,10 @@ from typing import TypeVar
 import structlog
 
 from openclaw_rl.engines.admission import VersionAdmission
-from openclaw_rl.errors import AlignmentError, EngineError
+from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
-from openclaw_rl.publishing.reply_scores import Remembered, few_at_once
+from openclaw_rl.publishing.reply_scores import Remembered, few_at_once, mean_abs, probed_kl
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -114,15 +114,19 @@ class Gate:
         """Keep the measurements with the version: its page and the curves show them."""
         of = {"gate_kl_parent": result.step_kl, "gate_kl_base": result.base_kl, "gate_canary_drop": result.canary_drop}
         known = {name: value for name, value in of.items() if value is not None and math.isfinite(value)}
-        await self._ledger.record_gate(number, known)
+        if not known:
+            return
+        try:
+            await self._ledger.record_gate(number, known)
+        except LedgerError as error:  # refused weights may serve already: the refusal counts, not its figures
+            log.warning("gate_not_recorded", weight_version=number, error=str(error))
 
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving, number = self._serving.current, version.weight_version
         if version.kind is WeightKind.FULL:
-            return self._judged(number, serving, self._settings.max_step_kl, step_kl=_probed_kl(report.probes))
-        self._remembered.next_gate()
+            return self._judged(number, serving, self._settings.max_step_kl, step_kl=probed_kl(report.probes))
         try:
             step_kl = await self._kl(serving, number)
             base_kl = step_kl if serving == 0 else await self._kl(0, number)
@@ -130,6 +134,7 @@ class Gate:
             drop = await self._canaries.drop(number)
         except _NoNumbers as error:
             return GateResult(None, None, str(error))
+        self._remembered.next_gate()  # not before: a gate that is asked again finds what was prepared
         allowed = await self._allowed(serving, number)
         return self._judged(number, serving, allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
 
@@ -221,7 +226,7 @@ class Gate:
         except _NoNumbers as error:
             return GateResult(None, None, str(error))
         if step_kl is None:
-            step_kl = _probed_kl(version.report.probes)
+            step_kl = probed_kl(version.report.probes)
         return self._judged(number, serving, before.allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
 
     async def _moved(self, number: int, before: Sequence[tuple[Reply, float]], end: float) -> float | None:
@@ -257,9 +262,12 @@ class Gate:
 
     # -- adapters ------------------------------------------------------------------------------------------------------
 
-    async def prepare(self) -> None:
-        """Score what the next gate needs of known versions. Raises EngineError, AlignmentError or TimeoutError."""
-        serving = self._serving.current
+    async def prepare(self, serving: int) -> None:
+        """Score what the next gate needs of known versions. Raises EngineError, AlignmentError or TimeoutError.
+
+        serving: a version that the caller keeps loaded.
+        """
+        self._remembered.next_preparation()
         for number in sorted({serving, 0}):
             replies = self._affordable(await self._stored(number))
             await few_at_once([partial(self._remembered.of, number, *reply, self._finite) for reply in replies])
@@ -327,11 +335,11 @@ class Gate:
             await self._tested(number, *reply)
         asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids)) for p in probes]
         for probe, engine in zip(probes, await few_at_once(asked), strict=True):
-            noise = _mean_abs(engine, probe.log_probs)
+            noise = mean_abs(engine, probe.log_probs)
             if not noise <= self._settings.self_test_tolerance:
                 return f"self-test: engine and trainer differ by {noise:.3g} nats per token"
-            shift = _mean_abs(probe.log_probs, probe.parent_log_probs)
-            from_parent = _mean_abs(engine, probe.parent_log_probs)
+            shift = mean_abs(probe.log_probs, probe.parent_log_probs)
+            from_parent = mean_abs(engine, probe.parent_log_probs)
             # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
                 return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
@@ -385,16 +393,3 @@ async def _in_time(call: Awaitable[T], end: float, what: str) -> T | None:
 def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
     """Return the probes with ids; those of a forgotten session have figures alone."""
     return [probe for probe in probes if probe.response_ids]
-
-
-def _probed_kl(probes: Sequence[StepProbe]) -> float | None:
-    """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
-    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
-    return math.fsum(terms) / len(terms) if terms else None
-
-
-def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the mean |a − b|; infinite when the lengths differ, so that no test passes."""
-    if len(a) != len(b) or not a:
-        return math.inf
-    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)

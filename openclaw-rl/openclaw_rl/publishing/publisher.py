@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from openclaw_rl.engines.admission import VersionUse
-from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
+from openclaw_rl.errors import AlignmentError, EngineError, LedgerError, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
 from openclaw_rl.publishing.canary import Canary, ScoreBase
@@ -274,12 +274,18 @@ class Publisher:
         if not self._step_runs:
             return
         self._step_runs = False
-        async with self._swap:  # which keeps the adapter loaded
-            if not self._serving.is_open or (await self._ledger.tip()).kind is not WeightKind.LORA:
-                return
+        if await self._ledger.pinned() is not None or (await self._ledger.tip()).kind is not WeightKind.LORA:
+            return
+        async with AsyncExitStack() as stack:
             try:
-                await self._gate.prepare()
-            except (EngineError, AlignmentError, TimeoutError) as error:  # the gate asks again, and reports it
+                # Its use keeps the adapter loaded. The lock is free while the engine scores: a rollback needs it.
+                async with self._swap:
+                    if not self._serving.is_open:
+                        return
+                    serving = self._serving.current
+                    await stack.enter_async_context(self._serving.use(serving, within_s=_LEND_S))
+                await self._gate.prepare(serving)
+            except (EngineError, AlignmentError, RequestError, TimeoutError) as error:  # the gate asks again
                 log.debug("gate_not_prepared", error=repr(error))
 
     # -- which versions stay -------------------------------------------------------------------------------------------

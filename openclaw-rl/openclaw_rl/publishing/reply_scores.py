@@ -1,4 +1,4 @@
-"""Log-probs of stored replies for the gate: a few calls at once, and no figure of a version taken twice.
+"""Log-probs of replies for the gate: a few calls at once, no figure of a version taken twice, and their differences.
 
 A version's weights never change, so its log-probs of a reply don't either. The gate compares each new version with the
 same replies of the serving version and of the base. `Remembered` keeps their figures while gate after gate asks for
@@ -9,11 +9,12 @@ Leaves to others: what the figures mean (`gate`).
 
 import asyncio
 import hashlib
+import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from openclaw_rl.types import Ids, LogProbs
+from openclaw_rl.types import Ids, LogProbs, StepProbe
 
 T = TypeVar("T")
 
@@ -27,10 +28,18 @@ class Remembered:
     def __init__(self) -> None:
         self._last: dict[bytes, LogProbs] = {}
         self._present: dict[bytes, LogProbs] = {}
+        self._is_prepared = False
+        """The figures of a preparation wait for their gate."""
 
     def next_gate(self) -> None:
-        """Forget what the last gate did not ask for."""
-        self._last, self._present = self._present, {}
+        """Begin anew after a gate, and forget what neither it nor its preparation asked for."""
+        self._last, self._present, self._is_prepared = self._present, {}, False
+
+    def next_preparation(self) -> None:
+        """Begin a preparation. After one that no gate followed, forget what that one did not ask for."""
+        if self._is_prepared:
+            self.next_gate()
+        self._is_prepared = True
 
     async def of(
         self, number: int, prompt_ids: Ids, ids: Ids, score: Callable[[int, Ids, Ids], Awaitable[LogProbs]]
@@ -69,3 +78,16 @@ async def few_at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def probed_kl(probes: Sequence[StepProbe]) -> float | None:
+    """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
+    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
+    return math.fsum(terms) / len(terms) if terms else None
+
+
+def mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the mean |a − b|; infinite when the lengths differ, so that no test passes."""
+    if len(a) != len(b) or not a:
+        return math.inf
+    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)

@@ -1,6 +1,7 @@
 """Lists of turns with filters, words and places to go on from, and the make-up of steps."""
 
 import pytest
+from turns import make_request
 
 from openclaw_rl.ledger import Ledger, search
 from openclaw_rl.ledger.search import StepMakeup, TurnFilter
@@ -28,6 +29,26 @@ async def test_the_filters_say_which(ledger, driver):
     )
     await ledger.record_feedback(Feedback("f", "turn-4", 1.0, value=-1.0), user="ann")
     assert await ids(ledger, verdict=-1, source="feedback", user="ann") == ["turn-4"]
+
+
+async def test_a_search_by_two_conditions_is_read_in_parts_and_counts_what_it_looked_at(ledger, driver, monkeypatch):
+    monkeypatch.setattr(search, "_LOOKED_AT", 3)
+    await driver.served(user="bob", session="t")
+    for _ in range(4):
+        await driver.served()
+    wanted = TurnFilter(weight_version=0, user="bob")
+    first = await ledger.search(wanted, limit=2)
+    assert (first.turns, first.next is not None, first.looked_at) == ((), True, 3)
+    last = await ledger.search(wanted, limit=2, before=first.next)
+    assert ([turn.turn_id for turn in last.turns], last.next, last.looked_at) == (["turn-1"], None, 2)
+
+
+async def test_a_request_without_a_turn_leaves_no_gap_in_a_users_list(ledger, driver):
+    await driver.served()
+    for n in range(3):
+        await ledger.begin(make_request(f"running-{n}"))
+    assert await ids(ledger, user="ann", limit=1) == ["turn-1"]
+    assert [turn.turn_id for turn in await ledger.turns(limit=1, user="ann")] == ["turn-1"]
 
 
 async def test_words_are_found_in_the_message_and_in_the_reply_and_the_list_shows_both(ledger, driver):

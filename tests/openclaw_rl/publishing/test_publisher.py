@@ -268,6 +268,38 @@ async def test_a_step_that_begins_takes_the_figures_of_the_present_versions_befo
     assert set(asked) == {"probe", "policy-v2"}  # the probe is the trainer's
 
 
+async def test_a_gate_that_is_being_prepared_delays_no_pin_and_a_pin_needs_no_gate(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    await world.sampled(first)
+    score, asked, goes_on = world.engine.score, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: object, **kwargs: object) -> Score:
+        asked.set()
+        await goes_on.wait()
+        return await score(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.engine, "score", slow)
+    world.publisher.step_begins()
+    await asked.wait()
+    async with asyncio.timeout(60):  # the preparation is held until the pin has returned
+        await world.publisher.pin(0)
+    assert (world.serving.current, world.serving.users(first)) == (0, 1)
+    assert f"policy-v{first}" in world.engine.adapters  # still scored on
+    goes_on.set()
+
+    async def is_idle() -> bool:
+        return not world.serving.users(first)
+
+    await until(is_idle)
+    asked.clear()
+    world.publisher._step_runs = True
+    await world.publisher._prepare_gate()
+    assert not asked.is_set()
+
+
 async def test_a_gate_that_cannot_be_prepared_harms_no_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.sampled(0)
     score, fails = world.engine.score, True

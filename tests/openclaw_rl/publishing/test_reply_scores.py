@@ -28,6 +28,28 @@ async def test_a_figure_is_taken_once_while_gates_ask_for_it_and_again_after_one
     assert len(asked) == 4
 
 
+async def test_preparations_without_a_gate_keep_no_more_than_the_last_two_asked_for() -> None:
+    asked = []
+
+    async def score(number: int, prompt: tuple[int, ...], reply: tuple[int, ...]) -> tuple[float, ...]:
+        asked.append(number)
+        return (0.0,) * len(reply)
+
+    remembered = Remembered()
+    remembered.next_preparation()
+    await remembered.of(1, (1,), (3,), score)
+    remembered.next_gate()
+    remembered.next_preparation()  # of the next gate: what the last one asked for is known
+    await remembered.of(1, (1,), (3,), score)
+    assert asked == [1]
+    for number in (2, 3, 4):
+        remembered.next_preparation()
+        await remembered.of(number, (1,), (3,), score)
+    assert len(remembered._last) + len(remembered._present) == 2
+    await remembered.of(3, (1,), (3,), score)
+    assert asked == [1, 2, 3, 4]
+
+
 async def test_the_first_call_runs_alone_and_then_few_at_once_in_order() -> None:
     running, most, done = 0, 0, []
 

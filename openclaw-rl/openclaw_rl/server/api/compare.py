@@ -64,9 +64,18 @@ class Comparison:
     engine: Engine
     frontend: Renderer
 
-    async def reply(self, prompt: Ids, weight_version: int, asked: Compare) -> dict[str, Any]:
-        async with self.publisher.lend(weight_version) as use:
-            answer = await self.engine.generate(self._request(prompt, use, asked, self.frontend.end_ids))
+    async def reply(self, prompt: Ids, weight_version: int, asked: Compare, *, end: float) -> dict[str, Any]:
+        """Return the reply of one version. Raises TimeoutError after `end` of the loop's time."""
+        async with self.publisher.lend(weight_version) as use:  # no deadline: a load that is cut leaves its adapter
+            async with asyncio.timeout_at(end):
+                answer = await self.engine.generate(self._request(prompt, use, asked, self.frontend.end_ids))
+        how = answer.meta_info.finish_reason
+        if how is not None and how.type == "abort":  # cut by a swap: its tokens may be of no version alone
+            raise RequestError(
+                f"the weights changed while version {weight_version} answered; try again",
+                status=409,
+                code="weights_changed",
+            )
         ids = answer.output_ids
         return {
             "weight_version": weight_version,
@@ -106,9 +115,9 @@ def add_compare_route(guarded: APIRouter, comparison: Comparison) -> None:
             raise RequestError("a comparison runs already", status=409, code="busy")
         async with one_at_a_time:
             rendered = await comparison.frontend.render_async([Message(role="user", content=body.prompt)])
+            end = asyncio.get_running_loop().time() + _DEADLINE_S
             try:
-                async with asyncio.timeout(_DEADLINE_S):
-                    replies = [await comparison.reply(rendered.ids, number, body) for number in body.versions]
+                replies = [await comparison.reply(rendered.ids, number, body, end=end) for number in body.versions]
             except TimeoutError as error:
                 raise RequestError(
                     f"no answer within {_DEADLINE_S:g} s; try again while fewer chats run", status=503, code="timeout"

@@ -11,17 +11,19 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, Query, Request
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Effect, Ledger
+from openclaw_rl.ledger.records import BY_OPERATOR, TurnRecord
 from openclaw_rl.ledger.search import TurnFilter
 from openclaw_rl.server.api.status import plain
-from openclaw_rl.types import DropReason, Feedback, LogProbs, TurnState
+from openclaw_rl.types import Feedback, LogProbs, TurnState
 from openclaw_rl.web.auth import Keys, Secret
 
 _LARGEST = 2**63 - 1
@@ -130,26 +132,38 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
     async def turns(who: Reads, asked: Annotated[TurnQuery, Query()]) -> JSONResponse:
         """Return turns, newest first, with the starts of their texts; `next` is null at the end of the list.
 
-        A search by words, verdict, source or practice looks at the newest few thousand turns from `before` on. It may
-        return fewer than `limit`, or none, and still have a `next`."""
+        A search by words, verdict, source or practice, or by two conditions, looks at the newest few thousand turns
+        from `before` on. It may return fewer than `limit`, or none, and still have a `next`. `looked_at` counts them.
+        """
         if who.user is not None and asked.user not in (None, who.user):
             raise RequestError("a chat key reads the turns of its own user", status=403, code="not_yours", param="user")
         page = await ledger.search(
             asked.filter(asked.user if who.user is None else who.user), limit=asked.limit, before=asked.before
         )
-        return JSONResponse({"turns": [plain(row) for row in page.turns], "next": page.next})
+        return JSONResponse(
+            {"turns": [plain(row) for row in page.turns], "next": page.next, "looked_at": page.looked_at}
+        )
 
     @router.get("/v1/turns/{turn_id}")
-    async def turn(who: Reads, turn_id: str) -> JSONResponse:
-        """Return one turn, and why the trainer did or did not learn from it."""
+    async def turn(who: Reads, turn_id: str, tokens: bool = True) -> Response:
+        """Return one turn, and why the trainer did or did not learn from it. `tokens=false`: counts in place of ids."""
         await owner_of(turn_id, who)
         record = await ledger.turn(turn_id)
         if record is None:
             raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
-        return JSONResponse(plain(record))
+        return await _json(lambda: plain(record) if tokens else _without_tokens(record))
+
+    @router.get("/v1/turns/{turn_id}/state")
+    async def state(who: Reads, turn_id: str) -> JSONResponse:
+        """Return the state of a turn, and the numbers of its events and pieces of feedback: each change shows there."""
+        await owner_of(turn_id, who)
+        mark = await ledger.turn_mark(turn_id)
+        if mark is None:
+            raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
+        return JSONResponse(plain(mark))
 
     @router.get("/v1/turns/{turn_id}/tokens")
-    async def tokens(who: Reads, turn_id: str) -> JSONResponse:
+    async def tokens(who: Reads, turn_id: str) -> Response:
         """Return the reply token by token: text, log-prob, version, and the terms of its credit.
 
         `reward` holds for all trained tokens; `gap` is the teacher's log-prob minus the student's. The trainer clips
@@ -158,31 +172,7 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
         found = await ledger.turn(turn_id)
         if found is None:
             raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
-        sample, of = found.sample, found.sample or found.turn
-        ids = of.response_ids
-        texts = await asyncio.to_thread(lambda: [deps.frontend.token_text(token) for token in ids])
-        gaps = (
-            [None] * len(ids) if sample is None else _gaps(sample.teacher_log_probs, sample.student_log_probs, len(ids))
-        )
-        versions = [run.weight_version for run in of.versions for _ in range(run.length)]
-        rows = zip(texts, of.rollout_log_probs, versions, of.loss_mask, gaps, strict=True)
-        return JSONResponse(
-            {
-                "turn_id": turn_id,
-                "reward": None if sample is None else plain(sample.reward),
-                "has_gap": any(gap is not None for gap in gaps),
-                "tokens": [
-                    {
-                        "text": text,
-                        "log_prob": plain(log_prob),
-                        "weight_version": version,
-                        "is_trained": is_trained,
-                        "gap": None if gap is None else plain(gap),
-                    }
-                    for text, log_prob, version, is_trained, gap in rows
-                ],
-            }
-        )
+        return await _json(lambda: _tokens(found, deps.frontend))
 
     @router.post("/v1/turns/{turn_id}")
     async def change(who: Reads, turn_id: str, body: TurnChange) -> JSONResponse:
@@ -195,17 +185,21 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
         effect = None
         try:
             if body.verdict is not None:
-                name = f"verdict-{uuid.uuid4().hex}"
+                name = f"{BY_OPERATOR if who.user is None else 'verdict-'}{uuid.uuid4().hex}"
                 said = Feedback(name, turn_id, deps.clock(), value=float(body.verdict))
                 effect = (await ledger.record_feedback(said, user=owner)).effect
                 if effect in (Effect.JUDGED, Effect.RESCORED):
                     deps.on_judged()
             else:
                 by = "the operator" if who.user is None else "its user"
-                await ledger.drop(turn_id, DropReason.OPTED_OUT, f"left out by {by}")
+                await ledger.leave_out(turn_id, f"left out by {by}")
         except LedgerUnavailable:
             raise
         except LedgerError as error:
+            mark = await ledger.turn_mark(turn_id)
+            if mark is not None and mark.state is TurnState.LEASED:
+                text = f"a trainer has turn {turn_id}: it can be left out if the trainer gives it back"
+                raise RequestError(text, status=409, code="turn_is_leased") from error
             raise RequestError(str(error), status=409, code="turn_is_over") from error
         record = await ledger.turn(turn_id)
         state = {} if record is None else {"state": str(record.state), "reason": record.reason and str(record.reason)}
@@ -222,6 +216,48 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
         return JSONResponse({"outcomes": [plain(row) for row in await ledger.outcomes(turn_id, user=user)]})
 
     return router
+
+
+async def _json(make: Callable[[], Any]) -> Response:
+    """Return the answer that `make` gives. It runs in a thread, because the ids of a long turn would hold the loop."""
+    content = await asyncio.to_thread(lambda: orjson.dumps(make()))
+    return Response(content, media_type="application/json")
+
+
+def _without_tokens(record: TurnRecord) -> dict[str, Any]:
+    """Return a turn as JSON, with counts in place of its ids, log-probs and masks."""
+    fields: dict[str, Any] = plain(record)
+    fields["request"]["prompt_tokens"] = len(fields["request"].pop("prompt_ids"))
+    fields["turn"]["response_tokens"] = len(record.turn.response_ids)
+    for part in (fields["turn"], fields["sample"] or {}):
+        for name in [name for name in part if name.endswith(("_ids", "_log_probs", "_mask"))]:
+            del part[name]
+    return fields
+
+
+def _tokens(found: TurnRecord, frontend: TokenTexts) -> dict[str, Any]:
+    """Return the tokens of a reply, each with the terms of its credit."""
+    sample, of = found.sample, found.sample or found.turn
+    ids = of.response_ids
+    gaps = [None] * len(ids) if sample is None else _gaps(sample.teacher_log_probs, sample.student_log_probs, len(ids))
+    versions = [run.weight_version for run in of.versions for _ in range(run.length)]
+    rows = zip(ids, of.rollout_log_probs, versions, of.loss_mask, gaps, strict=True)
+    return {
+        "turn_id": found.turn.turn_id,
+        "reward": None if sample is None else plain(sample.reward),
+        "has_gap": any(gap is not None for gap in gaps),
+        "is_demonstration": sample is not None and sample.is_demonstration,
+        "tokens": [
+            {
+                "text": frontend.token_text(token),
+                "log_prob": plain(log_prob),
+                "weight_version": version,
+                "is_trained": is_trained,
+                "gap": None if gap is None else plain(gap),
+            }
+            for token, log_prob, version, is_trained, gap in rows
+        ],
+    }
 
 
 def _gaps(teacher: LogProbs | None, student: LogProbs | None, count: int) -> list[float | None]:

@@ -14,6 +14,7 @@ export class ApiError extends Error {
   }
 }
 
+const NEEDS = { admin: "the admin key", chat: "your chat key", reader: "the admin key or your chat key" };
 const KINDS = { admin: "openclaw-rl.admin", chat: "openclaw-rl.chat" };
 const listeners = new Set();
 
@@ -60,21 +61,35 @@ export async function call(path, { key = "", method, body, signal, more = {} } =
   throw new ApiError(told?.message ?? `The server answered ${reply.status}.`, reply.status, told?.code ?? "");
 }
 
-async function keyed(kind, path, options) {
-  for (let refused = false; ; refused = true) {
+/** Send a request with the caller's key, and ask for the key where it is needed or refused. */
+async function keyed(caller, path, options) {
+  for (let isNeeded = caller !== "chat", isRefused = false; ;) {
+    const kind = caller !== "reader" ? caller : keys.get("admin") ? "admin" : "chat";
     const key = keys.get(kind);
-    if (!key && (kind === "admin" || refused)) {
-      const given = await askForKey(kind, refused);
-      if (!given) throw new ApiError(`This needs ${kind === "admin" ? "the admin key" : "your chat key"}.`, 401, "no_key");
-      keys.put(kind, given);
+    if (!key && isNeeded) {
+      const given = await askForKey(caller, isRefused);
+      if (!given) throw new ApiError(`This needs ${NEEDS[caller]}.`, 401, "no_key");
+      keys.put(caller === "reader" ? await kindOf(given) : kind, given);
       continue;
     }
     try {
       return await call(path, { ...options, key });
     } catch (error) {
       if (error.status !== 401) throw error;
+      [isNeeded, isRefused] = [true, key !== ""];
       keys.refuse(kind, key);
     }
+  }
+}
+
+/** A key that may be either: the admin key opens the status. */
+async function kindOf(key) {
+  try {
+    await call("v1/admin/status", { key });
+    return "admin";
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) return "chat";
+    throw error;
   }
 }
 
@@ -86,11 +101,8 @@ export const asAdmin = async (path, options) => json(await keyed("admin", path, 
 export const asUser = async (path, options) => json(await keyed("chat", path, options));
 export const streamAsUser = (path, options) => keyed("chat", path, options);
 
-/** Read with the admin key, or with the chat key where none was given. */
-export async function asReader(path, options) {
-  if (keys.get("admin") || !keys.get("chat")) return asAdmin(path, options);
-  return asUser(path, options);
-}
+/** Read with the admin key, or with the chat key where none was given. Without both, either is asked for. */
+export const asReader = async (path, options) => json(await keyed("reader", path, options));
 
 export function query(fields) {
   const kept = Object.entries(fields).filter(([, value]) => value !== "" && value !== null && value !== undefined);

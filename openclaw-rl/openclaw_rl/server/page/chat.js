@@ -4,6 +4,7 @@ import { asUser } from "./api.js";
 import { button, h, put, repeat } from "./dom.js";
 import { confirm } from "./confirm.js";
 import { isOver, way } from "./fate.js";
+import { watch } from "./pulse.js";
 import { rating } from "./rate.js";
 import { render } from "./text.js";
 import { reply } from "./chat_stream.js";
@@ -17,6 +18,8 @@ export function show(root, { path: [id], signal, go }) {
   const chat = (id && store.open(id)) || store.create();
   const outcomes = new Map();
   const ways = new Map(); // turn → the place of its way
+  const settled = new Set(); // turns that nothing more will happen to
+  let news = 0, serving = null, isForgotten = false;
   let running = null; // the AbortController of the reply that streams
 
   const thread = h("div", { class: "thread", role: "log", "aria-label": "Messages" });
@@ -39,6 +42,10 @@ export function show(root, { path: [id], signal, go }) {
   grow();
   if (matchMedia("(pointer: fine)").matches) words.focus();
   repeat(look, LOOK_MS, signal);
+  watch(({ version }) => {
+    if (serving !== null && version !== serving) lookAgain(settled); // a rollback takes back what was learned
+    serving = version;
+  }, signal);
 
   function grow() {
     words.style.setProperty("height", "auto");
@@ -64,6 +71,7 @@ export function show(root, { path: [id], signal, go }) {
     ], "Remove", { danger: true });
     if (!agreed) return;
     store.remove(one.id);
+    isForgotten ||= one.id === chat.id; // the reply that streams is not to bring it back
     if (one.id === chat.id) go("#/chat/new");
     else showChats();
   }
@@ -86,7 +94,12 @@ export function show(root, { path: [id], signal, go }) {
   function branches(node) {
     const all = store.siblings(chat, node), at = all.indexOf(node);
     if (all.length < 2) return null;
-    const to = (step) => () => { store.follow(chat, all[at + step]); store.save(chat); showThread(); };
+    const to = (step) => () => {
+      if (running) return; // its parts are in the thread that is shown
+      store.follow(chat, all[at + step]);
+      keep();
+      showThread();
+    };
     return h("span", { class: "branches" },
       button("‹", to(-1), { title: "Earlier branch", disabled: at === 0 }),
       ` ${at + 1}/${all.length} `,
@@ -95,7 +108,8 @@ export function show(root, { path: [id], signal, go }) {
 
   function ownMessage(node) {
     const body = h("div", { class: "bubble" }, node.text);
-    const tools = h("div", { class: "tools" }, branches(node), button("Edit", edit, { class: "quiet", title: "Edit as a new branch (e)", "data-key": "e" }));
+    const tools = h("div", { class: "tools" }, branches(node), button("Edit", edit, { class: "quiet", title: "Edit as a new branch (e)", "data-key": "e" }),
+      node.id === chat.leaf && button("Ask again", () => { if (!running) answer(); }, { class: "quiet", title: "Ask again: the reply was lost (r)", "data-key": "r" }));
     const row = h("article", { class: "own", tabindex: 0, "aria-label": "You" }, body, tools);
     return row;
 
@@ -144,7 +158,7 @@ export function show(root, { path: [id], signal, go }) {
     if (!node.turn || node.error) return put(parts.foot, branches(node), version, note, again);
     const said = h("p", { class: "said" });
     const tellSaid = () => { said.textContent = node.comment ? `You said: ${node.comment}` : ""; };
-    const rate = rating(node, () => { store.save(chat); tellSaid(); look(); });
+    const rate = rating(node, () => { keep(); tellSaid(); lookAgain([node.turn]); });
     tellSaid();
     put(parts.foot, branches(node), version, note, rate.buttons, again,
       h("a", { class: "quiet", href: `#/turns/${encodeURIComponent(node.turn)}` }, "Details"));
@@ -165,7 +179,15 @@ export function show(root, { path: [id], signal, go }) {
     await answer();
   }
 
+  /** Keep the chat in this browser, at an address that a reload finds. */
+  function keep() {
+    if (isForgotten) return;
+    store.save(chat);
+    if (!signal.aborted && location.hash !== `#/chat/${chat.id}`) history.replaceState(null, "", `#/chat/${chat.id}`);
+  }
+
   async function answer() {
+    keep(); // before the reply: a reload while it streams loses no message
     const node = store.append(chat, chat.leaf, { role: "assistant", text: "", thought: "", version: null, turn: null, rated: null, isRunning: true });
     const asked = store.path(chat).slice(0, -1).filter((one) => one.role === "user" || one.text)
       .map((one) => ({ role: one.role, content: one.text }));
@@ -192,13 +214,12 @@ export function show(root, { path: [id], signal, go }) {
     running = null;
     delete node.isRunning;
     if (node.error && !node.text && !node.thought) node.turn = null;
-    store.save(chat);
+    keep();
     if (signal.aborted) return;
     setRunning(false);
     row.dataset.turn = node.turn ?? "";
     draw(node, parts);
     finish(node, parts);
-    if (location.hash !== `#/chat/${chat.id}`) history.replaceState(null, "", `#/chat/${chat.id}`);
     showChats();
     look();
   }
@@ -218,13 +239,21 @@ export function show(root, { path: [id], signal, go }) {
   // -- what became of the replies -------------------------------------------------------------------------------------
 
   async function look() {
-    const wanted = [...ways.keys()].filter((turn) => !outcomes.has(turn) || !isOver(outcomes.get(turn))).slice(-50);
+    const wanted = [...ways.keys()].filter((turn) => !settled.has(turn)).slice(-50), asked = news;
     if (!wanted.length) return;
     const found = await asUser(`v1/outcomes?${new URLSearchParams(wanted.map((turn) => ["turn_id", turn]))}`, { signal });
     for (const outcome of found.outcomes) {
       outcomes.set(outcome.turn_id, outcome);
+      if (isOver(outcome) && asked === news) settled.add(outcome.turn_id); // else the answer may be older than the news
       showWay(outcome.turn_id);
     }
+  }
+
+  /** Look at turns that were settled: a rating revives a reply, a rollback takes one back. */
+  function lookAgain(turns) {
+    news += 1;
+    for (const turn of [...turns]) settled.delete(turn);
+    look().catch(() => undefined); // it is repeated
   }
 
   function showWay(turn) {

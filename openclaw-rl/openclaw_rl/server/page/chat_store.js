@@ -32,7 +32,13 @@ export const list = () => read(INDEX, []);
 
 export function open(id) {
   const chat = read(ONE + id, null);
-  return chat && chat.nodes ? chat : null;
+  if (!chat?.nodes) return null;
+  for (const node of Object.values(chat.nodes)) {
+    if (!node.isRunning) continue;
+    delete node.isRunning; // the page was closed while it streamed
+    node.isStopped = true;
+  }
+  return chat;
 }
 
 const name = () => Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -21,7 +21,7 @@ export function show(root, { signal }) {
 
   async function look() {
     const found = await asAdmin("v1/admin/history", { signal });
-    const now = JSON.stringify([found.versions.map((version) => [version.weight_version, version.state, version.metrics]), found.verdicts.length, found.first_tokens.length]);
+    const now = JSON.stringify([found.versions.map((version) => [version.weight_version, version.state, version.metrics]), found.verdicts, found.first_tokens]);
     if (now === shown || charts.contains(document.activeElement)) return;
     shown = now;
     last = found;

@@ -34,6 +34,19 @@ export function put(element, ...children) {
   return element;
 }
 
+const drawn = new WeakMap(); // element → the data that it shows
+
+/** Replace what is inside an element when its data changed; a link there keeps the focus. A view that is looked at
+ *  every few seconds would else lose the focus, and be read aloud again. */
+export function redraw(element, data, make) {
+  const now = JSON.stringify(data);
+  if (drawn.get(element) === now) return;
+  drawn.set(element, now);
+  const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  put(element, make());
+  if (focused !== null) element.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus();
+}
+
 /** A button that acts. Where the label is a sign, the title is its name for screen readers. */
 export function button(label, act, props = {}) {
   const name = /[a-z]{2}/i.test(label) ? null : props.title;

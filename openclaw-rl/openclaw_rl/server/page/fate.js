@@ -3,20 +3,23 @@
 import { h, many } from "./dom.js";
 import { STATES, VERSION_STATES, reason, sourceWord, verdictWord } from "./words.js";
 
-const DEAD = ["rejected", "rolled_back", "lost"];
+const DEAD = ["rejected", "rolled_back", "lost"], LEARNED = ["serving", "retired", "superseded"];
 
 /** Return the steps of an outcome: [text, kind], kind is "done", "now", "good" or "bad"; the last one is where it is. */
 export function steps(outcome) {
   const { state, verdict, source } = outcome;
   const found = [];
-  const judged = verdict === null ? null : `judged ${verdictWord(verdict)} by ${sourceWord(source)}`;
+  const judged = verdict === null ? null : `judged ${verdictWord(verdict)} by ${source === "feedback" && outcome.is_operators ? "the operator" : sourceWord(source)}`;
   if (state === "served") return [[STATES.served, "now"]];
   if (state === "paired") return [["answered", "done"], [STATES.paired, "now"]];
   if (judged) found.push([judged, "done"]);
   if (state === "trained") {
-    const isDead = DEAD.includes(outcome.version_state);
-    found.push([`trained in version ${outcome.trained_in}`, isDead ? "done" : "good"]);
-    if (isDead) found.push([`version ${outcome.trained_in}: ${VERSION_STATES[outcome.version_state]}`, "bad"]);
+    const isLearned = LEARNED.includes(outcome.version_state);
+    found.push([`trained in version ${outcome.trained_in}`, isLearned ? "good" : "done"]);
+    if (!isLearned) {
+      const kind = DEAD.includes(outcome.version_state) ? "bad" : "now"; // the gate may refuse it yet
+      found.push([`version ${outcome.trained_in}: ${VERSION_STATES[outcome.version_state]}`, kind]);
+    }
   } else if (state === "dropped") {
     const detail = outcome.detail && outcome.reason === "method" ? ` (${outcome.detail})` : "";
     found.push([`not trained on: ${reason(outcome.reason)}${detail}`, outcome.practised_in === null ? "bad" : "done"]);
@@ -29,9 +32,9 @@ export function steps(outcome) {
   return found;
 }
 
-/** True when nothing more will happen to the reply by itself. */
+/** True when nothing more will happen to the reply by itself, while the same version serves. */
 export function isOver(outcome) {
-  const own = ["trained", "dropped"].includes(outcome.state);
+  const own = outcome.state === "dropped" || (outcome.state === "trained" && LEARNED.includes(outcome.version_state));
   return own && outcome.wish_id === null && (outcome.demonstration === null || isOver(outcome.demonstration));
 }
 

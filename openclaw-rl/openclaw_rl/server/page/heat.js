@@ -6,18 +6,18 @@ const FULL = 3; // nats at which a colour is full
 
 /** `found`: the answer of `/v1/turns/ID/tokens`. */
 export function heat(found) {
-  const { tokens, reward, has_gap: hasGap } = found;
-  const means = hasGap
+  const { tokens, reward, has_gap: hasGap, is_demonstration: isWritten } = found;
+  const means = isWritten ? "The user's own reply: every trained token is a target, and is made likelier." : hasGap
     ? "Gap of each token: the log-prob by the teacher, which read the hint, minus the student's."
     : reward === null ? "No credit: the turn has no sample." : "The verdict gives every trained token the same credit.";
   const isMixed = new Set(tokens.map((token) => token.weight_version)).size > 1;
   const spans = tokens.map((token, at) => {
-    const credit = !token.is_trained ? null : hasGap ? token.gap : reward;
+    const credit = !token.is_trained ? null : isWritten ? 1 : hasGap ? token.gap : reward;
     const size = credit === null ? 0 : Math.min(1, Math.abs(credit) / (hasGap ? FULL : 2));
     const facts = [
       `token ${at + 1}`,
-      !token.is_trained ? "not trained on" : credit === null ? "no credit" : `credit ${signed(credit)}`,
-      `log-prob ${number(token.log_prob)}`,
+      !token.is_trained ? "not trained on" : isWritten ? "a target" : credit === null ? "no credit" : `credit ${signed(credit)}`,
+      !isWritten && `log-prob ${number(token.log_prob)}`,
       isMixed && `version ${token.weight_version}`,
     ].filter(Boolean);
     return h("span", {

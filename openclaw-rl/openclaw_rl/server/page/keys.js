@@ -4,6 +4,7 @@ import { button, h } from "./dom.js";
 
 const TEXTS = {
   admin: ["Admin key", "It is in keys/admin.key of the data directory; `openclaw-rl page` brings it here by itself."],
+  reader: ["Admin key or chat key", "The admin key (keys/admin.key of the data directory) shows every turn; a chat key shows your own."],
   chat: ["Chat key", "This server has chat keys (server.api_keys). Yours shows your own chats, turns and wishes."],
 };
 const asked = new Map();

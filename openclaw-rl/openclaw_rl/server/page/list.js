@@ -2,14 +2,15 @@
  *
  * Rows have one height. j and k, the arrows, Home and End move the selection; Enter opens it. */
 
-import { h, put } from "./dom.js";
+import { button, h, put } from "./dom.js";
 
 const SPARE = 6; // rows beyond the edges
 
-/** `row(item)` makes the content of a row, `more()` returns further items or null at the end, `open(item)` opens one. */
-export function longList({ label, height, row, more, open, signal }) {
+/** `row(item)` makes the content of a row, `open(item)` opens one. `more()` returns further items, null at the end, or
+ *  none when it searched for long: a button then goes on, and `soFar()` tells how far it came. */
+export function longList({ label, height, row, more, open, signal, soFar }) {
   const items = [];
-  let isOver = false, isLoading = false, chosen = 0, from = -1, to = -1;
+  let isOver = false, isLoading = false, isStopped = false, chosen = 0, from = -1, to = -1;
   const space = h("div", { class: "space", role: "presentation" });
   const foot = h("p", { class: "soft foot", role: "status" });
   const place = h("div", { class: "long", tabindex: 0, role: "listbox", "aria-label": label, css: { "--row": `${height}px` } }, space);
@@ -49,23 +50,30 @@ export function longList({ label, height, row, more, open, signal }) {
   }
 
   async function load() {
-    if (isLoading || isOver || signal.aborted) return;
+    if (isLoading || isOver || isStopped || signal.aborted) return;
     isLoading = true;
     try {
       const found = await more();
       if (found === null) isOver = true;
       else items.push(...found);
+      isStopped = found?.length === 0;
     } catch (error) {
-      if (error.name !== "AbortError") put(foot, error.message);
-      isOver = true;
+      isStopped = true;
+      if (error.name !== "AbortError") put(foot, error.message, " ", onward("Try again"));
       return;
     } finally {
       isLoading = false;
     }
     space.style.setProperty("height", `${items.length * height}px`);
-    put(foot, isOver ? (items.length ? `${items.length.toLocaleString()} in all` : "Nothing was found.") : `${items.length.toLocaleString()} so far`);
+    const count = items.length.toLocaleString();
+    put(foot, isOver ? (items.length ? `${count} in all` : "Nothing was found.") : `${count} so far`,
+      isStopped && [`, ${soFar()} `, onward("Search on")]);
     to = -1;
     draw();
+  }
+
+  function onward(label) {
+    return button(label, () => { isStopped = false; put(foot, "…"); place.focus({ preventScroll: true }); load(); }, { class: "quiet" });
   }
 
   function choose(at) {

@@ -4,7 +4,7 @@
  * `openclaw-rl page` passes it; it moves to the tab's own storage at once. */
 
 import { keys } from "./api.js";
-import { button, h, put } from "./dom.js";
+import { button, h, put, redraw } from "./dom.js";
 import { tell } from "./confirm.js";
 import { help } from "./help.js";
 import { beat, watch } from "./pulse.js";
@@ -61,11 +61,12 @@ function showLine({ health, version, status }) {
   const words = { ok: "all is well", degraded: "degraded", starting: "starting…", away: "the server does not answer" };
   const isBad = health === "degraded" || health === "away";
   document.getElementById("model").textContent = status ? `${status.model} · ${status.method}` : "";
-  put(line,
+  redraw(line, [health, version, status?.pinned, status?.practice?.line, status?.problems], () => [
     version !== null && h("a", { href: `#/versions/${version}`, class: "badge", title: "The version that serves" }, `v${version}`),
     status?.pinned !== null && status && h("span", { class: "badge" }, "pinned"),
     status?.practice && h("span", { class: "soft practice", title: status.practice.line }, status.practice.line),
-    h("a", { href: "#/state", class: `dot ${isBad ? "bad" : health === "ok" ? "good" : ""}`, title: status?.problems.join("\n") || words[health] }, words[health] ?? "…"));
+    h("a", { href: "#/state", class: `dot ${isBad ? "bad" : health === "ok" ? "good" : ""}`, title: status?.problems.join("\n") || words[health] }, words[health] ?? "…"),
+  ]);
 }
 
 function onKey(event) {

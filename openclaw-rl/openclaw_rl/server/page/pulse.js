@@ -4,7 +4,7 @@
 
 import { call, keys } from "./api.js";
 
-const EVERY_MS = 2000, MOST_EVENTS = 50;
+const EVERY_MS = 2000, LONGEST_MS = 8000, MOST_EVENTS = 50;
 const watchers = new Set();
 const events = [];
 
@@ -34,15 +34,15 @@ export async function beat() {
 }
 
 async function ask() {
-  const key = keys.get("admin");
+  const key = keys.get("admin"), signal = AbortSignal.timeout(LONGEST_MS); // a server that hangs is away
   pulse.at = Date.now() / 1000;
   try {
     if (key) {
-      const status = await (await call("v1/admin/status", { key })).json();
+      const status = await (await call("v1/admin/status", { key, signal })).json();
       note(pulse.status, status);
       Object.assign(pulse, { status, version: status.serving, health: status.problems.length ? "degraded" : "ok" });
     } else {
-      const told = await (await call("healthz")).json();
+      const told = await (await call("healthz", { signal })).json();
       Object.assign(pulse, { status: null, version: told.weight_version, health: told.status });
     }
   } catch (error) {

@@ -1,7 +1,7 @@
 /* Feedback on one reply: 👍 or 👎 with reasons and words, and the reply that it should have been.
  *
  * A value is sent at once. The reasons are whole sentences, because the methods that learn from words read them as a
- * wish. The same button again takes the value back (0: neutral). */
+ * wish. The same button again makes the verdict neutral (0). */
 
 import { asUser } from "./api.js";
 import { button, busy, h, put } from "./dom.js";
@@ -39,7 +39,7 @@ export function rating(node, changed) {
     const answer = await send(node, { value: next });
     node.rated = next || null;
     show();
-    tell(next ? EFFECTS[answer.effect] : "The rating is taken back: the verdict is neutral.");
+    tell(next || answer.effect === "late" ? EFFECTS[answer.effect] : "The verdict is neutral: nothing is learned from this reply.");
     changed();
     if (next) form(next > 0 ? "good" : "bad");
     else put(place);

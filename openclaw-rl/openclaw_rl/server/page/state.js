@@ -1,7 +1,7 @@
 /* State: the parts of the server, what waits where, what is out of order, and what happened while one looked. */
 
 import { asAdmin } from "./api.js";
-import { bytes, h, many, nothing, number, percent, put, repeat, when } from "./dom.js";
+import { bytes, h, many, nothing, number, percent, put, redraw, repeat, when } from "./dom.js";
 import { beat, watch } from "./pulse.js";
 import { STATES, reason } from "./words.js";
 
@@ -22,14 +22,14 @@ export function show(root, { signal }) {
 
   watch(({ status, health, events }) => {
     if (health === "away") {
-      put(alarms, alarm("The server does not answer."));
+      redraw(alarms, "away", () => alarm("The server does not answer."));
       return;
     }
     if (!status) return;
-    put(alarms, status.problems.length ? status.problems.map(alarm) : h("p", { class: "panel good" }, "All is well."));
+    redraw(alarms, status.problems, () => (status.problems.length ? status.problems.map(alarm) : h("p", { class: "panel good" }, "All is well.")));
     put(parts, h("h2", {}, "Parts"), h("div", { class: "tiles" }, tiles(status)));
-    put(rest, queues(status), left(status));
-    put(past, events.length > 0 && [h("h2", {}, "Since you look"),
+    redraw(rest, [status.counts, status.training.batch_size], () => [queues(status), left(status)]);
+    redraw(past, events, () => events.length > 0 && [h("h2", {}, "Since you look"),
       h("ol", { class: "events" }, events.slice(0, SHOWN).map((event) => h("li", {}, h("span", { class: "soft" }, when(event.at)), ` ${event.text}`)))]);
   }, signal);
 }

@@ -8,6 +8,12 @@ import { render } from "./text.js";
 import { STATES, reason, sourceWord, verdictWord } from "./words.js";
 
 const LOOK_MS = 4000;
+const EFFECTS = {
+  judged: "The verdict is replaced.",
+  rescored: "The verdict is replaced: the turn is scored again.",
+  late: "Recorded: a trainer has the turn already.",
+  recorded: "Recorded. It changes nothing for this turn.",
+};
 const WAITS = ["served", "paired", "judged", "sampled"];
 
 export function show(root, { path: [id], signal, go }) {
@@ -17,17 +23,17 @@ export function show(root, { path: [id], signal, go }) {
   const path = `v1/turns/${encodeURIComponent(id)}`;
 
   async function look() {
-    let record;
+    let mark, record;
     try {
-      record = await asReader(path, { signal });
+      mark = await asReader(`${path}/state`, { signal });
+      if (JSON.stringify(mark) === shown) return;
+      record = await asReader(`${path}?tokens=false`, { signal });
     } catch (error) {
       if (error.status !== 404) throw error;
       throw Object.assign(new Error("There is no such turn: it was forgotten, or it is another user's."), { isFinal: true });
     }
-    const now = JSON.stringify([record.state, record.reason, record.verdict, record.feedback, record.next_state, record.events.length]);
-    if (now === shown) return;
-    shown = now;
-    put(facts, told(record), acts(record));
+    shown = JSON.stringify(mark);
+    put(facts, told(record, mark), acts(record, mark));
     put(content, record.request.messages.length > 1 && earlier(record.request.messages.slice(0, -1)),
       h("h2", {}, "Prompt"), message(record.request.messages.at(-1)),
       h("h2", {}, "Reply"), reply(record),
@@ -38,14 +44,15 @@ export function show(root, { path: [id], signal, go }) {
     put(tokens, found.tokens.length ? [h("h2", {}, "Credit per token"), heat(found)] : null);
   }
 
-  function told({ request, turn, state, reason: why, trained_in: trained, practice, practice_of: of, wish_id: wish }) {
+  function told({ request, turn, state, reason: why, trained_in: trained, practice, practice_of: of, wish_id: wish }, mark) {
     const { scope } = request;
     const versions = turn.versions.map((run) => [h("a", { class: "badge", href: `#/versions/${run.weight_version}` }, `v${run.weight_version}`),
       turn.versions.length > 1 ? ` ${many(run.length, "token")} ` : " "]);
     const rows = [
       ["State", [state, why && `: ${reason(why)}`, !why && state !== "trained" && `: ${STATES[state]}`, trained !== null && ["in ", h("a", { href: `#/versions/${trained}` }, `version ${trained}`)]]],
-      ["Sampled by", versions],
-      ["Tokens", `${number(request.prompt_ids.length)} of the prompt, ${number(turn.response_ids.length)} of the reply, ended by ${turn.finish_reason}`],
+      mark.demonstration_of === null ? ["Sampled by", versions]
+        : ["Written by", ["its user, in place of ", h("a", { href: `#/turns/${encodeURIComponent(mark.demonstration_of)}` }, "this reply")]],
+      ["Tokens", `${number(request.prompt_tokens)} of the prompt, ${number(turn.response_tokens)} of the reply, ended by ${turn.finish_reason}`],
       ["When", when(turn.finished_at)],
       ["User", scope.user],
       scope.session_id && ["Session", h("a", { href: `#/turns?session_id=${encodeURIComponent(scope.session_id)}` }, scope.session_id)],
@@ -55,8 +62,8 @@ export function show(root, { path: [id], signal, go }) {
     return h("dl", { class: "facts" }, rows.filter(Boolean).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   }
 
-  function acts(record) {
-    const own = !record.practice, isWaiting = WAITS.includes(record.state);
+  function acts(record, mark) {
+    const own = !record.practice, isJudged = own && mark.demonstration_of === null, isWaiting = WAITS.includes(record.state);
     const make = (label, work, props = {}) => {
       const made = button(label, null, props);
       made.addEventListener("click", busy(made, work, tellBad));
@@ -66,7 +73,7 @@ export function show(root, { path: [id], signal, go }) {
       "aria-pressed": String(record.verdict?.value === value), class: value > 0 ? "good" : value < 0 ? "bad" : "",
     }));
     return h("div", { class: "row acts" },
-      own && h("span", { class: "group", role: "group", "aria-label": "Override the verdict" }, h("span", { class: "soft" }, "Verdict "), overrides),
+      isJudged && h("span", { class: "group", role: "group", "aria-label": "Override the verdict" }, h("span", { class: "soft" }, "Verdict "), overrides),
       isWaiting && make("Leave out", leaveOut),
       own && make("Forget this session…", () => forget(record), { class: "danger" }));
   }
@@ -78,14 +85,14 @@ export function show(root, { path: [id], signal, go }) {
     ], "Override");
     if (!agreed) return;
     const { effect } = await asReader(path, { body: { verdict: value } });
-    tell(effect === "late" ? "Recorded: a trainer has the turn already." : "The verdict is replaced.");
+    tell(EFFECTS[effect]);
     shown = "";
     await look();
   }
 
   async function leaveOut() {
     const agreed = await confirm("Leave this turn out of training?", [
-      "No trainer gets it, for good. It stays in the list.",
+      "No trainer gets it, for good, nor the reply that was written in its place. It stays in the list.",
       "A wish that was asked here stays: remove it in Wishes.",
     ], "Leave it out");
     if (!agreed) return;

@@ -8,6 +8,7 @@ import { STATES, reason, verdictWord } from "./words.js";
 
 export const title = "Turns";
 const PART = 200, ROW = 64, EMPTY_PARTS = 25;
+let left = ""; // name of the field that a change was made in: it has the focus again when the list is made anew
 
 const FIELDS = {
   q: ["Words", { type: "search", placeholder: "Search the texts…", id: "search" }],
@@ -34,33 +35,44 @@ export function show(root, place) {
       h("div", { class: "fields" }, more.map(([, label, input]) => h("label", {}, h("span", { class: "soft" }, label), input)))));
   put(root, h("header", { class: "head" }, h("h1", {}, "Turns")), form, below);
 
+  let isChanged = false;
+  signal.addEventListener("abort", () => {
+    left = isChanged && form.contains(document.activeElement) ? document.activeElement.name : "";
+  });
+
   function apply(event) {
     event.preventDefault();
+    isChanged = event.type === "change";
     const chosen = Object.fromEntries(inputs.map(([name, , input]) => [name, input.value.trim()]));
     if (chosen.practice === "false" && !chosen.trained_in) delete chosen.practice;
     go(`#/turns${query(chosen)}`);
   }
 
-  let next = null, isAsked = false;
+  let next = null, isAsked = false, lookedAt = 0;
   async function part() {
     if (isAsked && next === null) return null;
-    // A search may look at a part that holds nothing: it goes on, and stops after a number of parts.
+    // A search may look at a part that holds nothing: it goes on, and asks after a number of parts.
     for (let tries = 0; tries < EMPTY_PARTS; tries += 1) {
       const found = await asReader(`v1/turns${query({ ...wanted, limit: PART, before: next })}`, { signal });
       isAsked = true;
       next = found.next;
+      lookedAt += found.looked_at;
       if (found.turns.length || next === null) return found.turns.length ? found.turns : null;
     }
-    return null;
+    return [];
   }
 
   const many = !keys.get("chat") || Boolean(keys.get("admin"));
   put(below, longList({
     label: "Turns", height: ROW, signal, more: part,
+    soFar: () => `searched the newest ${lookedAt.toLocaleString()} turns`,
     row: (turn) => row(turn, many),
     open: (turn) => go(`#/turns/${encodeURIComponent(turn.turn_id)}`),
   }));
-  if (matchMedia("(pointer: fine)").matches) below.querySelector(".long").focus({ preventScroll: true });
+  const again = left && inputs.find(([name]) => name === left)?.[2];
+  left = "";
+  if (again) again.focus();
+  else if (matchMedia("(pointer: fine)").matches) below.querySelector(".long").focus({ preventScroll: true });
 }
 
 function field(name, label, form, value) {

@@ -37,8 +37,15 @@ export function show(root, { path: [wanted], signal }) {
     const again = button("Practise again", null, {});
     again.addEventListener("click", busy(again, () => change(wish, { practise: true }, "It is practised again."), tellBad));
     const general = h("input", { type: "checkbox", set: { checked: wish.is_general } });
-    general.addEventListener("change", busy(general, () => change(wish, { general: general.checked },
-      general.checked ? "It holds for every prompt now." : "It holds where it was asked."), tellBad));
+    general.addEventListener("change", busy(general, async () => {
+      const { checked } = general;
+      try {
+        await change(wish, { general: checked }, checked ? "It holds for every prompt now." : "It holds where it was asked.");
+      } catch (error) {
+        general.checked = wish.is_general; // nothing changed
+        throw error;
+      }
+    }, tellBad));
     return h("li", { class: `card ${isActive ? "" : "over"}`, "data-wish": wish.wish_id, tabindex: -1 },
       h("p", { class: "words" }, wish.text),
       learned(wish),

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 
 from openclaw_rl.engines.admission import VersionUse
 from openclaw_rl.errors import LedgerError
+from openclaw_rl.server.api import compare
 from openclaw_rl.server.api.app import http_app
 from openclaw_rl.server.api.compare import Comparison, add_compare_route
 from openclaw_rl.testing import FakeEngine
@@ -32,11 +33,13 @@ class Words:
 class Lender:
     def __init__(self) -> None:
         self.lent: list[int] = []
+        self.loads_s = 0.0
 
     @asynccontextmanager
     async def lend(self, weight_version: int) -> AsyncIterator[VersionUse]:
         if weight_version > 1:
             raise LedgerError(f"no version {weight_version}")
+        await asyncio.sleep(self.loads_s)
         self.lent.append(weight_version)
         yield VersionUse(weight_version, None, f"v{weight_version}")
 
@@ -47,9 +50,14 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+def lender() -> Lender:
+    return Lender()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine, lender: Lender) -> AsyncIterator[httpx.AsyncClient]:
     app, router = http_app(), APIRouter()
-    add_compare_route(router, Comparison(Lender(), engine, Words()))
+    add_compare_route(router, Comparison(lender, engine, Words()))
     app.include_router(router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
@@ -94,3 +102,18 @@ async def test_one_comparison_runs_at_a_time(client, engine):
     assert (await client.post("/v1/admin/compare", json=body)).status_code == 409
     engine.release()
     assert (await first).status_code == 200
+
+
+async def test_a_reply_that_a_swap_cut_is_not_shown_as_its_versions(client, engine):
+    engine.script(Scripted((104,), finish="abort"))
+    answer = await client.post("/v1/admin/compare", json={"prompt": "hi", "versions": [0]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "weights_changed")
+
+
+async def test_the_deadline_ends_no_load(client, engine, lender, monkeypatch):
+    """An adapter whose load is cut would stay on the engine, unknown to the publisher."""
+    monkeypatch.setattr(compare, "_DEADLINE_S", 0.01)
+    lender.loads_s = 0.05
+    answer = await client.post("/v1/admin/compare", json={"prompt": "hi", "versions": [0]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")
+    assert lender.lent == [0]

@@ -16,7 +16,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.server.api.app import http_app
 from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
 from openclaw_rl.settings import ApiKey, TrainingSettings
-from openclaw_rl.types import NextState, Verdict
+from openclaw_rl.types import Feedback, NextState, Verdict
 from openclaw_rl.web.auth import Keys, Secret
 
 
@@ -78,7 +78,7 @@ async def test_a_user_lists_the_own_turns_and_the_operator_all(api):
     assert names(await api.ask("/v1/turns", "key-bob")) == ["b"]
     assert names(await api.ask("/v1/turns", "key-admin")) == ["b", "a"]
     assert names(await api.ask("/v1/turns?user=ann", "key-admin")) == ["a"]
-    for path in ("/v1/turns/b", "/v1/turns/b/tokens", "/v1/turns/nothing"):
+    for path in ("/v1/turns/b", "/v1/turns/b/tokens", "/v1/turns/b/state", "/v1/turns/nothing"):
         assert (await api.ask(path)).status_code == 404
     assert (await api.ask("/v1/turns?user=bob")).status_code == 403
     for key in (None, "key-carl"):
@@ -87,7 +87,7 @@ async def test_a_user_lists_the_own_turns_and_the_operator_all(api):
 
 async def test_without_chat_keys_a_list_of_turns_needs_the_admin_key(keyless):
     await keyless.turn("a", user="user")
-    for path in ("/v1/turns", "/v1/turns/a", "/v1/turns/a/tokens"):
+    for path in ("/v1/turns", "/v1/turns/a", "/v1/turns/a/tokens", "/v1/turns/a/state"):
         assert (await keyless.ask(path, None)).status_code == 401
         assert (await keyless.ask(path, "key-admin")).status_code == 200
     assert (await keyless.ask("/v1/turns/a", None, {"verdict": 1})).status_code == 401
@@ -134,7 +134,11 @@ async def test_a_verdict_is_overridden_as_its_users_feedback(api):
     assert (record["verdict"]["value"], record["verdict"]["source"]) == (-1, "feedback")
     assert len(api.woken) == 1
     assert (await api.ask("/v1/turns/a", "key-bob", {"verdict": 1})).status_code == 404
+    (found,) = (await api.ask("/v1/outcomes?turn_id=a")).json()["outcomes"]
+    assert (found["feedback"], found["source"], found["is_operators"]) == (-1, "feedback", True)
     assert (await api.ask("/v1/turns/a", "key-ann", {"verdict": 0})).status_code == 200
+    (found,) = (await api.ask("/v1/outcomes?turn_id=a")).json()["outcomes"]
+    assert (found["feedback"], found["source"], found["is_operators"]) == (0, "feedback", False)
 
 
 async def test_a_turn_is_left_out_until_a_trainer_has_it(api):
@@ -151,7 +155,42 @@ async def test_a_turn_is_left_out_until_a_trainer_has_it(api):
     await api.ledger.record_verdict("b", Verdict(1, (1,), "rules"))
     await api.ledger.record_sample(sample_of(turn, (1, 2)))
     assert await api.ledger.lease(trainer="test", now=True) is not None
-    assert (await api.ask("/v1/turns/b", "key-admin", {"train": False})).status_code == 409
+    refused = await api.ask("/v1/turns/b", "key-admin", {"train": False})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "turn_is_leased")
+    assert "a trainer has turn b" in refused.json()["error"]["message"]
+
+
+async def test_a_turn_that_is_left_out_takes_the_reply_written_in_its_place_with_it(api):
+    await api.turn("a")
+    said = Feedback("f", "a", 1.0, demonstration="better")
+    written = (await api.ledger.record_feedback(said, user="ann", demonstration=(1, 2))).demonstration_id
+    assert (await api.ask(f"/v1/turns/{written}/state")).json() == {
+        "state": "sampled",
+        "events": 1,
+        "feedback": 0,
+        "demonstration_of": "a",
+    }
+    assert (await api.ask(f"/v1/turns/{written}/tokens")).json()["is_demonstration"]
+    await api.ask("/v1/turns/a", "key-admin", {"train": False})
+    (found,) = (await api.ask("/v1/outcomes?turn_id=a")).json()["outcomes"]
+    assert (found["reason"], found["demonstration"]["reason"]) == ("opted_out", "opted_out")
+    assert await api.ledger.lease(trainer="test", now=True) is None
+
+
+async def test_a_turn_is_read_without_its_tokens_and_its_state_tells_of_each_change(api):
+    turn_id = await corrected(api.ledger, "shorter")
+    found = (await api.ask(f"/v1/turns/{turn_id}?tokens=false")).json()
+    whole = (await api.ask(f"/v1/turns/{turn_id}")).json()
+    assert found["request"]["prompt_tokens"] == len(whole["request"]["prompt_ids"])
+    assert found["turn"]["response_tokens"] == len(whole["turn"]["response_ids"])
+    for part in ("request", "turn", "sample"):
+        assert not [name for name in found[part] if name.endswith(("_ids", "_log_probs", "_mask"))]
+    assert found["sample"]["extra_json"] == whole["sample"]["extra_json"]
+    before = (await api.ask(f"/v1/turns/{turn_id}/state")).json()
+    await api.ask(f"/v1/turns/{turn_id}", "key-admin", {"verdict": 1})
+    after = (await api.ask(f"/v1/turns/{turn_id}/state")).json()
+    assert before != after
+    assert (before["demonstration_of"], after["feedback"]) == (None, before["feedback"] + 1)
 
 
 @pytest.mark.parametrize("body", [{}, {"verdict": 1, "train": False}, {"train": True}, {"verdict": 3}, {"state": "x"}])
