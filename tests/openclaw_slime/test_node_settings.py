@@ -110,6 +110,7 @@ ACTING = {
     "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience "
     "machine_share score_timeout_s least_relevance",
     "alerts": "webhook_url timeout_s retry_s",
+    "tracking": "trackers project samples jsonl_mb wandb_mode",
     "redaction": "secrets pii",
     "retention": "max_age_days max_gb every_s",
     "memory": "texts_mb words ledger_mb clean_texts",

@@ -28,6 +28,7 @@ from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE, plain_folder
 from openclaw_rl.server import preflight
 from openclaw_rl.settings import Settings, tuned
+from openclaw_rl.telemetry.trackers.base import problems as tracker_problems
 
 NODE_MODULE = "openclaw_slime"
 _NEEDED_GB = 4.0
@@ -223,7 +224,19 @@ def node(question: Question) -> Iterator[Finding]:
     yield from findings
 
 
-CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, chat_template, engine, learning, node)
+def trackers(question: Question) -> Iterator[Finding]:
+    """Tell whether each named tracker can be loaded. JSON lines need no check: they need no package."""
+    settings = question.settings.tracking
+    faults = list(tracker_problems(settings))
+    for fault in faults:
+        yield Finding("tracker", "missing", fault)
+    if settings.trackers and not faults:
+        sends = "wandb" in settings.trackers and settings.wandb_mode == "online"
+        says = ", ".join(settings.trackers) + ("; wandb sends every figure to its host" if sends else "; files alone")
+        yield Finding("tracker", "ok", says)
+
+
+CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, chat_template, engine, learning, trackers, node)
 
 
 def _version(distribution: str) -> str | None:

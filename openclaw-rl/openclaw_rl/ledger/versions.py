@@ -74,6 +74,14 @@ class Versions(LedgerPart):
         return [_version(found, with_probes=False) for found in reversed(rows)]
 
     @read
+    def versions_after(self, db: sqlite3.Connection, n: int, *, limit: int) -> list[Version]:
+        """Return the oldest versions with a number above `n`, by number, without the probes of their reports."""
+        rows = db.execute(
+            "SELECT * FROM version WHERE weight_version > ? ORDER BY weight_version LIMIT ?", (n, limit)
+        ).fetchall()
+        return [_version(found, with_probes=False) for found in rows]
+
+    @read
     def unfinished_versions(self, db: sqlite3.Connection) -> list[Version]:
         """Return the CANDIDATE, GATED and LOADING versions by number: the publisher still has to decide on them."""
         rows = db.execute(

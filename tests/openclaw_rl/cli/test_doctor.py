@@ -13,6 +13,7 @@ from openclaw_rl.cli import doctor
 from openclaw_rl.cli.doctor import Finding, Question, examine
 from openclaw_rl.cli.main import app
 from openclaw_rl.settings import load
+from openclaw_rl.telemetry.trackers import base
 
 
 @pytest.fixture
@@ -39,6 +40,20 @@ def test_a_taken_port_is_named(question, tmp_path):
         (finding,) = examine(Question(settings), [doctor.port])
     assert finding.level == "missing"
     assert f"127.0.0.1:{port}" in finding.says
+
+
+def test_a_named_tracker_is_looked_for_and_one_that_sends_is_told(monkeypatch):
+    offline, online = (
+        load(None, {"tracking.trackers": '["tensorboardx", "wandb"]', "tracking.wandb_mode": mode}, {})
+        for mode in ("offline", "online")
+    )
+    assert list(doctor.trackers(Question(load(None, {}, {})))) == []
+    (finding,) = doctor.trackers(Question(offline))
+    assert (finding.level, finding.says) == ("ok", "tensorboardx, wandb; files alone")
+    (finding,) = doctor.trackers(Question(online))
+    assert finding.says.endswith("wandb sends every figure to its host")
+    monkeypatch.setattr(base, "find_spec", lambda name: None)
+    assert [finding.level for finding in doctor.trackers(Question(offline))] == ["missing", "missing"]
 
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(question, tmp_path):

@@ -184,6 +184,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.counts(),
         watched.versions(newest=20),
         watched.versions(since=number),
+        watched.versions_after(0, limit=5),
         watched.version(number),
         watched.unfinished_versions(),
         watched.version_folders(),

@@ -40,6 +40,8 @@ class Condition:
     trainer_age_s: Callable[[], float] = lambda: math.inf
     """Seconds since the trainer last called; infinite: it never did."""
     data_dir: Path | None = None
+    tracked: Callable[[], dict[str, int]] = dict
+    """The newest version that each tracker has taken."""
 
     def problems(self) -> list[str]:
         """Return one sentence for each part that is out of order; an empty list when all is well."""
@@ -126,6 +128,16 @@ def _disk(folder: Path | None) -> dict[str, int] | None:
     return {"free": usage.free, "total": usage.total, "ledger": ledger}
 
 
+async def _newest_step(ledger: Ledger) -> metrics.StepFigures | None:
+    """Return the newest version's figures; None before the first step."""
+    for version in await ledger.versions(since=1, newest=1):
+        figures = dict(version.report.metrics)
+        for made in await ledger.step_makeup([version.weight_version]):
+            figures |= {"batch_samples": made.samples, "practice_samples": made.practice, "version_lag": made.lag}
+        return metrics.StepFigures(version.weight_version, version.committed_at, figures)
+    return None
+
+
 def _practice(status: PracticeStatus | None) -> dict[str, Any] | None:
     """Return the state of practice in the JSON form that operators get."""
     return None if status is None else plain(status) | {"line": status.line()}
@@ -199,11 +211,11 @@ def add_status_routes(
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:
-        """Return the metrics; without the ledger's counts while the ledger cannot be read."""
+        """Return the metrics; without those of the ledger while it cannot be read."""
         try:
-            counts = await ledger.counts()
+            counts, step = await ledger.counts(), await _newest_step(ledger)
         except LedgerUnavailable:
-            counts = {}  # `openclaw_rl_out_of_order` names the ledger all the same
+            counts, step = {}, None  # `openclaw_rl_out_of_order` names the ledger all the same
         return PlainTextResponse(
             metrics.render(
                 counts,
@@ -212,6 +224,7 @@ def add_status_routes(
                 condition.problems(),
                 condition.children(),
                 practice={} if (practice := condition.practice()) is None else practice.figures(),
+                training=metrics.Training(step, condition.tracked()),
             ),
             media_type=metrics.CONTENT_TYPE,
         )
