@@ -262,3 +262,12 @@ def test_an_admins_act_asks_for_the_key_once(site, visitor):
         expect(page.get_by_role("heading", name=view)).to_be_visible()
         expect(page.get_by_role("dialog")).to_have_count(0)
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.includes('admin'))") == []
+
+
+def test_a_server_that_hangs_is_told_as_away(visitor):
+    page = visitor.open()
+    expect(page.locator("#line")).to_contain_text("all is well")
+    page.route("**/healthz", lambda route: None)  # no answer, and no error
+    expect(page.locator("#line")).to_contain_text("the server does not answer")
+    page.unroute("**/healthz")
+    expect(page.locator("#line")).to_contain_text("all is well")
