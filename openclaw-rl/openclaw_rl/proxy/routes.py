@@ -82,7 +82,7 @@ class _ModelsRoute:
     """The model list, and one model by name."""
 
     def __init__(self, deps: ProxyDeps) -> None:
-        self._about = (deps.model_name, int(time.time()), deps.frontend.context_length)
+        self._about = (deps.model_name, int(time.time()), deps.frontend.facts)
         self._all = model_list(*self._about)
         self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
