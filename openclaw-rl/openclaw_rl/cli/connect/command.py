@@ -204,11 +204,15 @@ def _connect(
         print("OpenClaw accepts the change. Nothing is written (--dry-run)")
         return
     _confirm("Write it?", yes=yes)
+    is_first = kept.is_empty
     kept.keep(openclaw_module.config_files(file), plan.back)
     try:
         said = client.patch(plan.patch, replaced=plan.replaced)
-    finally:
-        kept.wrote()
+    except ClientError:
+        if is_first and not kept.changed():
+            kept.forget()
+        raise
+    kept.wrote()
     print(said)
     print(f"{provider}/{served.MODEL} is OpenClaw's default model; a session with a model of its own keeps it")
     print("next: openclaw-rl connect openclaw --check    (back: --undo)")
@@ -255,8 +259,10 @@ def _check(client: OpenClaw, config: Path | None, data_dir: Path | None) -> None
     # A session of its own each time: a second check in the same one would be feedback on the first.
     said = client.say(f"Reply with one word: pong. (check {mark})", f"openclaw-rl-check-{mark}", is_local=is_local)
     end = time.monotonic() + _RECORDED_S
-    while not (found := _turns(config, data_dir, q=mark)) and time.monotonic() < end:
+    asked = {"session_id": said.session_id} if said.session_id else {"q": mark}
+    while not (found := _turns(config, data_dir, **asked)) and time.monotonic() < end:
         time.sleep(0.5)
+    found = found or _turns(config, data_dir, q=mark)
     if not found:
         raise ClientError(
             f"{said.model} answered, and no such message reached this server: is it the default model of the agent?"
