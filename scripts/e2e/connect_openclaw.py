@@ -126,7 +126,7 @@ def connect(server: RunningServer, client: Mapping[str, str], *flags: str) -> st
     """Run the command as a user does; return its output. Raises CalledProcessError."""
     argv = [sys.executable, "-m", "openclaw_rl", "connect", "openclaw", *flags, "--data-dir", str(server.data_dir)]
     started = time.monotonic()
-    done = subprocess.run(argv, env=client | {"PYTHONSAFEPATH": "1"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, env={**client, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True, check=False)
     print(f"$ openclaw-rl connect openclaw {' '.join(flags)}    # {time.monotonic() - started:.1f} s")
     print(done.stdout + done.stderr, flush=True)
     done.check_returncode()
