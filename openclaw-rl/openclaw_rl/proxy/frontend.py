@@ -26,7 +26,6 @@ from transformers import PreTrainedTokenizerFast
 from openclaw_rl.errors import RequestError, SettingsError
 from openclaw_rl.messages import FunctionCall, Message, ToolCall, in_call_order
 from openclaw_rl.proxy.detokenizer import TokenTable
-from openclaw_rl.proxy.model_names import ModelFacts
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
 from openclaw_rl.proxy.template import ChatFormat, load_chat_format
@@ -100,8 +99,9 @@ class FrontEnd:
             log.warning("tokenizer_not_cut", reason="pieces do not tokenise alone as they do together")
 
     @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(self.context_length, self.renders_tools, self._format.think_start is not None)
+    def thinks(self) -> bool:
+        """True if a reply of the model may begin with a thought."""
+        return self._format.think_start is not None
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}

@@ -64,6 +64,8 @@ class ModelFacts:
     """Facts about the served model that a client's configuration needs."""
 
     context_length: int
+    max_output_tokens: int
+    """Longest reply to a request that names no limit."""
     supports_tools: bool
     """The template can show tools to the model."""
     supports_reasoning: bool
@@ -98,5 +100,6 @@ def _card(asked: str, name: str, created: int, facts: ModelFacts | None) -> dict
     if facts is not None:
         lengths = ("max_model_len", "context_length", "max_input_tokens", "max_tokens")
         card |= dict.fromkeys(lengths, facts.context_length)
+        card["max_output_tokens"] = facts.max_output_tokens
         card |= {"supports_tools": facts.supports_tools, "supports_reasoning": facts.supports_reasoning}
     return card

@@ -41,21 +41,22 @@ class Served:
 def ask(url: str, settings: Settings, *, key: str | None = None, reply_tokens: int | None = None) -> Served:
     """Ask the server at `url` for its model. Raises ClientError.
 
-    key: None is the first of `server.api_keys`. reply_tokens: None is `sampling.max_new_tokens`, at most a quarter of
-    the context.
+    key: None is the first of `server.api_keys`. reply_tokens: None is the server's own limit, at most a quarter of the
+    context.
     """
     url = reachable(url)
     try:
         answer = httpx.get(f"{url}/v1/models/{MODEL}", timeout=_ANSWER_S, trust_env=False)
         card: dict[str, Any] = answer.raise_for_status().json()
         context = int(card["max_model_len"])
+        longest = int(card.get("max_output_tokens") or settings.sampling.max_new_tokens)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise ClientError(f"{url}/v1/models/{MODEL} names no model of this project: {error!r}") from error
     keys = settings.server.api_keys
     return Served(
         url=url,
         context=context,
-        reply_tokens=reply_tokens or min(settings.sampling.max_new_tokens, context // 4),
+        reply_tokens=reply_tokens or min(longest, context // 4),
         thinks=bool(card.get("supports_reasoning")),
         has_tools=bool(card.get("supports_tools", True)),
         key=key or (keys[0].key.get_secret_value() if keys else None),
