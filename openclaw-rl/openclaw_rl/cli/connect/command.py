@@ -274,7 +274,7 @@ def _check(client: OpenClaw, config: Path | None, data_dir: Path | None) -> None
             f" {said.session_id}"
         )
     print(f"{said.model} answered {said.text[:80]!r}")
-    print(f"ledger: {row['turn_id']}, session {row['session_id']}, version {row['weight_version']}")
+    print(f"ledger: {row['turn_id']}, session {row['session_id']}, version {row['oldest_version']}")
     print("it has no next message, so nothing is learned from it")
 
 

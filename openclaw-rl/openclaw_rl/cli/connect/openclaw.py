@@ -249,7 +249,8 @@ def _provider(served: Served) -> dict[str, Any]:
 
 
 def _remarks(served: Served, old: Mapping[str, Any], reference: str, *, is_small: bool) -> Iterator[str]:
-    if served.context < OWN_PROMPT + served.reply_tokens and not is_small:
+    has_tools = _at(old, "tools", "deny") != SMALL["tools"]["deny"]
+    if served.context < OWN_PROMPT + served.reply_tokens and has_tools and not is_small:
         yield (
             f"OpenClaw's own prompt and tools have about {OWN_PROMPT} tokens, and the context {served.context}:"
             " --small also writes its smallest profile, without tools"

@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             session = (self.headers["X-Session-Affinity"] or "").partition(":")[0] or None
-            row = {"turn_id": f"turn-{len(state.turns)}", "session_id": session, "weight_version": 3}
+            row = {"turn_id": f"turn-{len(state.turns)}", "session_id": session, "oldest_version": 3}
             state.turns.append(row | {"request": body["messages"][-1]["content"], "key": self.headers["authorization"]})
             self.send_response(200)
             self.end_headers()
