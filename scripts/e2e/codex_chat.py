@@ -72,7 +72,7 @@ def main() -> int:
     fake = FakeEngine(context_length=CONTEXT)
     with stub(fake) as engine, RunningServer(folder / f"data-{int(time.time())}", settings(engine, template)) as server:
         script(fake, server.data_dir)
-        client = Codex(binary, folder / "codex", f"{server.url}/v1")
+        client = Codex(binary, folder / "codex", server.data_dir)
         said = [client.say(text) for text in (FIRST, COMMAND, THANKS)]
         turns, counts = server.turns(), server.status()["counts"]
     if options.report:
@@ -127,32 +127,27 @@ def script(fake: FakeEngine, data_dir: Path) -> None:
 
 
 class Codex:
-    """The client with a home of its own; it asks nobody and talks to one URL."""
+    """The client with a home of its own, connected by `openclaw-rl connect codex`; it asks nobody."""
 
-    def __init__(self, binary: Path, folder: Path, base_url: str) -> None:
+    def __init__(self, binary: Path, folder: Path, data_dir: Path) -> None:
         home, self._work = folder / "home", folder / "work"
         for path in (home / ".codex", self._work):
             path.mkdir(parents=True, exist_ok=True)
         lines = (
-            'model = "policy"',
-            'model_provider = "rl"',
-            f"model_context_window = {CONTEXT}",
             'approval_policy = "never"',
             'sandbox_mode = "danger-full-access"',  # the stub asks for `echo` alone
-            "[model_providers.rl]",
-            'name = "rl"',
-            f'base_url = "{base_url}"',
-            'wire_api = "responses"',
             "[analytics]",
             "enabled = false",
         )
         (home / ".codex" / "config.toml").write_text("\n".join(lines))
+        argv = [sys.executable, "-m", "openclaw_rl", "connect", "codex", "--write", "--data-dir", str(data_dir)]
+        subprocess.run(argv, env=os.environ | {"CODEX_HOME": str(home / ".codex")}, check=True)
         self._binary, self._environ = binary, os.environ | {"HOME": str(home), "CODEX_HOME": str(home / ".codex")}
         self._thread: str | None = None
 
     def say(self, text: str) -> list[Any]:
         """Send one user message; return the client's events. Raises CalledProcessError if the client fails."""
-        argv = [str(self._binary), "exec", "--json", "--skip-git-repo-check"]
+        argv = [str(self._binary), "exec", "--profile", "rl", "--json", "--skip-git-repo-check"]
         argv += [text] if self._thread is None else ["resume", self._thread, text]
         done = subprocess.run(
             argv,

@@ -5,6 +5,7 @@ A card has the fields of OpenAI's form and of Anthropic's, and so has the list: 
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -58,19 +59,32 @@ class ModelNames:
         )
 
 
-def model_list(name: str, created: int, context_length: int | None = None) -> bytes:
-    """Return the body of `/v1/models`. context_length: None while it is not known."""
-    card = _card(name, name, created, context_length)
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about the served model that a client's configuration needs."""
+
+    context_length: int
+    max_output_tokens: int
+    """Longest reply to a request that names no limit."""
+    supports_tools: bool
+    """The template can show tools to the model."""
+    supports_reasoning: bool
+    """The model's replies may begin with a thought."""
+
+
+def model_list(name: str, created: int, facts: ModelFacts | None = None) -> bytes:
+    """Return the body of `/v1/models`. facts: None while they are not known."""
+    card = _card(name, name, created, facts)
     pages = {"has_more": False, "first_id": name, "last_id": name}
     return orjson.dumps({"object": "list", "data": [card], **pages})
 
 
-def model_card(asked: str, name: str, created: int, context_length: int) -> bytes:
+def model_card(asked: str, name: str, created: int, facts: ModelFacts) -> bytes:
     """Return the body of `/v1/models/{asked}`: the served model under the name that the client asked for."""
-    return orjson.dumps(_card(asked, name, created, context_length))
+    return orjson.dumps(_card(asked, name, created, facts))
 
 
-def _card(asked: str, name: str, created: int, context_length: int | None) -> dict[str, Any]:
+def _card(asked: str, name: str, created: int, facts: ModelFacts | None) -> dict[str, Any]:
     at = datetime.fromtimestamp(created, UTC)
     card = {
         "id": asked,
@@ -83,7 +97,9 @@ def _card(asked: str, name: str, created: int, context_length: int | None) -> di
         "created_at": f"{at:%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
     }
-    if context_length is not None:
+    if facts is not None:
         lengths = ("max_model_len", "context_length", "max_input_tokens", "max_tokens")
-        card |= dict.fromkeys(lengths, context_length)
+        card |= dict.fromkeys(lengths, facts.context_length)
+        card["max_output_tokens"] = facts.max_output_tokens
+        card |= {"supports_tools": facts.supports_tools, "supports_reasoning": facts.supports_reasoning}
     return card

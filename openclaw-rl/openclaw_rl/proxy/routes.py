@@ -24,7 +24,7 @@ from openclaw_rl.proxy.commands import Commanded, answer_of, commanded, written
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, messages_request
 from openclaw_rl.proxy.dialects.base import Asked
-from openclaw_rl.proxy.model_names import ModelNames, model_card, model_list
+from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import Prepared, prepare, render
 from openclaw_rl.web import bodies
@@ -82,7 +82,9 @@ class _ModelsRoute:
     """The model list, and one model by name."""
 
     def __init__(self, deps: ProxyDeps) -> None:
-        self._about = (deps.model_name, int(time.time()), deps.frontend.context_length)
+        frontend, length = deps.frontend, deps.sampling.max_new_tokens
+        facts = ModelFacts(frontend.context_length, length, frontend.renders_tools, frontend.thinks)
+        self._about = (deps.model_name, int(time.time()), facts)
         self._all = model_list(*self._about)
         self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
