@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT_PATH = "/v1/chat/completions"
-_CHAT_ROUTES = ("completions", "responses", "messages", "count_tokens", "feedback", "models")
+_CHAT_ROUTES = ("completions", "responses", "messages", "count_tokens", "feedback", "models", "outcomes")
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 NUMBERS = st.sampled_from([0, 1, -1, 2, 20, 2**31, 2**53, 2**63, 2**64, 10**30, -(2**63) - 1, 0.5, 1e308, -0.0, 1e-300])

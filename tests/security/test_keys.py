@@ -49,6 +49,7 @@ CHAT = [
 READERS = [
     ("GET", "/v1/turns"),
     ("GET", "/v1/turns/chatcmpl-1"),
+    ("GET", "/v1/turns/chatcmpl-1/state"),
     ("GET", "/v1/turns/chatcmpl-1/tokens"),
     ("POST", "/v1/turns/chatcmpl-1"),
 ]

@@ -1,6 +1,7 @@
 """Event files for TensorBoard, by tensorboardX in `tracking/tensorboard/<run>`. No data leaves the machine."""
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -13,7 +14,9 @@ class TensorBoard(Tracker):
     def start(self, run: TrackedRun) -> None:
         with _without_torch():
             from tensorboardX import SummaryWriter
-        self._writer = SummaryWriter(logdir=str(run.folder / "tensorboard" / run.id))
+        # The library names a file by the second: a server that starts again within it would write over the first.
+        suffix = f".{time.time_ns()}"
+        self._writer = SummaryWriter(logdir=str(run.folder / "tensorboard" / run.id), filename_suffix=suffix)
 
     def step(self, version: int, at: float, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():

@@ -20,7 +20,7 @@ from openclaw_rl.telemetry.trackers import base
 from openclaw_rl.telemetry.trackers.base import Tracker, load_tracker
 
 SEND = """
-import socket, sys
+import socket, sys, time
 from pathlib import Path
 from openclaw_rl.settings import TrackingSettings
 from openclaw_rl.telemetry.trackers.base import TrackedRun, TrackedSample, load_tracker
@@ -40,6 +40,9 @@ for versions in ((1, 2), (3,)):  # the second round is a restart of the server
         tracker.samples(version, 1000.0 + version, [TrackedSample("chatcmpl-1", 1, 3, 4, 0, False)])
     tracker.step(1, 1010.0, {"version/rolled_back": 1.0})
     tracker.close()
+    second = int(time.time())
+    while int(time.time()) == second:  # wandb names a run's folder by the second, and no server restarts within one
+        time.sleep(0.05)
 assert "torch" not in sys.modules, "the server's process would pay for it"
 """
 ELSEWHERE = {
