@@ -42,6 +42,7 @@ LONG_FIRST = (
     "tests/degradation/",
     "tests/openclaw_opd/test_alignment.py",
     "tests/openclaw_rl/engines/",
+    "tests/browser/",
     "tests/security/",
     "tests/cases/",
     "tests/integration/",

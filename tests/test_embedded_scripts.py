@@ -62,7 +62,7 @@ def test_opd_and_combined_ship_what_was_measured(script: str, served: Callable[.
     if method.name == "combine":  # Combined alone has weights and a baseline
         assert (method.opd_weight, method.binary_weight) == (1.0, 0.3)
         assert (method.baseline, method.baseline_limit) == ("ema", 1.0)
-    assert (trainer.learning_rate, trainer.kl_coef) == (3e-4, 0.0)
+    assert (trainer.learning_rate, trainer.kl_coef) == (2e-4 if method.name == "opd" else 3e-4, 0.0)
 
 
 @pytest.mark.parametrize("script", ["scripts/serve.sh", "openclaw-rl/run_embedded_rl.sh"])

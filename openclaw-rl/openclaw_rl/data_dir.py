@@ -1,6 +1,7 @@
 """Data directory: all files that a server keeps, readable by their owner only.
 
 ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/   push/
+tracking/   connect/
 """
 
 import hashlib
@@ -67,6 +68,16 @@ class DataDir:
     def push(self) -> Path:
         """Folder that the node's trainer makes if weights go to the engine by disk."""
         return self.root / "push"
+
+    @property
+    def tracking(self) -> Path:
+        """Folder of the trackers: figures of each step, and how far each tracker came."""
+        return self.root / "tracking"
+
+    @property
+    def connect(self) -> Path:
+        """Folder of the clients' files as they were before `openclaw-rl connect`."""
+        return self.root / "connect"
 
     @property
     def server_file(self) -> Path:

@@ -15,6 +15,7 @@
     ├── TeacherError         the teacher gave no log-probs
     ├── TrainerError         a step failed
     │   └── CommitRefused    the ledger refused the step: the lease is over or its parent is no longer the tip
+    ├── ClientError          a chat client on this machine, or its configuration, refused a command
     └── AlignmentError       token ids, log-probs and masks do not describe the same tokens
 
 Catch an exception only where the code can act on it; a bug (`KeyError`) propagates to `app.py`.
@@ -89,6 +90,10 @@ class TrainerError(OpenClawRLError):
 
 class CommitRefused(TrainerError):
     """The ledger refused a step; the trainer discards it and reloads `tip`."""
+
+
+class ClientError(OpenClawRLError):
+    """A chat client, or its configuration, cannot be used as asked."""
 
 
 class AlignmentError(OpenClawRLError):

@@ -16,6 +16,7 @@ from schemathesis import GenerationMode
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT_PATH = "/v1/chat/completions"
+_CHAT_ROUTES = ("completions", "responses", "messages", "count_tokens", "feedback", "models", "outcomes")
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 NUMBERS = st.sampled_from([0, 1, -1, 2, 20, 2**31, 2**53, 2**63, 2**64, 10**30, -(2**63) - 1, 0.5, 1e308, -0.0, 1e-300])
@@ -127,7 +128,7 @@ def key_of(path: str) -> str:
     """Return whose key opens a path: `chat`, `admin` or `trainer`."""
     if "/trainer/" in path:
         return "trainer"
-    return "chat" if path.endswith(("completions", "feedback", "models")) or "/wishes" in path else "admin"
+    return "chat" if path.endswith(_CHAT_ROUTES) or "/wishes" in path else "admin"
 
 
 def without_keys(document: Any) -> Any:
@@ -246,6 +247,8 @@ def faults(answer: Answer) -> list[str]:
         return []
     if answer.status >= 500 and not (answer.status == 503 and "retry-after" in answer.headers):
         return [f"{answer.status} is no answer"]
+    if "/messages" in answer.asked.operation:
+        return _faults_of_messages(answer.text)
     try:
         error = json.loads(answer.text)["error"]
         kinds = [type(error[name]) for name in ("message", "type", "code", "param")]
@@ -257,3 +260,15 @@ def faults(answer: Answer) -> list[str]:
     if answer.status in BODY_FAULTS and error["code"] not in _WHOLE and not error["param"]:
         found.append("a fault that names no field")
     return found
+
+
+def _faults_of_messages(text: str) -> list[str]:
+    """Return the faults of an error of Anthropic's API: its form has no field for the name of a field."""
+    try:
+        body = json.loads(text)
+        told = [body["type"], body["error"]["type"], body["error"]["message"], body["request_id"]]
+    except (ValueError, KeyError, TypeError):
+        return ["an error in another form than Anthropic's"]
+    if told[0] != "error" or not all(isinstance(part, str) and part for part in told):
+        return ["an error with fields of other types than Anthropic's"]
+    return []

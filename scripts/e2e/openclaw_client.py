@@ -98,6 +98,58 @@ def config(
     }
 
 
+def environ(binaries: Path, home: Path) -> dict[str, str]:
+    """Return an environment in which the client keeps all of its files in `home`."""
+    state = home / ".openclaw"
+    return os.environ | {
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "OPENCLAW_STATE_DIR": str(state),
+        "OPENCLAW_CONFIG_PATH": str(state / "openclaw.json"),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Gateway:
+    """The client's gateway on loopback; a context manager that ends only the process that it started."""
+
+    def __init__(self, environ: Mapping[str, str], *, port: int, token: str, out: Path) -> None:
+        self._environ, self._port, self._token, self._out = dict(environ), port, token, out
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        argv = ["openclaw", "gateway", "--port", str(self._port), "--bind", "loopback"]
+        argv += ["--auth", "token", "--token", self._token]
+        with self._out.open("wb") as out:
+            self._process = subprocess.Popen(argv, env=self._environ, stdout=out, stderr=out)
+        end = time.monotonic() + GATEWAY_START_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/healthz", timeout=5):
+                    return self
+            except OSError:
+                if time.monotonic() > end or self._process.poll() is not None:
+                    self.__exit__(None, None, None)
+                    raise RuntimeError(f"the gateway did not come up: {self._out.read_text()[-2000:]}") from None
+                time.sleep(0.5)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
 class OpenClaw:
     """Running gateway and the chats through it; a context manager that ends only its own processes."""
 
@@ -117,68 +169,29 @@ class OpenClaw:
         shutil.rmtree(self._run, ignore_errors=True)
         state = self._run / ".openclaw"
         state.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self._token = secrets.token_hex(12)
+        port, token = free_port(), secrets.token_hex(12)
         path = state / "openclaw.json"
         body = config(
             Provider(base_url, model, api_key, compat or {}, max_tokens),
             workspace=self._run / "workspace",
-            port=self._port,
-            token=self._token,
+            port=port,
+            token=token,
             log_file=self._run / "openclaw.log",
             heartbeat_every=heartbeat_every,
         )
         path.write_text(json.dumps(body, indent=2))
-        self._environ = os.environ | {
-            "PATH": f"{self._binaries}:{os.environ['PATH']}",
-            "HOME": str(self._run),
-            "OPENCLAW_STATE_DIR": str(state),
-            "OPENCLAW_CONFIG_PATH": str(path),
-            "OPENCLAW_GATEWAY_TOKEN": self._token,
-        }
-        self._gateway: subprocess.Popen[bytes] | None = None
+        self._environ = environ(self._binaries, self._run) | {"OPENCLAW_GATEWAY_TOKEN": token}
+        self._gateway = Gateway(self._environ, port=port, token=token, out=self._run / "gateway.out")
 
     def __enter__(self) -> Self:
         subprocess.run(["openclaw", "config", "validate"], env=self._environ, check=True, stdout=subprocess.DEVNULL)
-        argv = [
-            "openclaw",
-            "gateway",
-            "--port",
-            str(self._port),
-            "--bind",
-            "loopback",
-            "--auth",
-            "token",
-            "--token",
-            self._token,
-        ]
-        with (self._run / "gateway.out").open("wb") as out:
-            self._gateway = subprocess.Popen(argv, env=self._environ, stdout=out, stderr=out)
-        end = time.monotonic() + GATEWAY_START_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/healthz", timeout=5):
-                    return self
-            except OSError:
-                if time.monotonic() > end or self._gateway.poll() is not None:
-                    self.__exit__(None, None, None)
-                    raise RuntimeError(
-                        f"the gateway did not come up: {(self._run / 'gateway.out').read_text()[-2000:]}"
-                    ) from None
-                time.sleep(0.5)
+        self._gateway.__enter__()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._gateway is not None:
-            self._gateway.terminate()
-            try:
-                self._gateway.wait(15)
-            except subprocess.TimeoutExpired:
-                self._gateway.kill()
-                self._gateway.wait()
+        self._gateway.__exit__(kind, error, trace)
 
     def say(self, session: str, message: str) -> str:
         """Send one user message; return the agent's reply. Raises CalledProcessError if the client fails."""

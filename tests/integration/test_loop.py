@@ -72,6 +72,15 @@ def test_chats_become_a_new_version_that_serves(server: RunningServer, tmp_path:
     _, headers, _ = stream(server, [{"role": "user", "content": "And back?"}], "later")
     assert headers["x-weight-version"] == "0"
     assert [row["state"] for row in server.status()["versions"]] == ["serving", "rolled_back"]
+    tracked = server.data_dir / "tracking" / "metrics.jsonl"
+    server.wait_for("the mark of the rollback", lambda now: "version/rolled_back" in tracked.read_text(), 60)
+    step, mark = (json.loads(line) for line in tracked.read_text().splitlines())
+    assert (step["version"], mark["version"], step["turns/samples"], step["gate/refused"]) == (1, 1, 2, 0)
+    assert {"train/loss", "train/lr-pg_0", "rollout/raw_reward", "gate/kl_parent", "train/learner_s"} <= step.keys()
+    key = {"Authorization": f"Bearer {(server.data_dir / 'keys' / 'admin.key').read_text().strip()}"}
+    scraped = httpx.get(f"{server.url}/metrics", headers=key, timeout=60).text
+    assert 'openclaw_rl_step{figure="reward_mean"} 0.0\n' in scraped
+    assert 'openclaw_rl_tracked_version{tracker="jsonl"} 1.0\n' in scraped
     command(server, "pin", "0")
     assert server.status()["pinned"] == 0
     command(server, "pin", "--off")

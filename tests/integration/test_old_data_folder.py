@@ -142,8 +142,11 @@ async def test_the_learner_steps_on_from_its_checkpoint_as_the_old_code_did(plac
         step = learner.step(lease.samples, lambda: None)
         assert isinstance(step, Step)
         old = place.expected["next_step"]
-        metrics = {name: value for name, value in step.metrics.items() if name in old["metrics"]}
-        assert metrics == pytest.approx(old["metrics"], **FLOAT32)
+        # Positions that are computed cost time, and change no weight: beginnings that rows share are computed once now.
+        told = {name: value for name, value in old["metrics"].items() if name != "computed_tokens"}
+        assert step.metrics["computed_tokens"] <= old["metrics"]["computed_tokens"]
+        metrics = {name: value for name, value in step.metrics.items() if name in told}
+        assert metrics == pytest.approx(told, **FLOAT32)
         assert len(step.probes) == len(old["probes"])
         for probe, before in zip(step.probes, old["probes"], strict=True):
             assert (probe.prompt_ids, probe.response_ids) == (before["prompt_ids"], before["response_ids"])

@@ -92,7 +92,7 @@ ARGV = {
 ACTING = {
     "": "log_level log_format",
     "server": "host served_model_name unknown_model api_keys admin_key trainer_token allowed_hosts max_body_mb "
-    "body_timeout_s max_streams keepalive_s stall_s drain_s",
+    "body_timeout_s max_streams keepalive_s stall_s drain_s chat_commands",
     "model": "chat_template reasoning_parser tool_call_parser context_length",
     "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
     "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
@@ -110,6 +110,7 @@ ACTING = {
     "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience "
     "machine_share score_timeout_s least_relevance",
     "alerts": "webhook_url timeout_s retry_s",
+    "tracking": "trackers project samples jsonl_mb wandb_mode",
     "redaction": "secrets pii",
     "retention": "max_age_days max_gb every_s",
     "memory": "texts_mb words ledger_mb clean_texts",

@@ -20,8 +20,7 @@ ADMIN = [
     ("POST", "/v1/admin/learning"),
     ("POST", "/v1/admin/train"),
     ("POST", "/v1/admin/forget"),
-    ("GET", "/v1/turns"),
-    ("GET", "/v1/turns/chatcmpl-1"),
+    ("POST", "/v1/admin/compare"),
     ("GET", "/openapi.json"),
     ("GET", "/metrics"),
 ]
@@ -35,28 +34,50 @@ TRAINER = [
 CHAT = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/chat/completions"),
+    *(
+        ("POST", f"{prefix}/{name}")
+        for prefix in ("/v1", "")
+        for name in ("responses", "messages", "messages/count_tokens")
+    ),
     ("POST", "/v1/feedback"),
     ("GET", "/v1/wishes"),
     ("GET", "/v1/wishes/1"),
     ("POST", "/v1/wishes/1"),
     ("DELETE", "/v1/wishes/1"),
+    ("GET", "/v1/outcomes"),
 ]
+READERS = [
+    ("GET", "/v1/turns"),
+    ("GET", "/v1/turns/chatcmpl-1"),
+    ("GET", "/v1/turns/chatcmpl-1/state"),
+    ("GET", "/v1/turns/chatcmpl-1/tokens"),
+    ("POST", "/v1/turns/chatcmpl-1"),
+]
+"""The admin key reads every turn, a chat key those of its user."""
 OPEN = {("GET", "/healthz")} | {
     ("GET", f"{path}{name}") for path in ("/v1/models", "/models") for name in ("", "/{name}")
 }
 """They tell a word, a version's number, a model's name and its length."""
 
 
-@pytest.mark.parametrize(("method", "path"), [*ADMIN, *TRAINER, *CHAT])
+@pytest.mark.parametrize(("method", "path"), [*ADMIN, *TRAINER, *CHAT, *READERS])
 def test_without_the_key_every_door_is_closed(keyed, method, path):
     for key in (None, "wrong", "sk-ann-5up3", "sk-ann-5up3r2", "SK-ANN-5UP3R"):
         reply = keyed.ask(method, path, key, json={})
         assert reply.status_code == 401, reply.text
-        assert set(reply.json()["error"]) >= {"message", "type", "code"}
+        assert set(reply.json()["error"]) >= (
+            {"message", "type"} if "messages" in path else {"message", "type", "code"}
+        )
 
 
 @pytest.mark.parametrize(
-    ("doors", "strangers"), [(ADMIN, ("ann", "trainer")), (TRAINER, ("ann", "admin")), (CHAT, ("admin", "trainer"))]
+    ("doors", "strangers"),
+    [
+        (ADMIN, ("ann", "trainer")),
+        (TRAINER, ("ann", "admin")),
+        (CHAT, ("admin", "trainer")),
+        (READERS, ("trainer",)),
+    ],
 )
 def test_a_key_opens_its_own_doors_and_no_others(keyed, doors, strangers):
     for method, path in doors:
@@ -77,9 +98,9 @@ def test_no_route_is_missing_from_these_lists(keyed):
     names = {"chatcmpl-1": "{turn_id}", "versions/0": "versions/{weight_version}", "wishes/1": "wishes/{wish_id}"}
 
     def template(path: str) -> str:
-        return next((path.replace(one, name) for one, name in names.items() if path.endswith(one)), path)
+        return next((path.replace(one, name) for one, name in names.items() if one in path), path)
 
-    known = {(method, template(path)) for method, path in (*ADMIN, *TRAINER, *CHAT)}
+    known = {(method, template(path)) for method, path in (*ADMIN, *TRAINER, *CHAT, *READERS)}
     assert found - known - OPEN == set()
 
 
@@ -96,6 +117,13 @@ def test_no_route_is_missing_from_these_lists(keyed):
 def test_only_a_bearer_token_is_a_key(keyed, header):
     reply = keyed.ask("POST", "/v1/chat/completions", json={}, headers={"Authorization": header})
     assert reply.status_code == 401
+
+
+def test_anthropics_header_is_a_key_of_its_own_routes_alone(keyed):
+    count = {"messages": [{"role": "user", "content": "hi"}]}
+    for path, status in (("/v1/messages/count_tokens", 200), ("/v1/chat/completions", 401), ("/v1/feedback", 401)):
+        reply = keyed.ask("POST", path, json=count, headers={"X-Api-Key": "sk-ann-5up3r"})
+        assert reply.status_code == status, path
 
 
 def test_a_key_in_the_query_or_in_a_cookie_is_no_key(keyed):
@@ -118,6 +146,18 @@ def test_a_user_cannot_rate_or_find_out_about_anothers_turn(keyed):
         assert theirs.json()["error"]["code"] == nothing.json()["error"]["code"]
     own = keyed.ask("POST", "/v1/feedback", "ann", json={"turn_id": turn, "value": True})
     assert own.status_code == 200
+
+
+def test_a_user_reads_and_changes_the_own_turns_alone(keyed):
+    turn = keyed.chat("ann").json()["id"]
+    assert turn in [row["turn_id"] for row in keyed.ask("GET", "/v1/turns", "ann").json()["turns"]]
+    assert turn not in [row["turn_id"] for row in keyed.ask("GET", "/v1/turns?limit=1000", "bob").json()["turns"]]
+    assert keyed.ask("GET", "/v1/turns?user=ann", "bob").status_code == 403
+    for path in (f"/v1/turns/{turn}", f"/v1/turns/{turn}/tokens"):
+        assert [keyed.ask("GET", path, key).status_code for key in ("ann", "admin", "bob")] == [200, 200, 404]
+    assert keyed.ask("POST", f"/v1/turns/{turn}", "bob", json={"train": False}).status_code == 404
+    assert keyed.ask("GET", f"/v1/outcomes?turn_id={turn}", "bob").json()["outcomes"] == []
+    assert keyed.ask("POST", f"/v1/turns/{turn}", "ann", json={"train": False}).json()["reason"] == "opted_out"
 
 
 def test_a_session_of_the_same_name_is_another_users_own(keyed):
@@ -149,10 +189,13 @@ def test_a_user_cannot_end_anothers_session(keyed):
     assert keyed.ask("GET", f"/v1/turns/{turn}", "admin").json()["reason"] == "no_next_state"
 
 
-def test_no_list_is_for_chat_keys(keyed):
-    """Lists of sessions or turns need the admin key, also with a filter on the key's own user."""
-    for query in ("", "?user=ann", "?session_id=s"):
-        assert keyed.ask("GET", f"/v1/turns{query}", "ann").status_code == 401
+def test_no_list_of_a_chat_key_has_anothers_turns(keyed):
+    """A filter on a session narrows the own turns; no filter widens them, and forgetting is the operator's."""
+    session = f"mine-{uuid.uuid4().hex}"
+    keyed.chat("ann", headers={"X-Session-Id": session})
+    for query in ("", f"?session_id={session}", "?state=served", "?q=hello", "?trained_in=0"):
+        rows = keyed.ask("GET", f"/v1/turns{query}", "bob").json()["turns"]
+        assert {row["user"] for row in rows} <= {"bob"}, query
     assert keyed.ask("POST", "/v1/admin/forget", "ann", json={"user": "ann", "everything": True}).status_code == 401
 
 

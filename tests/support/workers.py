@@ -97,11 +97,11 @@ class MemoryLedger:
     async def record_verdict(self, turn_id: str, verdict: Verdict | None) -> None:
         await self._end(turn_id, "no verdict" if verdict is None else verdict.value)
 
-    async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
+    async def record_sample(self, sample: Sample, *, seen_feedback: Collection[str] | None = None) -> None:
         await self._end(sample.sample_id, sample.reward)
 
     async def drop(
-        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
+        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: Collection[str] | None = None
     ) -> None:
         await self._end(turn_id, f"{reason}: {detail}")
 

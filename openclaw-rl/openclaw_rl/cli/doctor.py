@@ -1,4 +1,4 @@
-"""`openclaw-rl doctor`: findings on the installed programs, the machine and the settings, before a start.
+"""`openclaw-rl doctor`: findings on the installed programs, the machine, the settings and the client, before a start.
 
 Each check is a function of the settings that yields findings. It changes no state, and never raises for a fault that it
 finds. The interpreter of another environment (SGLang's, slime's) answers for that environment: this process imports
@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
@@ -21,18 +22,27 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.kind import Finding, load_kind
-from openclaw_rl.errors import SettingsError
+import httpx
+from packaging.requirements import Requirement
+
+from openclaw_rl.cli.connect.openclaw import TESTED, OpenClaw
+from openclaw_rl.data_dir import Announcement, DataDir
+from openclaw_rl.engines.kind import Finding, Level, load_kind
+from openclaw_rl.errors import ClientError, SettingsError
 from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE, plain_folder
 from openclaw_rl.server import preflight
 from openclaw_rl.settings import Settings, tuned
+from openclaw_rl.telemetry.trackers.base import problems as tracker_problems
 
 NODE_MODULE = "openclaw_slime"
 _NEEDED_GB = 4.0
 """Free space in the data directory for the bundled model, its conversion and a few checkpoints."""
 _ASK_S = 120.0
+_PROCESSES = 1.5e9
+"""Bytes of the server, the engine and the trainer without their weights."""
+_BUNDLED_PARAMETERS, _BUNDLED_CACHE = 135e6, 46e3
+"""Parameters of the bundled model, and bytes of a cached token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,62 @@ def interpreter(question: Question) -> Iterator[Finding]:
     for name in ("torch", "transformers", "peft", "llm-router-utils"):
         found = _version(name)
         yield Finding(name, "ok" if found else "missing", found or "is not installed here")
+
+
+def packages(question: Question) -> Iterator[Finding]:
+    """Hold the installed packages against this project's own metadata; extras are not looked at."""
+    try:
+        wanted = [Requirement(line) for line in importlib.metadata.requires("openclaw-rl") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return  # a checkout on the path
+    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    faults = 0
+    for one in needed:
+        found = _version(one.name)
+        if found is None or not one.specifier.contains(found, prereleases=True):
+            faults += 1
+            has = "it is not installed" if found is None else f"{found} is installed"
+            level: Level = "missing" if found is None else "differs"
+            yield Finding("packages", level, f"{one.name}{one.specifier} is needed; {has}")
+    if not faults:
+        yield Finding("packages", "ok", f"{len(needed)} of them, at the versions that are needed")
+
+
+def host_memory(question: Question) -> Iterator[Finding]:
+    """Compare the machine's free memory with the need of the embedded engine and its trainer."""
+    settings = question.settings
+    free = _free_memory()
+    if free is None:
+        return
+    need = None
+    if settings.engine.kind == "embedded" and settings.engine.device == "cpu":
+        with contextlib.suppress(SettingsError, OSError):
+            need = _embedded_need(question.model or settings.model.path, settings.engine.cache_tokens)
+    if need is None:
+        yield Finding("host memory", "ok", f"{free / 1e9:.1f} GB free")
+        return
+    level: Level = "ok" if free >= need else "differs"
+    yield Finding("host memory", level, f"{free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB needed")
+
+
+def _free_memory() -> int | None:
+    """Return the bytes that programs can still take, or None where the system does not tell them."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _embedded_need(path: str, cache_tokens: int) -> float | None:
+    """Return bytes: weights of the engine and of the trainer in 32 bits, its step, the cache, three processes."""
+    if path == "bundled":
+        return _PROCESSES + 3 * 4 * _BUNDLED_PARAMETERS + cache_tokens * _BUNDLED_CACHE
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return None
+    shape = memory.ModelShape.of_folder(folder)
+    return _PROCESSES + 3 * 4 * shape.parameters + cache_tokens * shape.kv_token
 
 
 def gpus(question: Question) -> Iterator[Finding]:
@@ -94,9 +160,25 @@ def port(question: Question) -> Iterator[Finding]:
         try:
             probe.bind((server.host, server.port))
         except OSError as error:
-            yield Finding("port", "missing", f"{server.host}:{server.port} cannot be taken: {error.strerror}")
+            if _runs_here(question.settings):
+                yield Finding("port", "ok", f"{server.host}:{server.port}: the server of this data directory runs")
+            else:
+                yield Finding("port", "missing", f"{server.host}:{server.port} cannot be taken: {error.strerror}")
             return
     yield Finding("port", "ok", f"{server.host}:{server.port} is free")
+
+
+def _runs_here(settings: Settings) -> bool:
+    """Return True if the server of this data directory has the port, and proves it."""
+    try:
+        announced = Announcement.read(DataDir.of(settings.data_dir))
+        if httpx.URL(announced.url).port != settings.server.port:
+            return False
+        headers = {"X-OpenClaw-Challenge": (challenge := secrets.token_urlsafe(16))}
+        with httpx.stream("GET", f"{announced.url}/healthz", headers=headers, timeout=5, trust_env=False) as answer:
+            return announced.proves(challenge, answer.headers.get("x-openclaw-proof"))
+    except (OSError, SettingsError, httpx.HTTPError, httpx.InvalidURL):
+        return False
 
 
 def data_dir(question: Question) -> Iterator[Finding]:
@@ -189,6 +271,37 @@ def learning(question: Question) -> Iterator[Finding]:
     yield from (Finding("learning", "differs", reason) for reason in preflight.hardly_trains(settings))
 
 
+def client(question: Question) -> Iterator[Finding]:
+    """Ask the installed OpenClaw for its version and its default model. A machine without one is fine."""
+    if shutil.which("openclaw") is None:
+        yield Finding("client", "ok", "no OpenClaw on the PATH (other clients: `openclaw-rl connect`)")
+        return
+    try:
+        program = OpenClaw()
+        version = program.version()
+        found = program.values(("models.providers", "agents.defaults.model"))
+    except ClientError as error:
+        yield Finding("client", "differs", str(error))
+        return
+    is_tested = version.startswith(TESTED)
+    tested = "" if is_tested else f" (tested: {TESTED})"
+    model = found.get("agents.defaults.model")
+    primary = model.get("primary") if isinstance(model, dict) else model
+    server = question.settings.server
+    ours = [
+        name
+        for name, provider in (found.get("models.providers") or {}).items()
+        if isinstance(provider, dict) and f":{server.port}/" in f"{provider.get('baseUrl')}/"
+    ]
+    if not ours:
+        says = f"knows no server on port {server.port}: `openclaw-rl connect openclaw`"
+    elif str(primary).split("/")[0] in ours:
+        says = f"its default model is {primary}, on port {server.port}"
+    else:
+        says = f"has the provider {ours[0]}, and its default model is {primary}"
+    yield Finding("client", "ok" if is_tested else "differs", f"OpenClaw {version}{tested} {says}")
+
+
 def node(question: Question) -> Iterator[Finding]:
     """Run the node's own doctor in slime's environment, where this project need not be installed."""
     python = question.slime_python
@@ -223,7 +336,33 @@ def node(question: Question) -> Iterator[Finding]:
     yield from findings
 
 
-CHECKS: tuple[Check, ...] = (interpreter, gpus, port, data_dir, model, chat_template, engine, learning, node)
+def trackers(question: Question) -> Iterator[Finding]:
+    """Tell whether each named tracker can be loaded. JSON lines need no check: they need no package."""
+    settings = question.settings.tracking
+    faults = list(tracker_problems(settings))
+    for fault in faults:
+        yield Finding("tracker", "missing", fault)
+    if settings.trackers and not faults:
+        sends = "wandb" in settings.trackers and settings.wandb_mode == "online"
+        says = ", ".join(settings.trackers) + ("; wandb sends every figure to its host" if sends else "; files alone")
+        yield Finding("tracker", "ok", says)
+
+
+CHECKS: tuple[Check, ...] = (
+    interpreter,
+    packages,
+    gpus,
+    host_memory,
+    port,
+    data_dir,
+    model,
+    chat_template,
+    engine,
+    learning,
+    trackers,
+    client,
+    node,
+)
 
 
 def _version(distribution: str) -> str | None:

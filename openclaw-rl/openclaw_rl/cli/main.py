@@ -19,6 +19,7 @@ import typer
 from openclaw_rl import settings as settings_module
 from openclaw_rl.cli import control, experiment, ledger, render, wishes
 from openclaw_rl.cli import doctor as doctor_module
+from openclaw_rl.cli.connect import command as connect
 from openclaw_rl.cli.options import (
     ConfigOption,
     DataDirOption,
@@ -53,6 +54,7 @@ app.add_typer(control.app)
 app.add_typer(ledger.app)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(wishes.app)
+app.add_typer(connect.app, name="connect")
 
 
 @app.command(short_help="Serve a model and train it on its chats.")
@@ -157,13 +159,13 @@ def status(
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
-@app.command(short_help="Open the server's live page, with curves, in the browser.")
+@app.command(short_help="Open the server's page in the browser: chat, correct, watch, steer.")
 def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Open the server's page in the browser: turns, verdicts and the metrics of each step, live.
+    """Open the server's page in the browser: chat, rate replies, and see and steer what is learned.
 
-    The page needs the admin key. On this machine the command passes it to the browser in a file that only you can
-    read. On another machine, open the printed address (through an SSH tunnel, because the server listens on loopback)
-    and type the content of keys/admin.key.
+    Its views of the server need the admin key. On this machine the command passes it to the browser in a file that
+    only you can read. On another machine, open the printed address (through an SSH tunnel, because the server listens
+    on loopback) and type the content of keys/admin.key.
     """
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)
@@ -218,7 +220,7 @@ def show_settings(config: ConfigOption = None, sets: SetOption = None) -> None:
     _print_branch(settings, "", tuned.in_force(settings))
 
 
-@app.command(short_help="Check versions, GPUs, port, disk and model before a start.")
+@app.command(short_help="Check packages, memory, port, disk, model and client before a start.")
 def doctor(
     model: Annotated[str | None, typer.Option(help="Check this model instead of model.path.")] = None,
     gpu_memory: Annotated[
@@ -231,7 +233,7 @@ def doctor(
     data_dir: DataDirOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Check this machine before a start: versions, GPUs, port, disk, model.
+    """Check this machine before a start: versions, packages, GPUs, memory, port, disk, model, client.
 
     `!` marks a missing requirement, and the exit code is then 1. `?` marks a version or device that was not tested.
     """

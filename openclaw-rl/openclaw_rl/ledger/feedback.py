@@ -18,17 +18,18 @@ zeros, its version is the tip of its day, and it never becomes stale.
 """
 
 import sqlite3
+from collections.abc import Collection
 
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, schema
+from openclaw_rl.ledger import blobs, deletion, schema, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.messages import Message
-from openclaw_rl.types import DropReason, Feedback, Ids, TurnState, Verdict, VersionRun, WrittenReply
+from openclaw_rl.types import DropReason, Feedback, Ids, TurnKey, TurnState, Verdict, VersionRun, WrittenReply
 
 _NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
 """Turns whose owner forbids training on them, or whose prompt is not kept: no demonstration either."""
@@ -92,6 +93,37 @@ class UserFeedback(LedgerPart):
         )
         return _outcome(db, row, kept, effect)
 
+    @write
+    def take_back_feedback(
+        self, db: sqlite3.Connection, turn_id: str, *, user: str, prefix: str, key: TurnKey | None = None
+    ) -> FeedbackOutcome | None:
+        """Take back the newest feedback on a turn whose id begins with `prefix`; None if there is none.
+
+        The turn is then where it would be without it: judged by the feedback before, else by its next state, else open
+        under `key`. A wish that only this turn asked for ends. What a trainer has or has trained on stays as it is: the
+        outcome's effect is `late`.
+        """
+        at = self._clock()
+        found = db.execute(
+            "SELECT feedback.id, turn.id, feedback_id, effect, state, reason FROM feedback"
+            " JOIN turn ON turn.id = feedback.turn"
+            " WHERE turn_id = ? AND user = ? AND substr(feedback_id, 1, ?) = ? ORDER BY feedback.id DESC LIMIT 1",
+            (turn_id, user, len(prefix), prefix),
+        ).fetchone()
+        if found is None:
+            return None
+        said, row, feedback_id, effect, state, reason = found
+        is_taken = state in (TurnState.LEASED, TurnState.TRAINED)
+        if is_taken and effect != Effect.LATE:
+            return FeedbackOutcome(feedback_id, turn_id, TurnState(state), Effect.LATE)
+        db.execute("DELETE FROM feedback WHERE id = ?", (said,))
+        db.execute("UPDATE counter SET n = n - 1 WHERE name = ?", (f"feedback.{effect}",))
+        after = Effect.RECORDED
+        if not is_taken and (state != TurnState.DROPPED or reason in REVIVABLE):
+            after = _without(db, row, TurnState(state), key, at=at)
+        (state,) = db.execute("SELECT state FROM turn WHERE id = ?", (row,)).fetchone()
+        return FeedbackOutcome(feedback_id, turn_id, TurnState(state), after)
+
 
 def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
     """Let late feedback take effect: a trainer had the turn, and it waits again."""
@@ -106,12 +138,16 @@ def catch_up(db: sqlite3.Connection, row: int, *, at: float) -> None:
     db.execute("UPDATE feedback SET effect = ? WHERE turn = ? AND effect = 'late'", (str(effect), row))
 
 
-def has_news(db: sqlite3.Connection, row: int, seen: int | None) -> bool:
-    """Return True if a turn has more feedback than the `seen` pieces that its reader knew (None: it does not ask)."""
+def has_news(db: sqlite3.Connection, row: int, seen: Collection[str] | None) -> bool:
+    """Return True if a turn has other feedback than that of the ids `seen`, which its reader knew.
+
+    None: the reader does not ask.
+    """
     if seen is None:
         return False
-    (said,) = db.execute("SELECT count(*) FROM feedback WHERE turn = ?", (row,)).fetchone()
-    return bool(said != seen)
+    # Ids and no count: one piece may be taken back and another one given meanwhile.
+    said = {feedback_id for (feedback_id,) in db.execute("SELECT feedback_id FROM feedback WHERE turn = ?", (row,))}
+    return said != set(seen)
 
 
 def is_rated(db: sqlite3.Connection, row: int) -> bool:
@@ -185,6 +221,43 @@ def _take_effect(db: sqlite3.Connection, row: int, value: float | None, has_comm
     move(db, row, TurnState.JUDGED, at=at, detail="feedback" + ("" if sign is None else f" {sign:+d}"))
     db.execute("UPDATE feedback SET effect = 'rescored' WHERE turn = ? AND effect = 'late'", (row,))
     return Effect.RESCORED if state == TurnState.SAMPLED or sign is None else Effect.JUDGED
+
+
+def _without(db: sqlite3.Connection, row: int, state: TurnState, key: TurnKey | None, *, at: float) -> Effect:
+    """Give a turn the verdict and the state that it has without the feedback that was deleted."""
+    detail = "feedback taken back"
+    before = db.execute(
+        "SELECT value FROM feedback WHERE turn = ? AND value IS NOT NULL ORDER BY id DESC LIMIT 1", (row,)
+    ).fetchone()
+    if before is None and state in (TurnState.SERVED, TurnState.PAIRED):
+        return Effect.RECORDED
+    db.execute("DELETE FROM sample WHERE id = ?", (row,))
+    wishes.take_back(db, row, at=at)  # the next score notes the wish that is left, if any
+    if before is not None:
+        (value,) = before
+        put_verdict(db, row, Verdict((value > 0) - (value < 0), (), "feedback", f"the user's {value:g}"))
+        if state != TurnState.JUDGED:
+            move(db, row, TurnState.JUDGED, at=at, detail=detail)
+        return Effect.RESCORED
+    db.execute("DELETE FROM verdict WHERE id = ?", (row,))
+    if db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
+        move(db, row, TurnState.PAIRED, at=at, detail=detail)
+    elif key is not None:
+        move(db, row, TurnState.SERVED, at=at, detail=detail)
+        (finished_at,) = db.execute("SELECT finished_at FROM reply WHERE id = ?", (row,)).fetchone()
+        insert_open(db, row, key, finished_at)
+    elif state != TurnState.DROPPED:
+        move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE, detail=detail)
+    return Effect.RESCORED
+
+
+def insert_open(db: sqlite3.Connection, row: int, key: TurnKey, finished_at: float) -> None:
+    """Insert the key of a turn that waits for its next state."""
+    place = orjson.dumps(key.place).decode()
+    db.execute(
+        "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?, ?)",
+        (row, finished_at, key.reply_hash, key.before_hash, key.history_hash, place),
+    )
 
 
 def _outcome(db: sqlite3.Connection, row: int, said: Feedback, effect: Effect) -> FeedbackOutcome:

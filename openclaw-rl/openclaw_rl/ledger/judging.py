@@ -48,11 +48,13 @@ class Judging(LedgerPart):
         return _oldest(db, TurnState.JUDGED, limit, skip)
 
     @write
-    def record_sample(self, db: sqlite3.Connection, sample: Sample, *, seen_feedback: int | None = None) -> None:
+    def record_sample(
+        self, db: sqlite3.Connection, sample: Sample, *, seen_feedback: Collection[str] | None = None
+    ) -> None:
         """Move a turn JUDGED → SAMPLED: it waits for a trainer.
 
-        The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the method
-        knew. The turn stays JUDGED, and the method scores it again. A hint in the user's words becomes a wish.
+        The call changes nothing if the turn's feedback is not that of the ids `seen_feedback`, which the method knew.
+        The turn stays JUDGED, and the method scores it again. A hint in the user's words becomes a wish.
         """
         at, sample = self._clock(), self._redactor.sample(sample)
         row = find_turn(db, sample.sample_id)

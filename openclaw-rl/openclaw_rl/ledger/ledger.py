@@ -25,10 +25,12 @@ from openclaw_rl.ledger.judging import Judging
 from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.ledger.outcomes import Outcomes
 from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.reports import Reports
+from openclaw_rl.ledger.search import Searching
 from openclaw_rl.ledger.store import Clock, Reader, read, write
 from openclaw_rl.ledger.turns import Turns
 from openclaw_rl.ledger.versions import Versions
@@ -42,7 +44,19 @@ _CONNECTIONS = 4
 
 
 class Ledger(
-    Turns, Judging, UserFeedback, Wishes, Practising, Leases, Lineage, Versions, Forgetting, Reports, Auditing
+    Turns,
+    Judging,
+    UserFeedback,
+    Wishes,
+    Practising,
+    Leases,
+    Lineage,
+    Versions,
+    Forgetting,
+    Reports,
+    Searching,
+    Outcomes,
+    Auditing,
 ):
     """All operations of one ledger file. `open` makes it, `aclose` ends it. Every call may raise LedgerError."""
 

@@ -169,6 +169,10 @@ class Event:
     detail: str
 
 
+BY_OPERATOR = "operator-"
+"""Beginning of the `feedback_id` of a verdict that the operator gave in the user's place."""
+
+
 class Effect(StrEnum):
     """Effect of a piece of feedback on its turn."""
 
@@ -288,3 +292,33 @@ class TurnSummary:
     """Id of the turn whose prompt this practice reply answers; None for a built-in prompt."""
     wish_id: int | None = None
     """The wish that this practice reply rehearses."""
+    source: str | None = None
+    """Source of the verdict."""
+    asked: str | None = None
+    """Start of the newest message of the request, where the list has texts."""
+    said: str | None = None
+    """Start of the reply, where the list has texts."""
+
+
+def read_summary(row: sqlite3.Row) -> TurnSummary:
+    """Read a line of a list of turns."""
+    return TurnSummary(
+        turn_id=row["turn_id"],
+        user=row["user"],
+        session_id=row["session_id"],
+        state=TurnState(row["state"]),
+        reason=None if row["reason"] is None else DropReason(row["reason"]),
+        finished_at=row["finished_at"],
+        prompt_tokens=row["prompt_tokens"],
+        response_tokens=row["response_tokens"],
+        oldest_version=row["oldest_version"],
+        is_tool=bool(row["is_tool"]),
+        verdict=row["value"],
+        trained_in=row["trained_in"],
+        feedback=row["feedback"],
+        demonstration_of=row["demonstration_of"],
+        practice=None if row["practice"] is None else PracticeKind(row["practice"]),
+        practice_of=row["practice_of"],
+        wish_id=row["wish"],
+        source=row["source"],
+    )

@@ -7,7 +7,6 @@ from openclaw_rl.ledger.blobs import unpack_ids
 from openclaw_rl.ledger.records import (
     Event,
     TurnRecord,
-    TurnSummary,
     read_feedback,
     read_next_state,
     read_request,
@@ -30,7 +29,6 @@ _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.REDACTED,
 )
 """Reasons of turns that are no plain samples of π_v, or that their owner keeps out of it."""
-_WAITING = frozenset(TurnState) - {TurnState.TRAINED, TurnState.DROPPED}
 _PROMPTS_LOOKED_AT = 200
 
 
@@ -41,59 +39,6 @@ class Reports(LedgerPart):
     def turn(self, db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         """Return the record of a turn: its content, its state and every change of it."""
         return read_record(db, turn_id)
-
-    @read
-    def turns(
-        self,
-        db: sqlite3.Connection,
-        *,
-        limit: int = 50,
-        state: TurnState | None = None,
-        session_id: str | None = None,
-        user: str | None = None,
-    ) -> list[TurnSummary]:
-        """Return one line for each turn, newest first."""
-        filters = {"turn.state": state, "request.session_id": session_id, "request.user": user}
-        asked = {column: str(value) for column, value in filters.items() if value is not None}
-        # One index gives the rows in the order asked for (`+` keeps SQLite off the others), without a sort: a user may
-        # have a million turns. Few turns wait, so the state comes first for those; most turns of a user are over.
-        order = ("turn.state", "request.session_id", "request.user")
-        order = order if state in _WAITING else (*order[1:], order[0])
-        first = next((column for column in order if column in asked), "")
-        newest = "request.id" if first.startswith("request") else "turn.id"
-        where = " AND ".join(f"{'' if column == first else '+'}{column} = ?" for column in asked) or "1"
-        rows = db.execute(
-            "SELECT turn_id, request.user, session_id, state, turn.reason, finished_at, prompt_tokens,"
-            " response_tokens, oldest_version, is_tool, verdict.value, trained_in, (SELECT of.turn_id FROM turn AS of"
-            " WHERE of.id = turn.demonstration_of) AS demonstration_of, practice, (SELECT of.turn_id FROM turn AS of"
-            " WHERE of.id = turn.practice_of) AS practice_of, wish, (SELECT feedback.value FROM feedback"
-            " WHERE feedback.turn = turn.id AND feedback.value IS NOT NULL ORDER BY feedback.id DESC LIMIT 1)"
-            " AS feedback FROM turn JOIN request USING (id) JOIN reply USING (id) LEFT JOIN verdict USING (id)"
-            f" WHERE {where} ORDER BY {newest} DESC LIMIT ?",
-            (*asked.values(), limit),
-        )
-        return [
-            TurnSummary(
-                turn_id=row["turn_id"],
-                user=row["user"],
-                session_id=row["session_id"],
-                state=TurnState(row["state"]),
-                reason=None if row["reason"] is None else DropReason(row["reason"]),
-                finished_at=row["finished_at"],
-                prompt_tokens=row["prompt_tokens"],
-                response_tokens=row["response_tokens"],
-                oldest_version=row["oldest_version"],
-                is_tool=bool(row["is_tool"]),
-                verdict=row["value"],
-                trained_in=row["trained_in"],
-                feedback=row["feedback"],
-                demonstration_of=row["demonstration_of"],
-                practice=None if row["practice"] is None else PracticeKind(row["practice"]),
-                practice_of=row["practice_of"],
-                wish_id=row["wish"],
-            )
-            for row in rows
-        ]
 
     @read
     def counts(self, db: sqlite3.Connection) -> dict[str, int]:

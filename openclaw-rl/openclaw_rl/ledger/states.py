@@ -5,7 +5,8 @@
 
 `leased → sampled`: the lease ended without a version. `trained → sampled | dropped`: the version was rejected, rolled
 back or lost. A user's feedback moves three kinds of turns to `judged`: a `served` one, a `sampled` one (it is scored
-again), and one that was `dropped` for a reason in `REVIVABLE`. `move` makes every change, inside the caller's
+again), and one that was `dropped` for a reason in `REVIVABLE`. Feedback that its user takes back moves such a turn to
+where it would be without it: `judged → served | paired`. `move` makes every change, inside the caller's
 transaction; an illegal change raises a `LedgerError` that names it.
 """
 
@@ -19,11 +20,11 @@ _T, _V = TurnState, VersionState
 TURN_MOVES: dict[TurnState, frozenset[TurnState]] = {
     _T.SERVED: frozenset({_T.PAIRED, _T.JUDGED, _T.DROPPED}),
     _T.PAIRED: frozenset({_T.JUDGED, _T.DROPPED}),
-    _T.JUDGED: frozenset({_T.SAMPLED, _T.DROPPED}),
-    _T.SAMPLED: frozenset({_T.LEASED, _T.JUDGED, _T.DROPPED}),
+    _T.JUDGED: frozenset({_T.SAMPLED, _T.DROPPED, _T.SERVED, _T.PAIRED}),
+    _T.SAMPLED: frozenset({_T.LEASED, _T.JUDGED, _T.DROPPED, _T.SERVED, _T.PAIRED}),
     _T.LEASED: frozenset({_T.SAMPLED, _T.TRAINED, _T.DROPPED}),
     _T.TRAINED: frozenset({_T.SAMPLED, _T.DROPPED}),
-    _T.DROPPED: frozenset({_T.JUDGED}),
+    _T.DROPPED: frozenset({_T.JUDGED, _T.SERVED, _T.PAIRED}),
 }
 
 REVIVABLE = frozenset(

@@ -60,17 +60,7 @@ class Turns(LedgerPart):
         )
         insert_reply(db, row, turn)
         if turn.drop is None:
-            db.execute(
-                "INSERT INTO open_turn VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    row,
-                    turn.finished_at,
-                    key.reply_hash,
-                    key.before_hash,
-                    key.history_hash,
-                    orjson.dumps(key.place).decode(),
-                ),
-            )
+            feedback.insert_open(db, row, key, turn.finished_at)
         at = self._clock()
         append_event(db, row, TurnState.SERVED, at=at)
         if turn.drop is not None:
@@ -150,15 +140,24 @@ class Turns(LedgerPart):
         reason: DropReason,
         detail: str = "",
         *,
-        seen_feedback: int | None = None,
+        seen_feedback: Collection[str] | None = None,
     ) -> None:
         """Drop a turn from any state before LEASED.
 
-        The call changes nothing if the user has given more than the `seen_feedback` pieces of feedback that the caller
-        knows. A reason that says "no answer" does not end a turn that has feedback.
+        The call changes nothing if the turn's feedback is not that of the ids `seen_feedback`, which the caller knows.
+        A reason that says "no answer" does not end a turn that has feedback.
         """
         if not feedback.has_news(db, find_turn(db, turn_id), seen_feedback):
             _drop(db, turn_id, reason, detail, at=self._clock())
+
+    @chat_write(is_synced=True)
+    def leave_out(self, db: sqlite3.Connection, turn_id: str, detail: str) -> None:
+        """Drop a turn as OPTED_OUT from any state before LEASED, and the demonstrations of it that still wait."""
+        at = self._clock()
+        _drop(db, turn_id, DropReason.OPTED_OUT, detail, at=at)
+        written = "SELECT id FROM turn WHERE demonstration_of = ? AND state = 'sampled'"
+        for (row,) in db.execute(written, (find_turn(db, turn_id),)).fetchall():
+            move(db, row, TurnState.DROPPED, at=at, reason=DropReason.OPTED_OUT, detail=detail)
 
     async def expire(self, older_than: float) -> list[str]:
         """Drop the SERVED turns that finished before `older_than` as NO_NEXT_STATE; return their ids."""

@@ -8,7 +8,9 @@ requests *should* get. A rollback changes the ledger first; the publisher then m
 crash in between.
 """
 
+import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openclaw_rl.errors import LedgerError
@@ -72,6 +74,14 @@ class Versions(LedgerPart):
         return [_version(found, with_probes=False) for found in reversed(rows)]
 
     @read
+    def versions_after(self, db: sqlite3.Connection, n: int, *, limit: int) -> list[Version]:
+        """Return the oldest versions with a number above `n`, by number, without the probes of their reports."""
+        rows = db.execute(
+            "SELECT * FROM version WHERE weight_version > ? ORDER BY weight_version LIMIT ?", (n, limit)
+        ).fetchall()
+        return [_version(found, with_probes=False) for found in rows]
+
+    @read
     def unfinished_versions(self, db: sqlite3.Connection) -> list[Version]:
         """Return the CANDIDATE, GATED and LOADING versions by number: the publisher still has to decide on them."""
         rows = db.execute(
@@ -104,6 +114,12 @@ class Versions(LedgerPart):
         if state is VersionState.GATED:
             schema.put(db, "rejections_in_a_row", 0)
         move_version(db, n, state, reason=reason)
+
+    @write
+    def record_gate(self, db: sqlite3.Connection, n: int, figures: Mapping[str, float]) -> None:
+        """Add the gate's measurements to the metrics of a version's report."""
+        metrics = json.loads(row(db, n)["metrics"]) | dict(figures)
+        db.execute("UPDATE version SET metrics = ? WHERE weight_version = ?", (json.dumps(metrics, sort_keys=True), n))
 
     @read
     def pinned(self, db: sqlite3.Connection) -> int | None:

@@ -4,7 +4,8 @@ A sample with a hint makes its turn a source of a wish. Equal wishes of one user
 several sources. The newer wish wins in two cases: it corrects the very prompt that the older one corrected, or both
 name opposite ends of one axis (`wish_text.opposed`). A wish whose every source lost its prompt to newer wishes is
 superseded, and so is an opposed one. A judge model may find more contradictions (`supersede_wish`). The oldest active
-wish of a user who has very many is superseded too.
+wish of a user who has very many is superseded too. Feedback that is taken back ends its wish
+(`take_back`), and the wish before it holds again.
 
 A wish that was superseded or removed stays in the list with its words, until its turns are forgotten.
 """
@@ -123,6 +124,26 @@ def note(db: sqlite3.Connection, turn: int, sample: Sample, *, at: float) -> Non
     _let_newer_win(db, wish, hint.text, user=user, policy=policy, prompt=prompt, at=at)
 
 
+def take_back(db: sqlite3.Connection, turn: int, *, at: float) -> None:
+    """Undo `note` for a turn whose correction was taken back.
+
+    A wish that no other turn asked for is deleted; one that was practised is removed, and keeps its words. The wishes
+    that it superseded hold again, or pass to the wish that superseded it.
+    """
+    _renew_prompt(db, turn)
+    for (wish,) in db.execute("SELECT wish FROM wish_source WHERE turn = ? ORDER BY id", (turn,)).fetchall():
+        others = db.execute("SELECT 1 FROM wish_source WHERE wish = ? AND turn <> ?", (wish, turn)).fetchone()
+        practised = db.execute("SELECT 1 FROM turn WHERE wish = ?", (wish,)).fetchone()
+        if practised and not others:  # its practice replies name it
+            db.execute("UPDATE wish_source SET is_over = 1 WHERE wish = ? AND turn = ?", (wish, turn))
+        else:
+            db.execute("DELETE FROM wish_source WHERE wish = ? AND turn = ?", (wish, turn))
+        _give_back_place(db, wish, is_over=not others)
+        if not others:
+            _end(db, wish, WishState.REMOVED, "its correction was taken back", at=at)
+    delete_orphans(db)
+
+
 def stop_practised_in(db: sqlite3.Connection, versions: Iterable[int], reason: str, *, at: float) -> None:
     """Stop the wishes that these versions practised."""
     for number in versions:
@@ -164,7 +185,7 @@ def _let_newer_win(
         for source in lost:
             db.execute("UPDATE wish_source SET is_over = 1 WHERE id = ?", (source,))
         if lost and len(lost) == len(sources):
-            _end(db, other, WishState.SUPERSEDED, f"wish {wish} corrects the same prompt", by=wish, at=at)
+            _end(db, other, WishState.SUPERSEDED, _same_prompt(wish), by=wish, at=at)
     excess = db.execute(
         "SELECT id FROM wish WHERE user = ? AND policy = ? AND state = 'active' ORDER BY id DESC LIMIT -1 OFFSET ?",
         (user, policy, _MOST_ACTIVE),
@@ -173,8 +194,45 @@ def _let_newer_win(
         _end(db, other, WishState.SUPERSEDED, f"{_MOST_ACTIVE} newer wishes are practised", by=wish, at=at)
 
 
+def _renew_prompt(db: sqlite3.Connection, turn: int) -> None:
+    """Let the newest wish of other turns hold on this turn's prompt again."""
+    db.execute(
+        "UPDATE wish_source SET is_over = 0 WHERE id = (SELECT wish_source.id FROM request AS taken"
+        " JOIN wish ON wish.user = taken.user AND wish.policy = taken.policy JOIN wish_source ON wish = wish.id"
+        " JOIN request ON request.id = turn WHERE taken.id = ? AND turn <> taken.id AND request.prompt = taken.prompt"
+        " AND wish.state <> 'removed' ORDER BY wish_source.id DESC LIMIT 1)",
+        (turn,),
+    )
+
+
+def _give_back_place(db: sqlite3.Connection, wish: int, *, is_over: bool) -> None:
+    """Activate the wishes that this one superseded; if it is not over, those that lost their prompts to it alone."""
+    found = db.execute("SELECT state, reason, superseded_by FROM wish WHERE id = ?", (wish,)).fetchone()
+    if found["state"] == WishState.SUPERSEDED:
+        if is_over:
+            db.execute(
+                "UPDATE wish SET superseded_by = ?, reason = ? WHERE superseded_by = ?",
+                (found["superseded_by"], found["reason"], wish),
+            )
+        return
+    older = db.execute(
+        "SELECT id, reason FROM wish WHERE superseded_by = ?"
+        " AND EXISTS (SELECT 1 FROM wish_source WHERE wish = wish.id AND NOT is_over)",
+        (wish,),
+    )
+    for other, reason in older.fetchall():
+        if is_over or reason == _same_prompt(wish):
+            _activate(db, other)
+
+
+def _same_prompt(wish: int) -> str:
+    return f"wish {wish} corrects the same prompt"
+
+
 def _activate(db: sqlite3.Connection, wish: int) -> None:
-    db.execute("UPDATE wish SET state = 'active', reason = NULL, rests = NULL WHERE id = ?", (wish,))
+    db.execute(
+        "UPDATE wish SET state = 'active', reason = NULL, superseded_by = NULL, rests = NULL WHERE id = ?", (wish,)
+    )
 
 
 def _end(db: sqlite3.Connection, wish: int, state: WishState, reason: str, *, at: float, by: int | None = None) -> None:

@@ -10,13 +10,17 @@ from openclaw_rl.engines.base import Engine
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
+from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
+from openclaw_rl.web.auth import Caller
 
 
 class SessionsPort(Protocol):
     """Sessions, as the proxy calls them. No method fails a chat."""
+
+    def last_turn(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> OpenTurn | None: ...
 
     async def observe(self, request: Request) -> str | None: ...
 
@@ -35,6 +39,12 @@ class LedgerPort(Protocol):
     async def begin(self, request: Request) -> None: ...
 
     async def count_side(self, side: SideCount) -> None: ...
+
+
+class CommandsPort(Protocol):
+    """Commands in a chat, carried out. No method fails a chat."""
+
+    async def answer(self, command: Command, caller: Caller, chat: CommandedChat) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +73,5 @@ class ProxyDeps:
     """The ledger's clock."""
     activity: ChatActivity = field(default_factory=ChatActivity)
     """Learns of each reply that runs."""
+    commands: CommandsPort | None = None
+    """None: `/rl` messages go to the model."""

@@ -129,7 +129,7 @@ class TextStops:
     No text of a stop string or behind it is ever released. Text that may still become a stop string is held back.
     """
 
-    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept", "shown")
+    __slots__ = ("_ends", "_held", "_out", "_stops", "is_stopped", "kept", "matched", "shown")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -139,6 +139,8 @@ class TextStops:
         self._ends: list[int] = []
         """Count of characters decoded, after each token."""
         self.is_stopped = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
         self.kept = 0
         """Tokens before the first token that the match cut; valid once `is_stopped`."""
         self.shown = 0
@@ -152,9 +154,9 @@ class TextStops:
             return ""
         buffer = self._held + text
         self._ends.append(self._out + len(buffer))
-        found = [at for stop in self._stops if (at := buffer.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := buffer.find(stop)) >= 0]
         if found:
-            cut = min(found)
+            cut, self.matched = min(found)
             self.is_stopped = True
             self.kept = self._tokens_before(self._out + cut)
             self.shown = self.kept + (_before(self._ends, self.kept) < self._out + cut)

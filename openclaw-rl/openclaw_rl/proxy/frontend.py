@@ -98,6 +98,11 @@ class FrontEnd:
         if not self._pieces.is_exact:
             log.warning("tokenizer_not_cut", reason="pieces do not tokenise alone as they do together")
 
+    @property
+    def thinks(self) -> bool:
+        """True if a reply of the model may begin with a thought."""
+        return self._format.think_start is not None
+
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
     ) -> Rendered:

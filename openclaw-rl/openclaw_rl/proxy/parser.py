@@ -90,6 +90,11 @@ class StreamParser:
         return self._stops.is_stopped
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended the reply."""
+        return self._stops.matched
+
+    @property
     def is_over(self) -> bool:
         """True if the client gets no further part, whatever else the model writes."""
         return self.is_stopped or self._has_second_call

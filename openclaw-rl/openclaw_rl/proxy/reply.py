@@ -24,12 +24,11 @@ from typing import Self
 import structlog
 
 from openclaw_rl.errors import EngineRefused, LedgerError, LedgerUnavailable, RequestError
-from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.dialects.base import Outcome, TokenLogProb, Usage
 from openclaw_rl.proxy.generation import Decoding, Generation
 from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.proxy.request import Prepared
-from openclaw_rl.proxy.responses import TokenLogProb, Usage
 from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
 from openclaw_rl.web.client_gone import run_to_completion
 
@@ -70,10 +69,12 @@ class Reply:
     Leaving the block without a commit records the tokens so far as cancelled, or abandons the request.
     """
 
-    def __init__(self, deps: ProxyDeps, prepared: Prepared, only_version: int | None = None) -> None:
+    def __init__(
+        self, deps: ProxyDeps, prepared: Prepared, only_version: int | None = None, *, id_prefix: str = "chatcmpl-"
+    ) -> None:
         """only_version: the version that the client named; another version must not answer."""
         self._deps, self._prepared = deps, prepared
-        self.reply_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.reply_id = f"{id_prefix}{uuid.uuid4().hex}"
         """The id of the turn, too."""
         request = prepared.request
         self._generation = Generation(
@@ -141,7 +142,9 @@ class Reply:
                 if is_first:
                     await self._arrived()
                     is_first = False
-                    self._deps.health.first_token.observe(self._deps.clock() - self._prepared.request.received_at)
+                    now = self._deps.clock()
+                    waited_s = now - self._prepared.request.received_at
+                    self._deps.health.first_token_came(now, self._generation.weight_version or 0, waited_s)
                 ids = sampled.ids
                 if new == 1:
                     delta = feed(ids[-1])
@@ -176,9 +179,10 @@ class Reply:
         self._is_committed = True
         await run_to_completion(self._keep(self.finish_reason))
 
-    def message(self) -> Message:
+    def outcome(self) -> Outcome:
         """Return the whole reply as the client gets it."""
-        return self._parser.reply()
+        log_probs = self._log_probs(0) if self._prepared.wants_log_probs else None
+        return Outcome(self._parser.reply(), self.finish_reason, self.usage, log_probs, self._parser.stop)
 
     def _no_call(self) -> RequestError:
         """Return the refusal of a demand that the reply did not meet."""
@@ -190,10 +194,6 @@ class Reply:
         else:
             why = "the model answered without a call, and this engine has no grammar to enforce one"
         return RequestError(f"tool_choice: {why}", code="tool_choice_not_met", param="tool_choice")
-
-    def log_probs(self) -> tuple[TokenLogProb, ...] | None:
-        """Return the log-probs of all delivered tokens if the client asked for them."""
-        return self._log_probs(0) if self._prepared.wants_log_probs else None
 
     @property
     def is_recorded(self) -> bool:

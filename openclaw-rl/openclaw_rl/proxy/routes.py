@@ -1,16 +1,17 @@
-"""Routes of the chat API: `/v1/chat/completions`, `/v1/models`, `/v1/models/NAME`, and the same without `/v1`.
+"""Routes of the chat APIs, each with `/v1` before it and without: `/chat/completions`, `/responses`, `/messages`,
+`/messages/count_tokens`, `/models` and `/models/NAME`.
 
-Each fault of a request is a 4xx in OpenAI's error form; a 4xx of the engine keeps its status and message. While the
-engine is away, a request waits (keep-alives flow), then gets 503 with Retry-After. When a client leaves, its engine
-request is aborted.
+All chats take one path; a dialect only translates at its ends. Each fault of a request is a 4xx in the dialect's form;
+a 4xx of the engine keeps its status and message. While the engine is away, a request waits (keep-alives flow), then
+gets 503 with Retry-After. When a client leaves, its engine request is aborted.
 """
 
 import asyncio
-import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Literal
+import uuid
+from collections.abc import Mapping
 
+import orjson
 import structlog
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -18,12 +19,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.errors import EngineError, EngineRefused, RequestError
-from openclaw_rl.proxy import responses
+from openclaw_rl.proxy.body import ParsedBody
+from openclaw_rl.proxy.commands import Commanded, answer_of, commanded, written
 from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, messages_request
+from openclaw_rl.proxy.dialects.base import Asked
+from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
 from openclaw_rl.proxy.reply import Reply
-from openclaw_rl.proxy.request import ParsedBody, Prepared, parse_body, prepare
+from openclaw_rl.proxy.request import Prepared, prepare, render
 from openclaw_rl.web import bodies
-from openclaw_rl.web.auth import Keys
+from openclaw_rl.web.auth import Caller, Keys
 from openclaw_rl.web.bodies import answer, answer_unread, read_body
 from openclaw_rl.web.client_gone import ClientGone, until_gone
 from openclaw_rl.web.sse import EventSender
@@ -35,22 +40,23 @@ _OPEN_AFTER_S = 0.1
 _RETRY_AFTER_S = 2
 _INLINE_BYTES = 256 * 1024
 """Largest body that the event loop parses (about 1 ms); larger ones go to a thread."""
-_VERSION = re.compile(r"(?:@(?P<at>.*)|-v(?P<dash>\d+))\Z", re.DOTALL)
 _NOT_SERVED = (
     "best_of", "continue_final_message", "dry_multiplier", "include_reasoning", "include_stop_str_in_output",
     "length_penalty", "min_new_tokens", "min_tokens", "mirostat", "modalities", "separate_reasoning", "stop_token_ids",
     "typical_p", "use_beam_search", "verbosity", "web_search_options",
 )  # fmt: skip
 """Wishes of other servers' clients that would change a reply: served without, and the log says so once."""
-_NUMBER = re.compile(r"v?(\d{1,9})\Z")
 
 
 def build_router(deps: ProxyDeps) -> APIRouter:
     """Return the chat routes over `deps`."""
-    chat, models = _ChatRoute(deps), _ModelsRoute(deps)
+    shared, models = _Shared(deps), _ModelsRoute(deps)
     router = APIRouter()
     for prefix in ("/v1", ""):
-        router.routes.append(Route(f"{prefix}/chat/completions", chat, methods=["POST"]))
+        for dialect in DIALECTS:
+            router.routes.append(Route(prefix + dialect.path, _ChatRoute(shared, dialect), methods=["POST"]))
+        count = _CountRoute(shared, AnthropicMessages())
+        router.routes.append(Route(f"{prefix}/messages/count_tokens", count, methods=["POST"]))
         router.routes.append(Route(f"{prefix}/models", models, methods=["GET"]))
         router.routes.append(Route(f"{prefix}/models/{{name:path}}", models, methods=["GET"]))
     return router
@@ -69,15 +75,17 @@ def chats_first(app: ASGIApp, router: APIRouter) -> ASGIApp:
 
 
 def _is_chat(route: Route) -> bool:
-    return isinstance(route.endpoint, _ChatRoute)
+    return isinstance(route.endpoint, _Endpoint)
 
 
 class _ModelsRoute:
     """The model list, and one model by name."""
 
     def __init__(self, deps: ProxyDeps) -> None:
-        self._about = (deps.model_name, deps.frontend.context_length, int(time.time()))
-        self._all = responses.models(*self._about)
+        frontend, length = deps.frontend, deps.sampling.max_new_tokens
+        facts = ModelFacts(frontend.context_length, length, frontend.renders_tools, frontend.thinks)
+        self._about = (deps.model_name, int(time.time()), facts)
+        self._all = model_list(*self._about)
         self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,59 +97,140 @@ class _ModelsRoute:
         try:
             self._names.wanted_version(name)
         except RequestError as error:
-            await _refuse(receive, send, error, is_read=True)
+            dialect = AnthropicMessages() if "anthropic-version" in Headers(scope=scope) else ChatCompletions()
+            await _refuse(dialect, _new_id(), receive, send, error, is_read=True)
         else:
-            await answer(send, 200, responses.model(name, *self._about))
+            await answer(send, 200, model_card(name, *self._about))
 
 
-class _ChatRoute:
-    """The chat endpoint: reads a body, serves one `Reply`, writes JSON or server-sent events."""
+class _Shared:
+    """The chats of all dialects: they share one limit, the keys, and the warnings that come once."""
 
     def __init__(self, deps: ProxyDeps) -> None:
-        self._deps = deps
-        self._keys = Keys(deps.server.api_keys)
-        self._limit = int(deps.server.max_body_mb * 2**20)
-        self._running = 0
-        self._warned: set[str] = set()
-        self._names = ModelNames(
+        self.deps = deps
+        self.keys = Keys(deps.server.api_keys)
+        self.body_limit = int(deps.server.max_body_mb * 2**20)
+        self.running = 0
+        self.names = ModelNames(
             deps.model_name, deps.server.unknown_model, lambda: deps.serving.current, self._warn_of_alias
         )
+        self._warned: set[str] = set()
+
+    def warn(self, body: ParsedBody) -> None:
+        """Log a request for a feature that is not served; one line for each feature."""
+        chat = body.chat
+        if chat.offered_tools and not self.deps.frontend.renders_tools:
+            self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
+        for field in (*body.skipped, *(name for name in _NOT_SERVED if body.raw.get(name) is not None)):
+            self._once(f"field {field}", "field_not_served", field=field)
+        if any(tool["function"].get("strict") for tool in chat.offered_tools):
+            self._once("strict", "field_not_served", field="tools[].function.strict")
+
+    def _warn_of_alias(self, name: str) -> None:
+        self._once(f"model {name[:100]}", "other_model_named", named=name[:100], served=self.deps.model_name)
+
+    def _once(self, key: str, event: str, **fields: str) -> None:
+        if key not in self._warned and len(self._warned) < 1000:
+            self._warned.add(key)
+            log.warning(event, **fields)
+
+
+class _Endpoint:
+    """A route that reads a body of one dialect, and answers each fault in that dialect's form."""
+
+    def __init__(self, shared: _Shared, dialect: Dialect) -> None:
+        self._shared, self._deps, self._dialect = shared, shared.deps, dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers, request_id = Headers(scope=scope), _new_id()
         data, is_read = b"", False
-        self._running += 1
+        self._shared.running += 1
         try:
-            if self._running > self._deps.server.max_streams:
+            if self._shared.running > self._deps.server.max_streams:
                 raise RequestError("too many chats at once; try again", status=503, code="overloaded")
-            caller = self._keys.caller(headers.get("authorization"))
-            data = await read_body(scope, receive, self._limit, timeout_s=self._deps.server.body_timeout_s)
+            caller = self._shared.keys.caller(headers.get("authorization") or self._own_key(headers))
+            data = await read_body(scope, receive, self._shared.body_limit, timeout_s=self._deps.server.body_timeout_s)
             is_read = True
-            body = parse_body(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(parse_body, data)
-            only_version = self._names.wanted_version(body.chat.model)
-            self._warn(body)
-            prepared = await prepare(self._deps, caller, headers, body)
-            await self._serve(Reply(self._deps, prepared, only_version), prepared, body, receive, send)
+            body = self._read(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(self._read, data)
+            await self._answer(caller, headers, body, request_id, receive, send)
         except (RequestError, EngineError) as error:
-            await _refuse(receive, send, error, is_read=is_read)
+            await _refuse(self._dialect, request_id, receive, send, error, is_read=is_read)
         except (RecursionError, TypeError) as error:
             # Templates, schemas and JSON writers recurse: the depth of a small body is their limit. orjson's is 254.
             if isinstance(error, TypeError) and "ecursion" not in str(error):
                 raise
-            await _refuse(receive, send, bodies.nested_too_deeply(data), is_read=is_read)
+            fault = bodies.nested_too_deeply(data)
+            await _refuse(self._dialect, request_id, receive, send, fault, is_read=is_read)
         except ClientGone:
             return
         except asyncio.CancelledError:
             # The stop cut the reply after `drain_s`. It is recorded, and uvicorn would log the cancellation as a fault.
             log.info("reply_cut_by_stop")
         finally:
-            self._running -= 1
+            self._shared.running -= 1
 
-    async def _serve(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
+    def _own_key(self, headers: Headers) -> str | None:
+        """Return the key of this dialect's own header, as an Authorization header."""
+        key = headers.get(self._dialect.key_header) if self._dialect.key_header else None
+        return f"Bearer {key}" if key else None
+
+    def _read(self, data: bytes) -> ParsedBody:
+        return self._dialect.read(data)
+
+    async def _answer(
+        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+    ) -> None:
+        raise NotImplementedError
+
+
+class _CountRoute(_Endpoint):
+    """Anthropic's count of a prompt's tokens: the prompt is rendered, and nothing is recorded."""
+
+    def _read(self, data: bytes) -> ParsedBody:
+        return messages_request.read_count(data)
+
+    async def _answer(
+        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+    ) -> None:
+        prompt = await render(self._deps, caller, body.chat)
+        text = orjson.dumps({"input_tokens": len(prompt.rendered.ids)})
+        await answer(send, 200, text, self._dialect.headers(request_id))
+
+
+class _ChatRoute(_Endpoint):
+    """A chat: one `Reply`, written as JSON or as server-sent events, or the answer to a command."""
+
+    async def _answer(
+        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+    ) -> None:
+        only_version = self._shared.names.wanted_version(body.chat.model)
+        self._shared.warn(body)
+        if (asked := commanded(self._deps, caller, headers, body)) is not None:
+            await self._command(asked, body, request_id, send)
+            return
+        prepared = await prepare(self._deps, caller, headers, body)
+        reply = Reply(self._deps, prepared, only_version, id_prefix=self._dialect.id_prefix)
         work = self._stream if body.chat.stream else self._whole
-        await work(reply, prepared, body, receive, send)
+        about = Asked(
+            reply.reply_id,
+            self._model(body),
+            int(prepared.request.received_at),
+            len(prepared.request.prompt_ids),
+            prepared.request.sampling,
+            body,
+        )
+        await work(reply, prepared, about, receive, send)
 
-    async def _whole(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
+    async def _command(self, asked: Commanded, body: ParsedBody, request_id: str, send: Send) -> None:
+        """Answer a command."""
+        outcome = await answer_of(self._deps, asked)
+        text = written(self._dialect, outcome, body, model=self._model(body), created=int(self._deps.clock()))
+        headers = {"x-openclaw-recorded": "false", **self._dialect.headers(request_id)}
+        if asked.scope.session_id is not None:
+            headers["x-session-id"] = asked.scope.session_id
+        await answer(send, 200, text, headers, "text/event-stream; charset=utf-8" if body.chat.stream else None)
+
+    async def _whole(self, reply: Reply, prepared: Prepared, about: Asked, receive: Receive, send: Send) -> None:
         async def work() -> None:
             async with reply:
                 async for _ in reply.steps():
@@ -150,25 +239,15 @@ class _ChatRoute:
 
         if not await until_gone(receive, work()):
             return
-        text = responses.completion(
-            reply_id=reply.reply_id,
-            model=self._model(body),
-            created=int(prepared.request.received_at),
-            message=reply.message(),
-            finish_reason=reply.finish_reason,
-            usage=reply.usage,
-            log_probs=reply.log_probs(),
-        )
-        await answer(send, 200, text, self._headers(reply, prepared))
+        await answer(send, 200, self._dialect.whole(about, reply.outcome()), self._headers(reply, prepared))
 
-    async def _stream(self, reply: Reply, prepared: Prepared, body: ParsedBody, receive: Receive, send: Send) -> None:
-        chunks = responses.Chunks(
-            reply_id=reply.reply_id, model=self._model(body), created=int(prepared.request.received_at)
-        )
+    async def _stream(self, reply: Reply, prepared: Prepared, about: Asked, receive: Receive, send: Send) -> None:
+        events = self._dialect.events(about)
         sender = EventSender(
             send,
             headers=lambda: {"cache-control": "no-cache", "x-accel-buffering": "no", **self._headers(reply, prepared)},
-            opening=chunks.role(),
+            opening=events.opening(),
+            keep_alive=self._dialect.keep_alive,
             is_held=lambda: reply.weight_version is None or not reply.has_arrived,
             open_after_s=_OPEN_AFTER_S,
             keepalive_s=self._deps.server.keepalive_s,
@@ -178,13 +257,10 @@ class _ChatRoute:
         async def work() -> None:
             async with reply:
                 async for step in reply.steps():
-                    if event := chunks.delta(step.delta, step.log_probs):
+                    if event := events.delta(step.delta, step.log_probs):
                         await sender.event(event)
                 await reply.commit()
-            last = chunks.finish(reply.finish_reason)
-            if body.chat.includes_usage:
-                last += chunks.usage(reply.usage)
-            await sender.end(last + responses.DONE)
+            await sender.end(events.end(reply.outcome()))
 
         try:
             await until_gone(receive, work(), sender.keep_alive())
@@ -193,10 +269,10 @@ class _ChatRoute:
                 raise
             fault = error if isinstance(error, RequestError) else _as_request_error(error)
             log.warning("stream_failed", reply_id=reply.reply_id, status=fault.status, error=fault.message)
-            await sender.end(bodies.error_event(fault.message, status=fault.status, code=fault.code, param=fault.param))
+            await sender.end(events.failure(fault))
 
     def _headers(self, reply: Reply, prepared: Prepared) -> Mapping[str, str]:
-        headers = {}
+        headers = dict(self._dialect.headers(reply.reply_id))
         if reply.weight_version is not None:
             headers["x-weight-version"] = str(reply.weight_version)
         if prepared.request.scope.session_id is not None:
@@ -208,75 +284,27 @@ class _ChatRoute:
     def _model(self, body: ParsedBody) -> str:
         return body.chat.model or self._deps.model_name
 
-    def _warn(self, body: ParsedBody) -> None:
-        """Log a request for a feature that is not served; one line for each feature."""
-        chat = body.chat
-        if chat.offered_tools and not self._deps.frontend.renders_tools:
-            self._once("tools", "tools_not_shown", reason="the model's template has no tools: served without")
 
-        for field in _NOT_SERVED:
-            if body.raw.get(field) is not None:
-                self._once(f"field {field}", "field_not_served", field=field)
-        if any(tool["function"].get("strict") for tool in chat.offered_tools):
-            self._once("strict", "field_not_served", field="tools[].function.strict")
-
-    def _warn_of_alias(self, name: str) -> None:
-        self._once(f"model {name[:100]}", "other_model_named", named=name[:100], served=self._deps.model_name)
-
-    def _once(self, key: str, event: str, **fields: str) -> None:
-        if key not in self._warned and len(self._warned) < 1000:
-            self._warned.add(key)
-            log.warning(event, **fields)
+def _new_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
 
 
-class ModelNames:
-    """Names by which a client may ask for the policy.
-
-    Our own names are the served name and `policy`. Alone, each means the current version; with a version behind it
-    (`policy@v7`, `policy-v7`), that version or a 404. Any other name is an alias: a client with a fixed model name
-    still gets the policy, with one warning in the log. `server.unknown_model = "refuse"` makes an alias a 404.
-    """
-
-    def __init__(
-        self, served: str, unknown: Literal["serve", "refuse"], current: Callable[[], int], warn: Callable[[str], None]
-    ) -> None:
-        """warn: called with each alias that is served."""
-        self._own, self._unknown, self._current, self._warn = (served, "policy"), unknown, current, warn
-
-    def wanted_version(self, name: str | None) -> int | None:
-        """Return the version that must answer; None means the current one.
-
-        Raises RequestError (404, `model_not_found`).
-        """
-        if not name or name in self._own:
-            return None
-        for own in self._own:
-            if name.startswith(own) and (found := _VERSION.match(name, len(own))):
-                number = _NUMBER.match(found["dash"] or found["at"])
-                if number is None or int(number[1]) != self._current():
-                    raise self.not_found(name)
-                return int(number[1])
-        if self._unknown == "refuse":
-            raise self.not_found(name)
-        self._warn(name)
-        return None
-
-    def not_found(self, name: str) -> RequestError:
-        served = ", ".join(dict.fromkeys((*self._own, f"policy@v{self._current()}")))
-        return RequestError(
-            f"The model {name[:100]!r} does not exist. Served here: {served}.",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
-
-
-async def _refuse(receive: Receive, send: Send, error: RequestError | EngineError, *, is_read: bool) -> None:
+async def _refuse(
+    dialect: Dialect,
+    request_id: str,
+    receive: Receive,
+    send: Send,
+    error: RequestError | EngineError,
+    *,
+    is_read: bool,
+) -> None:
     fault = error if isinstance(error, RequestError) else _as_request_error(error)
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if fault.status == 503 else {}
+    headers = dict(dialect.headers(request_id))
+    if fault.status == 503:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
     if isinstance(error, EngineRefused) and error.retry_after is not None:
         headers["retry-after"] = error.retry_after
-    text = bodies.error(fault.message, status=fault.status, code=fault.code, param=fault.param)
+    text = dialect.error(fault, request_id)
     if is_read:
         await answer(send, fault.status, text, headers)
     else:

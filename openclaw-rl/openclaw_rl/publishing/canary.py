@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_rl.errors import RequestError, SettingsError
 from openclaw_rl.messages import Message
+from openclaw_rl.publishing.reply_scores import few_at_once
 from openclaw_rl.types import Ids
 
 Score = Callable[[int, Ids, Ids], Awaitable[tuple[float, ...]]]
@@ -91,8 +92,5 @@ class CanaryScore:
         return None if self._base is None else self._base - await self._mean(partial(self._score, version))
 
     async def _mean(self, score: ScoreBase) -> float:
-        total, count = 0.0, 0
-        for canary in self._canaries:
-            log_probs = await score(canary.prompt_ids, canary.reply_ids)
-            total, count = total + math.fsum(log_probs), count + len(log_probs)
-        return total / count
+        found = await few_at_once([partial(score, canary.prompt_ids, canary.reply_ids) for canary in self._canaries])
+        return math.fsum(map(math.fsum, found)) / sum(map(len, found))

@@ -29,9 +29,10 @@ from typing import TypeVar
 import structlog
 
 from openclaw_rl.engines.admission import VersionAdmission
-from openclaw_rl.errors import AlignmentError, EngineError
+from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
+from openclaw_rl.publishing.reply_scores import Remembered, few_at_once, mean_abs, probed_kl
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -97,22 +98,35 @@ class Gate:
         self._score_base = score_base
         self._health = health or Health()
         self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
+        self._remembered = Remembered()
         self.last: GateResult | None = None
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
         """Test a version before it serves: of full weights only the figures that their trainer sent."""
         started = time.perf_counter()
         self.last = await self._measure(version, report)
+        await self._record(version.weight_version, self.last)
         if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
             self._health.gate.observe(time.perf_counter() - started)
         return self.last
+
+    async def _record(self, number: int, result: GateResult) -> None:
+        """Keep the measurements with the version: its page and the curves show them."""
+        of = {"gate_kl_parent": result.step_kl, "gate_kl_base": result.base_kl, "gate_canary_drop": result.canary_drop}
+        known = {name: value for name, value in of.items() if value is not None and math.isfinite(value)}
+        if not known:
+            return
+        try:
+            await self._ledger.record_gate(number, known)
+        except LedgerError as error:  # refused weights may serve already: the refusal counts, not its figures
+            log.warning("gate_not_recorded", weight_version=number, error=str(error))
 
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
         serving, number = self._serving.current, version.weight_version
         if version.kind is WeightKind.FULL:
-            return self._judged(number, serving, self._settings.max_step_kl, step_kl=_probed_kl(report.probes))
+            return self._judged(number, serving, self._settings.max_step_kl, step_kl=probed_kl(report.probes))
         try:
             step_kl = await self._kl(serving, number)
             base_kl = step_kl if serving == 0 else await self._kl(0, number)
@@ -120,6 +134,7 @@ class Gate:
             drop = await self._canaries.drop(number)
         except _NoNumbers as error:
             return GateResult(None, None, str(error))
+        self._remembered.next_gate()  # not before: a gate that is asked again finds what was prepared
         allowed = await self._allowed(serving, number)
         return self._judged(number, serving, allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
 
@@ -173,8 +188,7 @@ class Gate:
         replies = await self._scored(old, await self._replies_of(serving), end)
         base_replies: tuple[tuple[Reply, float], ...] = ()
         if self._score_base is not None and serving != 0:
-            stored = await self._ledger.recent_replies(sampled_by=0, limit=4 * self._settings.gate_replies)
-            base_replies = await self._scored(self._base_numbers, self._affordable(stored), end)
+            base_replies = await self._scored(self._base_numbers, self._affordable(await self._stored(0)), end)
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
         await _in_time(self._canaries.compare_with(base), end, "canaries")
@@ -190,6 +204,7 @@ class Gate:
             return refusal
         started = time.perf_counter()
         self.last = result = await self._compared(version, before)
+        await self._record(version.weight_version, result)
         self._health.gate.observe(before.took_s + time.perf_counter() - started)
         log.info(
             "gate",
@@ -211,7 +226,7 @@ class Gate:
         except _NoNumbers as error:
             return GateResult(None, None, str(error))
         if step_kl is None:
-            step_kl = _probed_kl(version.report.probes)
+            step_kl = probed_kl(version.report.probes)
         return self._judged(number, serving, before.allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
 
     async def _moved(self, number: int, before: Sequence[tuple[Reply, float]], end: float) -> float | None:
@@ -237,8 +252,7 @@ class Gate:
         parents = {row.weight_version: row.parent for row in await self._ledger.versions(newest=_ANCESTORS)}
         ancestor: int | None = number
         while ancestor is not None:
-            stored = await self._ledger.recent_replies(sampled_by=ancestor, limit=4 * self._settings.gate_replies)
-            if stored:
+            if stored := await self._stored(ancestor):
                 return self._affordable(stored)
             ancestor = parents.get(ancestor)
         return []
@@ -248,18 +262,34 @@ class Gate:
 
     # -- adapters ------------------------------------------------------------------------------------------------------
 
+    async def prepare(self, serving: int) -> None:
+        """Score what the next gate needs of known versions. Raises EngineError, AlignmentError or TimeoutError.
+
+        serving: a version that the caller keeps loaded.
+        """
+        self._remembered.next_preparation()
+        for number in sorted({serving, 0}):
+            replies = self._affordable(await self._stored(number))
+            await few_at_once([partial(self._remembered.of, number, *reply, self._finite) for reply in replies])
+        await self._canaries.compare_with(self._base_numbers)
+
     async def _kl(self, a: int, b: int) -> float | None:
         """Return the mean over tokens of log π_a − log π_b on stored replies that a sampled.
 
         That is an unbiased estimate of KL(a ‖ b).
         """
-        total, count = 0.0, 0
-        stored = await self._ledger.recent_replies(sampled_by=a, limit=4 * self._settings.gate_replies)
-        for prompt_ids, ids in self._affordable(stored):
-            under_a, under_b = await self._finite(a, prompt_ids, ids), await self._tested(b, prompt_ids, ids)
-            total += math.fsum(under_a) - math.fsum(under_b)
-            count += len(ids)
-        return total / count if count else None
+        replies = self._affordable(await self._stored(a))
+        lost = await few_at_once([partial(self._lost, a, b, *reply) for reply in replies])
+        count = sum(len(ids) for _, ids in replies)
+        return math.fsum(lost) / count if count else None
+
+    async def _lost(self, a: int, b: int, prompt_ids: Ids, ids: Ids) -> float:
+        """Return log π_a − log π_b of the reply. Version b is the tested one."""
+        under_a = await self._remembered.of(a, prompt_ids, ids, self._finite)
+        return math.fsum(under_a) - math.fsum(await self._tested(b, prompt_ids, ids))
+
+    async def _stored(self, number: int) -> list[Reply]:
+        return await self._ledger.recent_replies(sampled_by=number, limit=4 * self._settings.gate_replies)
 
     def _affordable(self, replies: Sequence[Reply]) -> list[Reply]:
         """Return the first tokens of the replies with the shortest prompts, as far as the settings allow."""
@@ -303,14 +333,13 @@ class Gate:
         probes = _with_ids(probes)
         if not probes and (reply := await self._short_reply()):
             await self._tested(number, *reply)
-        for probe in probes:
-            ids = tuple(probe.response_ids)
-            engine = await self._tested(number, tuple(probe.prompt_ids), ids)
-            noise = _mean_abs(engine, probe.log_probs)
+        asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids)) for p in probes]
+        for probe, engine in zip(probes, await few_at_once(asked), strict=True):
+            noise = mean_abs(engine, probe.log_probs)
             if not noise <= self._settings.self_test_tolerance:
                 return f"self-test: engine and trainer differ by {noise:.3g} nats per token"
-            shift = _mean_abs(probe.log_probs, probe.parent_log_probs)
-            from_parent = _mean_abs(engine, probe.parent_log_probs)
+            shift = mean_abs(probe.log_probs, probe.parent_log_probs)
+            from_parent = mean_abs(engine, probe.parent_log_probs)
             # Only a shift well above the noise proves that the new weights, not the parent's, are what answers.
             if shift > 3 * self._settings.self_test_tolerance and from_parent < shift / 2:
                 return f"self-test: the engine answers like the parent ({from_parent:.3g} of {shift:.3g} nats a token)"
@@ -364,16 +393,3 @@ async def _in_time(call: Awaitable[T], end: float, what: str) -> T | None:
 def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
     """Return the probes with ids; those of a forgotten session have figures alone."""
     return [probe for probe in probes if probe.response_ids]
-
-
-def _probed_kl(probes: Sequence[StepProbe]) -> float | None:
-    """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
-    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
-    return math.fsum(terms) / len(terms) if terms else None
-
-
-def _mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the mean |a − b|; infinite when the lengths differ, so that no test passes."""
-    if len(a) != len(b) or not a:
-        return math.inf
-    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)

@@ -10,12 +10,14 @@ Leaves to others: one version's way to serving (`publication`), the engine's ver
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import structlog
 
-from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
+from openclaw_rl.engines.admission import VersionUse
+from openclaw_rl.errors import AlignmentError, EngineError, LedgerError, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication, version_folders
 from openclaw_rl.publishing.canary import Canary, ScoreBase
@@ -27,7 +29,7 @@ from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Version, VersionState
+from openclaw_rl.types import Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -35,6 +37,8 @@ RETRY_S = 2.0
 LONG_WAIT_S = 60.0
 """A version that waits longer for a free slot is a problem in `/healthz`."""
 _SLOTS = "publication"
+_LEND_S = 2.0
+"""Longest wait of a comparison for an engine that is away."""
 
 
 class Publisher:
@@ -56,6 +60,8 @@ class Publisher:
         self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
         self._wake = asyncio.Event()
+        self._step_runs = False
+        """A step began since the gate was last prepared."""
         self._waits_since: float | None = None
         """Loop time since which a version waits for a free slot."""
         self._swap = asyncio.Lock()  # one swap at a time: a rollback waits for a publish, and a publish for a rollback
@@ -81,6 +87,11 @@ class Publisher:
     def wake(self) -> None:
         """Wake `run`, because a commit, a pin or a rollback happened."""
         self._wake.set()
+
+    def step_begins(self) -> None:
+        """Prepare the gate, because a trainer took a batch: its version comes soon."""
+        self._step_runs = True
+        self.wake()
 
     async def restore(self) -> None:
         """Serve the ledger's serving version: at start, and after the engine was away.
@@ -110,6 +121,7 @@ class Publisher:
                 await self._prune()
                 if await self._retire_idle():
                     continue  # a version may have waited for the free slot
+                await self._prepare_gate()
             except (EngineError, AlignmentError, LedgerError, TimeoutError) as error:
                 log.debug("publish_delayed", error=repr(error), retry_s=RETRY_S)
                 if self._serving.is_open:  # otherwise the engine is already reported as down
@@ -142,6 +154,37 @@ class Publisher:
         """Serve the version that a rollback chose in the ledger. Raises EngineError; `run` then tries again."""
         await self._reconcile()
         self.wake()
+
+    @asynccontextmanager
+    async def lend(self, weight_version: int) -> AsyncIterator[VersionUse]:
+        """Hold a version on the engine for a caller that compares versions; chats keep the serving one.
+
+        Raises LedgerError if the version cannot be loaded beside the serving one, EngineError, RequestError.
+        """
+        async with AsyncExitStack() as stack:
+            async with self._swap:  # else an idle version is unloaded before its use counts
+                await self._load_beside(weight_version)
+                use = await stack.enter_async_context(self._serving.use(weight_version, within_s=_LEND_S))
+            try:
+                yield use
+            finally:
+                await stack.aclose()
+                self.wake()  # `run` unloads it, if nobody else uses it
+
+    async def _load_beside(self, weight_version: int) -> None:
+        if weight_version == self._serving.current:
+            return
+        version = await self._ledger.version(weight_version)
+        if version.kind is WeightKind.FULL:
+            raise LedgerError("full weights replace each other: only the version that serves can answer")
+        if weight_version in self._adapters.loaded or weight_version == 0:
+            return
+        await self._ledger.check_can_serve(weight_version)
+        if len(self._adapters.loaded) >= self._settings.max_versions:
+            raise LedgerError(
+                f"the engine holds {len(self._adapters.loaded)} versions (publisher.max_versions): try again"
+            )
+        await self._adapters.load(version)
 
     # -- which version serves ------------------------------------------------------------------------------------------
 
@@ -225,6 +268,25 @@ class Publisher:
         except LedgerError:
             self.wake()
             raise
+
+    async def _prepare_gate(self) -> None:
+        """Score stored replies under the versions that the engine has, while the step runs. Raises LedgerError."""
+        if not self._step_runs:
+            return
+        self._step_runs = False
+        if await self._ledger.pinned() is not None or (await self._ledger.tip()).kind is not WeightKind.LORA:
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                # Its use keeps the adapter loaded. The lock is free while the engine scores: a rollback needs it.
+                async with self._swap:
+                    if not self._serving.is_open:
+                        return
+                    serving = self._serving.current
+                    await stack.enter_async_context(self._serving.use(serving, within_s=_LEND_S))
+                await self._gate.prepare(serving)
+            except (EngineError, AlignmentError, RequestError, TimeoutError) as error:  # the gate asks again
+                log.debug("gate_not_prepared", error=repr(error))
 
     # -- which versions stay -------------------------------------------------------------------------------------------
 

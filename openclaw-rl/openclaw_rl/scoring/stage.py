@@ -151,15 +151,15 @@ class RolloutLedger(Protocol):
 
     async def to_score(self, limit: int, *, skip: Collection[str]) -> list[JudgedTurn]: ...
 
-    async def record_sample(self, sample: Sample, *, seen_feedback: int | None = None) -> None:
-        """Record the sample, unless the user gave more than `seen_feedback` pieces of feedback meanwhile.
+    async def record_sample(self, sample: Sample, *, seen_feedback: Collection[str] | None = None) -> None:
+        """Record the sample, unless the turn's feedback is no longer that of the ids `seen_feedback`.
 
         The stage then takes up the turn again, with all feedback. The same holds for `drop`.
         """
         ...
 
     async def drop(
-        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: int | None = None
+        self, turn_id: str, reason: DropReason, detail: str = "", *, seen_feedback: Collection[str] | None = None
     ) -> None: ...
 
     async def drop_oldest(self, state: TurnState, keep: int) -> int:
@@ -324,7 +324,7 @@ class Stage:
         return True
 
     def _drop(self, turn: JudgedTurn, detail: str) -> Write:
-        seen = len(turn.feedback)
+        seen = turn.feedback_ids
         return partial(self._ledger.drop, turn.turn.turn_id, DropReason.UNJUDGED, detail, seen_feedback=seen)
 
     async def _write(self, write: Write) -> None:

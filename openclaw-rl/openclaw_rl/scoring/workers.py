@@ -133,7 +133,7 @@ async def score_turns(
 
     async def work(turn: JudgedTurn) -> Write:
         turn_id = turn.turn.turn_id
-        drop = partial(ledger.drop, turn_id, seen_feedback=len(turn.feedback))
+        drop = partial(ledger.drop, turn_id, seen_feedback=turn.feedback_ids)
         try:
             made = await method.score(turn, tools)
         except TeacherError as error:
@@ -144,7 +144,7 @@ async def score_turns(
             made = Dropped(DropReason.MISALIGNED, str(error))
         if isinstance(made, Dropped):
             return partial(drop, made.reason, made.detail)
-        return partial(ledger.record_sample, made, seen_feedback=len(turn.feedback))
+        return partial(ledger.record_sample, made, seen_feedback=turn.feedback_ids)
 
     stage = Stage("score", ledger, TurnState.SAMPLED, limits, times)
     await stage.run(ledger.to_score, work, wake=wake, done=sampled)

@@ -13,6 +13,7 @@
     end_when_hung       ends a trainer that hangs; its supervisor starts it again
     RegressionMonitor   rolls back when users' verdicts fall
     Retention           deletes turns that are over and old
+    Tracking            sends the figures of each step to files and trackers
     Alerts              posts faults to the owner's webhook
 
 Rule between them: components share the ledger and call no other component's task. An event (`ServerEvents`) only means
@@ -70,6 +71,7 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.server.regression import RegressionMonitor
 from openclaw_rl.server.routes import chat_routes, served_app
 from openclaw_rl.server.startup import Core, open_core
+from openclaw_rl.server.tracking import Tracking
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung, report_silence
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
@@ -126,6 +128,7 @@ async def _serve(
     activity = ChatActivity()
     tools = start_judging(settings, core, method, events, client=client, life=life, stack=stack)
     practice = practice_loop(settings, core, method, tools, events, activity, client)
+    tracking = Tracking(core.ledger, core.health, core.data, settings, model_name=core.model_name, clock=core.clock)
     condition = Condition(
         core.ledger,
         core.serving,
@@ -133,6 +136,9 @@ async def _serve(
         retention,
         children=life.statuses,
         practice=lambda: None if practice is None else practice.status,
+        trainer_age_s=lambda: events.trainer_spoke.age_s,
+        data_dir=core.data.root,
+        tracked=lambda: tracking.sent,
     )
 
     life.own(alerts.run(), "alerts")
@@ -141,6 +147,7 @@ async def _serve(
     life.own(publisher.pushes.run(), "pushes")
     life.own(sessions.expire_forever(), "sessions")
     life.own(retention.run(), "retention")
+    life.own(tracking.run(), "tracking")
     life.own(malloc.give_back_forever(), "malloc")
     if settings.watch.enabled:
         life.own(RegressionMonitor(core.ledger, publisher, settings.watch, alerts).run(), "regression monitor")
@@ -154,7 +161,7 @@ async def _serve(
         core,
         events,
         life,
-        chats=chat_routes(settings, core, sessions, activity),
+        chats=chat_routes(settings, core, events, sessions, activity),
         publisher=publisher,
         condition=condition,
         alert=alerts.raise_alert,

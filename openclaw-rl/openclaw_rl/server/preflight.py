@@ -15,6 +15,7 @@ from openclaw_rl.engines.kind import EngineKind, GpuNeed, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings, Settings
+from openclaw_rl.telemetry.trackers.base import problems as tracker_problems
 
 _SMI_S = 20.0
 _READING_S = 5.0
@@ -33,6 +34,7 @@ def problems(settings: Settings) -> list[str]:
     except SettingsError as error:
         found.append(str(error))
     found += _gpus(settings, kind)
+    found += tracker_problems(settings.tracking)
     folder = settings.data_dir.expanduser().absolute()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

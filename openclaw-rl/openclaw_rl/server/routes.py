@@ -9,12 +9,15 @@ from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
+from openclaw_rl.server.api.compare import Comparison
 from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
+from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
 from openclaw_rl.server.api.wishes import build_wishes_router
+from openclaw_rl.server.chat_commands import ChatCommands
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.server.practice import aim_of
@@ -24,7 +27,7 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import Start, Started
-from openclaw_rl.web.auth import Keys
+from openclaw_rl.web.auth import Keys, Secret
 from openclaw_rl.web.bodies import bounded
 
 
@@ -45,15 +48,25 @@ def served_app(
     app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
     app.include_router(_admin(settings, core, events, publisher, condition))
-    app.include_router(_feedback(settings, core, events))
+    app.include_router(build_feedback_router(_feedback(settings, core, events)))
+    app.include_router(_turns(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
     served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
     return with_host_guard(with_plain_paths(served), settings.server)
 
 
-def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: ChatActivity) -> APIRouter:
+def chat_routes(
+    settings: Settings, core: Core, events: ServerEvents, sessions: Sessions, activity: ChatActivity
+) -> APIRouter:
     """Return the routes of chats; `activity` learns of each reply that runs."""
+    commands = ChatCommands(
+        core.ledger,
+        _feedback(settings, core, events),
+        lambda: core.serving.current,
+        settings.training,
+        aim_of(settings),
+    )
     return build_router(
         ProxyDeps(
             frontend=core.frontend,
@@ -71,6 +84,7 @@ def chat_routes(settings: Settings, core: Core, sessions: Sessions, activity: Ch
             health=core.health,
             clock=core.clock,
             activity=activity,
+            commands=commands if settings.server.chat_commands else None,
         )
     )
 
@@ -82,6 +96,7 @@ def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publis
                 child.worked()
         publisher.wake()
 
+    events.lease_wait.on_granted = publisher.step_begins
     return build_trainer_router(
         core.ledger,
         token=core.trainer_token,
@@ -115,25 +130,47 @@ def _admin(
     return build_admin_router(
         core.admin_key,
         condition,
-        ServerInfo(core.model_name, settings.method.name, core.started_at, settings.training, core.proof_key),
+        ServerInfo(
+            core.model_name,
+            settings.method.name,
+            core.started_at,
+            settings.training,
+            core.proof_key,
+            engine=settings.engine.kind,
+            judge=settings.judge.kind,
+            trainer=settings.trainer.kind,
+        ),
         Controls(
             ledger=core.ledger,
             publisher=publisher,
             forgetting=Forgetting(core.ledger, publisher, core.data.root),
             train_now=events.lease_wait.train_now,
             training=settings.training,
+            comparison=Comparison(publisher, core.engine, core.frontend),
         ),
     )
 
 
-def _feedback(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
-    return build_feedback_router(
-        FeedbackDeps(
+def _turns(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
+    return build_turns_router(
+        TurnsDeps(
             ledger=core.ledger,
             keys=Keys(settings.server.api_keys),
+            admin_key=Secret(core.admin_key),
             frontend=core.frontend,
             on_judged=events.judged.set,
-            on_sampled=events.lease_wait.samples_came,
             clock=core.clock,
         )
+    )
+
+
+def _feedback(settings: Settings, core: Core, events: ServerEvents) -> FeedbackDeps:
+    return FeedbackDeps(
+        ledger=core.ledger,
+        keys=Keys(settings.server.api_keys),
+        frontend=core.frontend,
+        on_judged=events.judged.set,
+        on_sampled=events.lease_wait.samples_came,
+        on_paired=events.paired.set,
+        clock=core.clock,
     )

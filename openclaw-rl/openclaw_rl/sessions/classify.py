@@ -1,13 +1,14 @@
 """Classify a request: `main` (a turn of the conversation) or `side` (the client's own), and the session that it names.
 
-`classify` takes the first of: the caller's word (`X-Turn-Type`, body `turn_type`), OpenClaw's text marks, the form of a
-chat client's prompt about its own chat (`about_a_chat`), the setting.
+`classify` takes the first of: the caller's word (`X-Turn-Type`, body `turn_type`), the marks of coding agents in the
+headers, OpenClaw's text marks, the form of a chat client's prompt about its own chat (`about_a_chat`), the setting.
 A retry that the client rewrote ("recovery") is main: its reply is the one that the user sees and answers.
 
-`identify` takes the first of: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header;
-`session_id` in the body; OpenClaw's `Runtime:` line. Without any it returns None. Pairing then recognises the
-conversation by its history; no id is made up. `group_of` takes `prompt_cache_key`: clients give one key to all their
-chats, or to a session and its sub-agents, so the key narrows the search and names no conversation.
+`identify` takes the first of: the `X-Session-Id` header; the `session_id` or `x-session-affinity` header; the
+`thread-id`, `session-id` or `x-claude-code-session-id` header; `session_id` in the body; OpenClaw's `Runtime:` line.
+Without any it returns None. Pairing then recognises the conversation by its history; no id is made up. `group_of` takes
+`prompt_cache_key`: clients give one key to all their chats, or to a session and its sub-agents, so the key narrows the
+search and names no conversation.
 """
 
 import re
@@ -17,7 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions import openclaw
+from openclaw_rl.sessions import coding_agents, openclaw
 from openclaw_rl.types import TurnType
 
 _COMPACTIONS = re.compile(r":\d+\Z")
@@ -31,6 +32,8 @@ _TITLE_PROMPTS = ("Analyze this conversation and provide:", "Provide a concise,"
 _TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
 _LONGEST = 1000
 """Characters; a longer id is replaced by its digest, because the reply's header holds it and clients bound headers."""
+OTHER = "other"
+"""Kind of a side request that nothing but the caller's word or the setting makes one."""
 _TRIGGERS = {
     "heartbeat": "heartbeat",
     "cron": "cron",
@@ -61,15 +64,15 @@ def classify(
     said = str(headers.get("x-turn-type") or body.get("turn_type") or "").strip().lower()
     if said == TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
-    marked = openclaw.background_request(messages, tools=tools)
+    marked = coding_agents.background_kind(headers) or openclaw.background_request(messages, tools=tools)
     marked = marked or (None if tools else about_a_chat(messages))
     if said == TurnType.SIDE:
-        return Classified(TurnType.SIDE, marked or "other")
+        return Classified(TurnType.SIDE, marked or OTHER)
     if kind := _TRIGGERS.get(said) or marked:
         return Classified(TurnType.SIDE, kind)
     if said == "user" or openclaw.is_agent_request(messages) or default is TurnType.MAIN:
         return Classified(TurnType.MAIN, _main_kind(messages))
-    return Classified(TurnType.SIDE, "other")
+    return Classified(TurnType.SIDE, OTHER)
 
 
 def about_a_chat(messages: Sequence[Message]) -> str | None:
@@ -96,7 +99,7 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any], messages: Sequ
     for value in (headers.get("session_id"), headers.get("x-session-affinity")):
         if named := _COMPACTIONS.sub("", _clean(value)):
             return named
-    if named := _clean(body.get("session_id")):
+    if named := _clean(coding_agents.session_of(headers)) or _clean(body.get("session_id")):
         return named
     line = openclaw.runtime(messages)
     return None if line is None else line.session_id

@@ -120,6 +120,11 @@ class Pairing:
         self.remove([turn.turn_id])
         return Paired(turn.turn_id, NextState((), seen))
 
+    def last_turn(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> OpenTurn | None:
+        """Return the open turn whose reply is the last one of these messages, or None. It stays open."""
+        turn, _ = self._find(scope, conversation(messages), group)
+        return turn
+
     def remove(self, turn_ids: Iterable[str]) -> list[str]:
         """Remove turns; return the ids that were open. They stay known as ended."""
         gone = [turn_id for turn_id in turn_ids if turn_id in self._turns]

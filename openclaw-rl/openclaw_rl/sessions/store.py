@@ -80,6 +80,10 @@ class Sessions:
         paired = self._pairing.observe_side(scope, messages, group)
         return await self._record(paired, by_request_id="side")
 
+    def last_turn(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> OpenTurn | None:
+        """Return the open turn whose reply the user read last, or None."""
+        return self._pairing.last_turn(scope, messages, group)
+
     async def served(self, request: Request, turn: Turn) -> bool:
         """Record a complete reply, then keep it open for its next state. Return True if the ledger has it.
 

@@ -33,6 +33,7 @@ from openclaw_rl.settings.server import (
     SessionSettings,
 )
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
+from openclaw_rl.settings.tracking import TrackingSettings
 from openclaw_rl.settings.tree import Settings
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "ServerSettings",
     "SessionSettings",
     "Settings",
+    "TrackingSettings",
     "TrainerSettings",
     "TrainingSettings",
     "Url",

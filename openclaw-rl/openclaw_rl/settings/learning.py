@@ -119,8 +119,8 @@ class TrainerSettings(Branch):
     micro_batch_tokens: int | None = Field(default=None, ge=64)
     """Token budget of one forward pass; when unset 1024 on a CPU and 8192 on a GPU."""
     packing: Literal["auto", "on", "off"] = "auto"
-    """Concatenate the rows of a pass instead of padding them: `auto` on a GPU, in 16 bits, for models that support
-    it."""
+    """Concatenate the rows of a pass instead of padding them: `auto` on a CPU, and on a GPU in 16 bits, for models that
+    support it. On a CPU, rows that begin alike are then computed once up to where they differ."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute activations again in backward: a third more time for a tenth of the memory. `auto`: where they would not
     fit, and for samples longer than the budget."""

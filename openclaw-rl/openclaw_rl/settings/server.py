@@ -16,6 +16,8 @@ class ApiKey(Branch):
     """Sessions, turns and feedback belong to this user id."""
     train: bool = True
     """False: this key's turns are served and recorded, never trained on."""
+    chat_commands: bool = True
+    """False: this key's `/rl` messages go to the model like any other."""
 
 
 class ServerSettings(Branch):
@@ -37,6 +39,9 @@ class ServerSettings(Branch):
     allowed_hosts: tuple[str, ...] = ()
     """Without api_keys: host names, beside `localhost` and IP addresses, under which clients may call this server (a
     container's `host.docker.internal`). A web page could let any other name resolve to it."""
+    chat_commands: bool = True
+    """A message that is only `/rl good`, `bad why`, `undo`, `status` or `wishes` is answered by the server. It never
+    reaches the model, and it is neither a turn nor a next state."""
     max_body_mb: float = Field(default=16.0, gt=0)
     """Size of any request (a trainer's may have 64 MB); the server answers a larger one with 413."""
     body_timeout_s: float = Field(default=60.0, gt=0)

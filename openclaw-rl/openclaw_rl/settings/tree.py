@@ -13,6 +13,7 @@ from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import EngineSettings, ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
+from openclaw_rl.settings.tracking import TrackingSettings
 
 
 class Settings(Branch):
@@ -35,6 +36,7 @@ class Settings(Branch):
     publisher: PublisherSettings = PublisherSettings()
     watch: WatchSettings = WatchSettings()
     alerts: AlertSettings = AlertSettings()
+    tracking: TrackingSettings = TrackingSettings()
     redaction: RedactionSettings = RedactionSettings()
     retention: RetentionSettings = RetentionSettings()
     memory: MemorySettings = MemorySettings()

@@ -23,6 +23,8 @@ log = structlog.get_logger()
 _MOST_WORDS = 2000
 """Characters of a failure's words that are kept."""
 OUT_AFTER = 3  # not 1: a retry mends a single failed call
+FIRST_TOKENS = 1000
+"""Chats whose time to the first token is kept."""
 SHARE_OF, LEAST_OF = 50, 10
 """Newest answers of a part that a share is taken of, and the least number of them."""
 
@@ -83,6 +85,8 @@ class Health:
         self.step = Durations(STEP_BUCKETS_S)
         self.push = Durations(PUSH_BUCKETS_S)
         self.gate = Durations(GATE_BUCKETS_S)
+        self.first_tokens: deque[tuple[float, int, float]] = deque(maxlen=FIRST_TOKENS)
+        """(time, version, seconds to the first token) of the newest chats, oldest first."""
         self._failing: dict[str, _Failing] = {}
         self._failures: Counter[str] = Counter()
         self._answers: dict[str, deque[bool]] = {}
@@ -94,6 +98,10 @@ class Health:
         mean = self.means.setdefault(name, Mean())
         mean.total += value
         mean.count += 1
+
+    def first_token_came(self, at: float, weight_version: int, seconds: float) -> None:
+        self.first_token.observe(seconds)
+        self.first_tokens.append((at, weight_version, seconds))
 
     def ok(self, part: str) -> None:
         """Count the part as working; its failures in a row start again at zero."""

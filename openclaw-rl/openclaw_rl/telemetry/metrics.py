@@ -4,7 +4,9 @@ The ledger keeps its own counters, and `Health` keeps those of the work beside i
 value that two places counted could disagree.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,6 +26,27 @@ _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily, UnknownMetr
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+MOST_FIGURES = 200
+"""Series of one step: a trainer of another program chooses the names of its figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """The newest step."""
+
+    weight_version: int
+    committed_at: float
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    step: StepFigures | None = None
+    """None before the first step."""
+    tracked: Mapping[str, int] = field(default_factory=dict)
+    """The newest version that each tracker has taken."""
+
+
 def render(
     counts: Mapping[str, int],
     weight_version: int,
@@ -31,6 +54,7 @@ def render(
     problems: Sequence[str] = (),
     children: Sequence[ChildStatus] = (),
     practice: Mapping[str, float] = {},
+    training: Training = Training(),
 ) -> str:
     """Return the answer to one scrape.
 
@@ -39,7 +63,7 @@ def render(
     """
     # A registry for each scrape, and never the library's global one: several servers may run in one process.
     registry = CollectorRegistry()
-    registry.register(_Scrape(counts, weight_version, health, problems, children, practice))
+    registry.register(_Scrape(counts, weight_version, health, problems, children, practice, training))
     return generate_latest(registry).decode()
 
 
@@ -54,9 +78,11 @@ class _Scrape:
         problems: Sequence[str],
         children: Sequence[ChildStatus],
         practice: Mapping[str, float],
+        training: Training,
     ) -> None:
         self._counts, self._weight_version, self._health = counts, weight_version, health
         self._problems, self._children, self._practice = problems, children, practice
+        self._training = training
 
     def collect(self) -> Iterator[Metric]:
         health = self._health
@@ -112,12 +138,39 @@ class _Scrape:
             ),
             {child.name: child.restarts for child in self._children},
         )
+        yield from self._steps()
         yield _histogram(
             "time_to_first_token", "From the arrival of a chat request to its first token.", health.first_token
         )
         yield _histogram("step", "Training steps, as their trainer measured them.", health.step)
         yield _histogram("push", "Transfers of one version's weights to the engine, adapters included.", health.push)
         yield _histogram("gate", "The publisher's gate: KL and canaries of one version.", health.gate)
+
+    def _steps(self) -> Iterator[Metric]:
+        step = self._training.step
+        figures = {} if step is None else {name: v for name, v in step.figures.items() if math.isfinite(v)}
+        yield _labelled(
+            GaugeMetricFamily(
+                "openclaw_rl_step", "Figures of the newest committed step, by the ledger's names.", labels=["figure"]
+            ),
+            dict(sorted(figures.items())[:MOST_FIGURES]),
+        )
+        yield GaugeMetricFamily(
+            "openclaw_rl_step_version",
+            "The newest committed version, whether it serves or not.",
+            0 if step is None else step.weight_version,
+        )
+        yield GaugeMetricFamily(
+            "openclaw_rl_step_committed_timestamp_seconds",
+            "Time of the newest commit, in seconds since 1970; 0 before the first.",
+            0 if step is None else step.committed_at,
+        )
+        yield _labelled(
+            GaugeMetricFamily(
+                "openclaw_rl_tracked_version", "The newest version that a tracker has taken.", labels=["tracker"]
+            ),
+            self._training.tracked,
+        )
 
 
 def _labelled(family: _Family, values: Mapping[str, float]) -> _Family:

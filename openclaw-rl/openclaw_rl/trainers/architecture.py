@@ -64,10 +64,19 @@ def head_of(base: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
     return head
 
 
+def plain_head_of(base: "PreTrainedModel") -> Tensor | None:
+    """Return the weight [V, H] of a head whose logits are the weight's product with the hidden state, and no more."""
+    project = base.get_output_embeddings()
+    has_more = base.config.to_dict().get("final_logit_softcapping") is not None
+    if type(project) is not nn.Linear or project.bias is not None or has_more:
+        return None
+    return project.weight
+
+
 def packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_attention.Kernel | None:
     """Return the kernel for packed rows, or None for padded rows.
 
-    Rows are padded if the settings say so, if only the slow kernel works here, or if this model's layers let packed
+    Rows are padded if the settings say so, if a GPU has the plain kernel alone, or if this model's layers let packed
     rows see each other. Raises SettingsError if `trainer.packing = "on"` cannot be kept.
     """
     if settings.packing == "off":
@@ -79,9 +88,10 @@ def packing_of(base: "PreTrainedModel", settings: TrainerSettings) -> packed_att
         getattr(config, "num_key_value_heads", None) or heads,
         getattr(config, "head_dim", None) or config.hidden_size // heads,
         base.dtype,
-        next(base.parameters()).device,
+        device := next(base.parameters()).device,
     )
-    if settings.packing == "auto" and kernel == "split":
+    # On a CPU no kernel is faster than the plain one, which also lets rows share their beginnings.
+    if settings.packing == "auto" and kernel == "split" and device.type != "cpu":
         return None
     reason = _why_not_packed(base)
     if reason is None:

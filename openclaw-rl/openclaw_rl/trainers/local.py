@@ -77,6 +77,9 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
     with _only_trainer(config.data_dir, stop) as ours:
         if not ours:
             return
+        # oneDNN keeps a compiled kernel for every number of rows it has met, 1,024 by default, and batches come in all
+        # sizes. This many hold the shapes of a step.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
         # torch and transformers take seconds to import: not before the lock and the config are known to be good.
         import torch
         from transformers.utils.logging import disable_progress_bar

@@ -126,6 +126,10 @@ class LoraPolicy(Policy):
             raise TrainerError(f"{folder}: the adapter holds values that are not finite")
         return tensors
 
+    @property
+    def is_base(self) -> bool:
+        return not any(bool(tensor.any()) for name, tensor in self.parameters.items() if _B in name)
+
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         with self.model.disable_adapter(), torch.no_grad():

@@ -3,7 +3,7 @@
     row        a a a a b b b c c c c c        positions   0 1 2 3 0 1 2 0 1 2 3 4
 
 Promises: each sequence's numbers are those it has alone, within the kernel's rounding. Memory grows with the row's
-length and never with its square.
+length and not with its square, but for a sequence with a mask of its own (`_split`) and for soft caps.
 
 Two kernels compute the same: `varlen` (torch's own variable-length flash attention, CUDA, 16 bits) and `split` (one
 causal SDPA call a sequence; any device and type). `choose_kernel` measures both on the card, gradients included, and
@@ -37,21 +37,40 @@ Kernel = Literal["varlen", "varlen_wide", "split"]
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Lengths and bounds of the sequences of a row."""
+    """Lengths and bounds of the sequences of a row.
+
+    A sequence may begin in another one of the row, and then lies here from where it leaves that one.
+    """
 
     lengths: tuple[int, ...]
     starts: Tensor  # [S + 1] int32, on the device: 0, then the end of each sequence
     kernel: Kernel
+    seen: tuple[Tensor | None, ...]
+    """For each sequence the row's places of all its tokens, its beginning included; None: its own places alone."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, kernel: Kernel = "split") -> "PackedLayout":
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device,
+        kernel: Kernel = "split",
+        places: Sequence[Sequence[int]] | None = None,
+    ) -> "PackedLayout":
+        """places: for each sequence those of all its tokens, where some begin in others. They need the plain kernel."""
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        return cls(tuple(lengths), starts, kernel)
+        seen: list[Tensor | None] = [None] * len(lengths)
+        for at, (length, of) in enumerate(zip(lengths, places or (), strict=places is not None)):
+            if len(of) > length:
+                seen[at] = torch.tensor(of, device=device)
+        if kernel != "split" and any(tensor is not None for tensor in seen):
+            raise ValueError(f"the kernel {kernel} knows no sequence that begins in another")
+        return cls(tuple(lengths), starts, kernel, tuple(seen))
 
     @property
     def positions(self) -> Tensor:
         """[1, T]: each token's position in its own sequence."""
-        places = torch.cat([torch.arange(length) for length in self.lengths])
+        firsts = (0 if of is None else len(of) - length for of, length in zip(self.seen, self.lengths, strict=True))
+        places = torch.cat([torch.arange(first, first + n) for first, n in zip(firsts, self.lengths, strict=True)])
         return places.unsqueeze(0).to(self.starts.device)
 
 
@@ -184,17 +203,25 @@ def _varlen_parameters() -> Mapping[str, inspect.Parameter]:
 
 
 def _split(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule: ScoreRule) -> Tensor:
+    """Attend sequence by sequence with torch's own kernel.
+
+    A sequence with a stem (it begins in another one), or longer than the window, gets a dense [queries, keys] mask: its
+    memory grows with their product, and the kernel's causal form does not apply.
+    """
     ends = [0, *accumulate(layout.lengths)]
     parts = []
-    for start, end in pairwise(ends):
-        q, k, v = (tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))  # [1, H, N, D]
+    for (start, end), seen in zip(pairwise(ends), layout.seen, strict=True):
+        if start == end:
+            continue
+        whole = (tensor[start:end] if seen is None else tensor.index_select(0, seen) for tensor in (key, value))
+        q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query[start:end], *whole))  # [1, H, N, D]
         is_grouped = q.shape[1] != k.shape[1]
         if rule.softcap is not None:
             out = _soft_capped(q, k, v, rule, rule.softcap)
-        elif rule.window is None or rule.window >= end - start:
+        elif seen is None and (rule.window is None or rule.window >= end - start):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scale, enable_gqa=is_grouped)
         else:
-            mask = _visible(end - start, rule.window, q.device)
+            mask = _visible(q.shape[2], k.shape[2], rule.window, q.device)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=is_grouped)
         parts.append(out.squeeze(0).transpose(0, 1))
     return torch.cat(parts)
@@ -208,15 +235,17 @@ def _soft_capped(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, cap: float, v
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     scores = torch.tanh(q @ k.transpose(-1, -2) * rule.scale / cap) * cap
-    length = q.shape[-2]
-    visible = _visible(length, rule.window or length, q.device) if visible is None else visible
+    visible = _visible(q.shape[-2], k.shape[-2], rule.window, q.device) if visible is None else visible
     scores = scores.masked_fill(~visible, -torch.inf)
     weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
     return weights.to(v.dtype) @ v
 
 
-def _visible(length: int, window: int, device: torch.device) -> Tensor:
-    """Return [N, N] bool: a token sees itself and the `window - 1` before it."""
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place[None, :]
-    return (distance >= 0) & (distance < window)
+def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return [queries, keys] bool: a token sees itself and the `window - 1` before it.
+
+    The queries are those of the last keys.
+    """
+    place = torch.arange(keys, device=device)
+    distance = place[keys - queries :, None] - place[None, :]
+    return (distance >= 0) & (distance < (window or keys))

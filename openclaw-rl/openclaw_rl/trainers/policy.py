@@ -14,7 +14,7 @@ Leaves to others: the trained part of the model and its files (`lora`, `full`), 
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,9 +28,16 @@ from openclaw_rl.losses import TokenLogProbs, selected_log_probs
 from openclaw_rl.models.memory import LOGITS_AT_ONCE, ModelShape, activation_bytes
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention
-from openclaw_rl.trainers.architecture import HALF, decode, decoder_layers, head_of, packing_of
+from openclaw_rl.trainers.architecture import (
+    HALF,
+    decode,
+    decoder_layers,
+    head_of,
+    packing_of,
+    plain_head_of,
+)
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row, micro_batches
-from openclaw_rl.trainers.fused import fuse_norms
+from openclaw_rl.trainers.fused import HeadLogProbs, fuse_linears, fuse_norms, has_fast_head
 from openclaw_rl.trainers.packed_attention import PackedLayout
 from openclaw_rl.types import Ids, WeightKind
 
@@ -106,10 +113,11 @@ class Policy(ABC):
         self._memory = DeviceMemory.of(base.config.to_dict(), self.device, settings)
         self._decoder: nn.Module = base.get_decoder()
         with torch.no_grad():
-            self._head = head_of(base)
+            self._head, self._plain_head = head_of(base), plain_head_of(base)
             self._kernel: packed_attention.Kernel | None = packing_of(base, settings)
         if self.base_dtype in HALF:
             fuse_norms(base)
+        fuse_linears(base)
         for layer in decoder_layers(self._decoder):
             self._wrap(layer)
 
@@ -141,6 +149,11 @@ class Policy(ABC):
     def reference(self) -> AbstractContextManager[None]:
         """Compute with the frozen base inside the block, without gradient."""
 
+    @property
+    def is_base(self) -> bool:
+        """True where the policy is known to compute what its reference computes."""
+        return False
+
     def is_finite(self) -> bool:
         largest = nn.utils.get_total_norm([p.detach() for p in self.parameters.values()], math.inf)
         return math.isfinite(float(largest))
@@ -153,7 +166,10 @@ class Policy(ABC):
 
     def cut(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """Cut the rows into passes of at most `token_budget` positions, packed if this policy packs."""
-        return micro_batches(rows, token_budget, packed=self.is_packing)
+        most = token_budget if self._settings.recompute == "never" else None
+        return micro_batches(
+            rows, token_budget, packed=self.is_packing, shares_stems=self._kernel == "split", most=most
+        )
 
     def recomputes(self, batch: MicroBatch, token_budget: int) -> bool:
         """Return True if a pass with gradient should keep one activation per layer and recompute the rest."""
@@ -193,25 +209,23 @@ class Policy(ABC):
         ids: list[int] = []
         temperatures: list[float] = []
         others: list[Ids] = []
-        for offset, row in zip(_offsets(batch), batch.rows, strict=True):
+        for places, row in zip(batch.places, batch.rows, strict=True):
             for piece in row.pieces:
                 table = tables.get(piece.index)
                 for k in piece.trained:
-                    where.append(offset + piece.start + k - 1)
+                    where.append(places[piece.start + k - 1])
                     ids.append(row.ids[piece.start + k])
                     temperatures.append(piece.temperature)
                     wanted = () if table is None else tuple(table[k])
                     others.append(wanted + (0,) * (width - len(wanted)))  # cut off again below
         with self._precision():
             hidden = self._hidden(batch, recompute=recompute)  # [R * W, H]
-            flat = selected_log_probs(
+            flat = self._selected(
                 hidden[torch.tensor(where, device=self.device)],  # [N, H]
                 torch.tensor(ids, device=self.device),
                 torch.tensor(temperatures, device=self.device, dtype=torch.promote_types(hidden.dtype, torch.float32)),
-                self._head,
                 gather=torch.tensor(others, device=self.device) if width else None,
                 unscaled=unscaled,
-                chunk=self._chunk,
             )
         found, start = {}, 0
         for piece in batch.pieces:
@@ -227,6 +241,16 @@ class Policy(ABC):
             start = end
         return found
 
+    def _selected(
+        self, hidden: Tensor, ids: Tensor, temperature: Tensor, *, gather: Tensor | None, unscaled: bool
+    ) -> TokenLogProbs:
+        weight = self._plain_head
+        if weight is not None and gather is None and not unscaled and has_fast_head(hidden, weight):
+            return TokenLogProbs(HeadLogProbs.apply(hidden, ids, temperature, weight))
+        return selected_log_probs(
+            hidden, ids, temperature, self._head, gather=gather, unscaled=unscaled, chunk=self._chunk
+        )
+
     def _precision(self) -> AbstractContextManager[object]:
         """Return the autocast context: fp32 adapters beside 16-bit weights multiply in 16 bits, with fp32 gradients."""
         is_half = self.base_dtype in HALF
@@ -238,8 +262,9 @@ class Policy(ABC):
         if batch.is_packed:
             if self._kernel is None:
                 raise ValueError("this policy's rows are padded: cut them by its own `cut`")
-            layout = PackedLayout.of(batch.lengths, self.device, self._kernel)
-            ids = torch.tensor([[i for row in batch.rows for i in row.ids[:-1]]])
+            layout = PackedLayout.of(batch.lengths, self.device, self._kernel, batch.places)
+            starts = zip(batch.rows, batch.starts, strict=True)
+            ids = torch.tensor([[i for row, start in starts for i in row.ids[start:-1]]])
             return decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
         ids = torch.zeros(len(batch.rows), batch.width, dtype=torch.long)
         for number, row in enumerate(batch.rows):
@@ -265,14 +290,6 @@ class Policy(ABC):
             return interruptible(*args, **kwargs)
 
         layer.forward = wrapped
-
-
-def _offsets(batch: MicroBatch) -> Iterator[int]:
-    """Yield each row's first position among the computed ones."""
-    offset = 0
-    for length in batch.lengths:
-        yield offset
-        offset += length if batch.is_packed else batch.width
 
 
 def _placed(values: Tensor, piece: Piece) -> Tensor:

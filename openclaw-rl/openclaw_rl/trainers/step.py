@@ -8,7 +8,7 @@ as in a batch without it. Weights that are not finite are never reported as a st
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ def accumulate(
         if found is None:
             continue
         batch, current = found
-        reference = _reference(policy, batch, settings, done)
+        reference = _reference(policy, batch, current, settings, done)
         total = torch.zeros((), device=policy.device)
         for piece in batch.pieces:
             k, sample = piece.index, samples[piece.index]
@@ -170,7 +170,7 @@ def _finite(
         rows = [row for row in rows if row.pieces]
         if not rows:
             return None
-        batch = MicroBatch(tuple(rows), batch.is_packed)
+        batch = replace(batch, rows=tuple(rows))
 
 
 def _is_finite(found: TokenLogProbs) -> bool:
@@ -184,9 +184,17 @@ def _trained_credit(sample: Sample, advantages: Sequence[float]) -> list[float]:
     return [value for value, is_trained in zip(advantages, sample.loss_mask, strict=True) if is_trained]
 
 
-def _reference(policy: Policy, batch: MicroBatch, settings: TrainerSettings, done: Accumulated) -> dict[int, Tensor]:
+def _reference(
+    policy: Policy,
+    batch: MicroBatch,
+    current: Mapping[int, TokenLogProbs],
+    settings: TrainerSettings,
+    done: Accumulated,
+) -> dict[int, Tensor]:
     if settings.kl_coef == 0:
         return {}
+    if policy.is_base:  # as in the first step: its own log-probs are the reference's
+        return {index: found.log_probs.detach() for index, found in current.items()}
     started = time.perf_counter()
     with policy.reference():
         log_probs = policy.log_probs(batch)

@@ -277,6 +277,10 @@ class JudgedTurn:
     feedback: tuple[Feedback, ...] = ()
     """Oldest first."""
 
+    @property
+    def feedback_ids(self) -> tuple[str, ...]:
+        return tuple(said.feedback_id for said in self.feedback)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -16,13 +16,22 @@ from openclaw_rl.settings import ApiKey
 class Caller:
     user: str
     train: bool
+    has_commands: bool = True
+    """The caller's `/rl` messages are commands."""
 
 
 class Keys:
     """The chat keys. Every one of them is compared at each request, also after a match."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        self._callers = [(_digest(key.key.get_secret_value()), Caller(key.user, key.train)) for key in keys]
+        self._callers = [
+            (_digest(key.key.get_secret_value()), Caller(key.user, key.train, key.chat_commands)) for key in keys
+        ]
+
+    @property
+    def are_set(self) -> bool:
+        """False: every caller is `user`, without a key."""
+        return bool(self._callers)
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an Authorization header. Raises RequestError (401).

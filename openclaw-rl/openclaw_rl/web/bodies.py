@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,17 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.web.client_gone import ClientGone
 
 _DISCARD_BYTES, _DISCARD_S = 64 * 2**20, 2.0
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's names of errors."""
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -53,12 +65,12 @@ def bounded(app: ASGIApp, limit: int, *, but: str) -> ASGIApp:
     """Return `app` for requests with bodies of up to `limit` bytes. Paths below `but` have their own limit."""
     # FastAPI reads a body whole, so the limit has to come before it.
     fault = _too_large(limit)
-    text = error(fault.message, status=fault.status, code=fault.code)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(but):
             await app(scope, receive, send)
             return
+        text = error_for(scope["path"], fault.message, status=fault.status, code=fault.code)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             await answer_unread(receive, send, fault.status, text)
@@ -120,9 +132,12 @@ def nested_too_deeply(data: bytes) -> RequestError:
     return RequestError(f"{name}: it is nested too deeply", param=name)
 
 
-async def answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
-    """Send a JSON answer."""
-    await send(response_start(status, "application/json", {**headers, "content-length": str(len(body))}))
+async def answer(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] = {}, content_type: str | None = None
+) -> None:
+    """Send an answer at once; JSON unless `content_type` says otherwise."""
+    headers = {**headers, "content-length": str(len(body))}
+    await send(response_start(status, content_type or "application/json", headers))
     await send({"type": "http.response.body", "body": body})
 
 
@@ -165,6 +180,20 @@ def error(message: str, *, status: int, code: str | None, param: str | None = No
     kinds = {401: "authentication_error", 413: "invalid_request_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def anthropic_error(message: str, *, status: int, request_id: str) -> bytes:
+    """Return an error as a body in Anthropic's form."""
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return orjson.dumps(body)
+
+
+def error_for(path: str, message: str, *, status: int, code: str | None, param: str | None = None) -> bytes:
+    """Return an error in the form of the API that a path belongs to."""
+    if path.removeprefix("/v1").startswith("/messages"):
+        return anthropic_error(message, status=status, request_id=f"req_{uuid.uuid4().hex}")
+    return error(message, status=status, code=code, param=param)
 
 
 def error_event(message: str, *, status: int, code: str | None, param: str | None = None) -> bytes:

@@ -31,7 +31,7 @@ def local_only(app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
             await app(scope, receive, send)
             return
         code, message = problem
-        await answer_unread(receive, send, 403, bodies.error(message, status=403, code=code))
+        await answer_unread(receive, send, 403, bodies.error_for(scope["path"], message, status=403, code=code))
 
     return guarded
 

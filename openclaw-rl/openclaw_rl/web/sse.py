@@ -25,16 +25,20 @@ class EventSender:
         *,
         headers: Callable[[], Mapping[str, str]],
         opening: bytes,
+        keep_alive: bytes = KEEP_ALIVE,
         is_held: Callable[[], bool],
         open_after_s: float,
         keepalive_s: float,
         stall_s: float,
     ) -> None:
-        """is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`.
+        """keep_alive: event for a client whose reply is silent.
+
+        is_held: the reply waits for a version. The head names the version, so it then waits up to `keepalive_s`.
 
         stall_s: longest wait for a client that takes nothing.
         """
         self._asgi_send, self._headers, self._opening, self._is_held = send, headers, opening, is_held
+        self._keep_alive = keep_alive
         self._open_after_s, self._keepalive_s, self._stall_s = open_after_s, keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
@@ -65,7 +69,7 @@ class EventSender:
         while not self._is_over:
             silent_s = self._loop.time() - self._sent_at
             if silent_s >= self._keepalive_s:
-                await self.event(KEEP_ALIVE)
+                await self.event(self._keep_alive)
                 silent_s = 0.0
             await asyncio.sleep(self._keepalive_s - silent_s)
 

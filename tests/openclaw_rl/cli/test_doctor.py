@@ -3,7 +3,10 @@
 import json
 import socket
 import sys
+import threading
 import venv
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +15,9 @@ from typer.testing import CliRunner
 from openclaw_rl.cli import doctor
 from openclaw_rl.cli.doctor import Finding, Question, examine
 from openclaw_rl.cli.main import app
+from openclaw_rl.data_dir import Announcement, DataDir, proof_of
 from openclaw_rl.settings import load
+from openclaw_rl.telemetry.trackers import base
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def by_name(findings):
 
 def test_the_default_of_a_laptop_is_fine(question):
     found = by_name(examine(question))
-    for what in ("python", "torch", "transformers", "port", "data directory", "model", "engine"):
+    for what in ("python", "torch", "transformers", "port", "packages", "data directory", "model", "engine"):
         assert found[what].level == "ok", found[what]
     assert "node" not in found
 
@@ -39,6 +44,20 @@ def test_a_taken_port_is_named(question, tmp_path):
         (finding,) = examine(Question(settings), [doctor.port])
     assert finding.level == "missing"
     assert f"127.0.0.1:{port}" in finding.says
+
+
+def test_a_named_tracker_is_looked_for_and_one_that_sends_is_told(monkeypatch):
+    offline, online = (
+        load(None, {"tracking.trackers": '["tensorboardx", "wandb"]', "tracking.wandb_mode": mode}, {})
+        for mode in ("offline", "online")
+    )
+    assert list(doctor.trackers(Question(load(None, {}, {})))) == []
+    (finding,) = doctor.trackers(Question(offline))
+    assert (finding.level, finding.says) == ("ok", "tensorboardx, wandb; files alone")
+    (finding,) = doctor.trackers(Question(online))
+    assert finding.says.endswith("wandb sends every figure to its host")
+    monkeypatch.setattr(base, "find_spec", lambda name: None)
+    assert [finding.level for finding in doctor.trackers(Question(offline))] == ["missing", "missing"]
 
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(question, tmp_path):
@@ -150,3 +169,76 @@ def test_a_template_is_tried_as_a_start_tries_it(question, tmp_path):
 def test_a_template_of_a_model_that_is_elsewhere_is_not_tried(question):
     assert examine(question, [doctor.chat_template]) == []  # the bundled model is not converted in this folder
     assert examine(Question(question.settings, model="somebody/some-model"), [doctor.chat_template]) == []
+
+
+def test_a_package_of_another_version_is_named(question, monkeypatch):
+    wanted = ["numpy>=1.26", "pydantic>=999", "no-such-package>=1", 'absent; extra == "gpu"']
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: wanted)
+    low, gone = examine(question, [doctor.packages])
+    assert (low.level, gone.level) == ("differs", "missing")
+    assert low.says.startswith("pydantic>=999 is needed; ")
+    assert gone.says == "no-such-package>=1 is needed; it is not installed"
+
+
+def test_the_memory_of_the_machine_is_held_against_the_need(question, tmp_path, monkeypatch):
+    for free, level in ((64 * 10**9, "ok"), (10**9, "differs")):
+        monkeypatch.setattr(doctor, "_free_memory", lambda free=free: free)
+        (finding,) = examine(question, [doctor.host_memory])
+        assert (finding.what, finding.level) == ("host memory", level)
+        assert finding.says == f"{free / 1e9:.1f} GB free, about 3.9 GB needed"
+    settings = load(None, {"data_dir": str(tmp_path), "engine.kind": "url", "engine.url": "http://127.0.0.1:1"}, {})
+    (finding,) = examine(Question(settings), [doctor.host_memory])
+    assert finding.says == "1.0 GB free"
+
+
+def test_the_port_of_this_directorys_own_server_is_fine(tmp_path):
+    data = DataDir.prepare(tmp_path)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("X-OpenClaw-Proof", proof_of("secret", self.headers["X-OpenClaw-Challenge"]))
+            self.end_headers()
+
+        def log_message(self, *_):
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        settings = load(None, {"data_dir": str(tmp_path), "server.port": server.server_port}, {})
+        url = f"http://127.0.0.1:{server.server_port}"
+        for key, level in (("secret", "ok"), ("of another run", "missing")):
+            Announcement.new(data, url, version="1", proof_key=key).write(data)
+            (finding,) = examine(Question(settings), [doctor.port])
+            assert finding.level == level, finding
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("primary", "says"),
+    [("rl/policy", "its default model is rl/policy, on port 30000"), ("hosted/large", "has the provider rl, and its")],
+)
+def test_the_client_is_asked_for_its_default_model(tmp_path, monkeypatch, primary, says):
+    program = Path(__file__).parents[2] / "support" / "fake_openclaw.py"
+    (tmp_path / "openclaw").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+    (tmp_path / "openclaw").chmod(0o755)
+    config = {
+        "models": {"providers": {"rl": {"baseUrl": "http://127.0.0.1:30000/v1"}}},
+        "agents": {"defaults": {"model": {"primary": primary}}},
+    }
+    (tmp_path / "openclaw.json").write_text(json.dumps(config))
+    monkeypatch.setenv("OPENCLAW_CONFIG_PATH", str(tmp_path / "openclaw.json"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    ask = Question(load(None, {"data_dir": str(tmp_path)}, {}))
+    (finding,) = examine(ask, [doctor.client])
+    assert (finding.what, finding.level) == ("client", "ok")
+    assert says in finding.says
+    (tmp_path / "openclaw.json").write_text("{}")
+    assert "knows no server on port 30000" in examine(ask, [doctor.client])[0].says
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert examine(ask, [doctor.client])[0].says.startswith("no OpenClaw on the PATH")

@@ -11,7 +11,7 @@ from openclaw_rl.ledger import Effect, Ledger
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.messages import Message
 from openclaw_rl.testing.ledger_audit import audit
-from openclaw_rl.types import DropReason, Feedback, NextState, Sample, Verdict
+from openclaw_rl.types import DropReason, Feedback, NextState, Sample, TurnKey, Verdict
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def scored(ledger: Ledger, turn_id: str, reward: float | None) -> None:
     sample = Sample(
         turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=reward
     )
-    await ledger.record_sample(sample, seen_feedback=len(judged.feedback))
+    await ledger.record_sample(sample, seen_feedback=judged.feedback_ids)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ async def test_a_judge_that_comes_after_the_user_changes_nothing(ledger, driver,
     await ledger.record_verdict(turn_id, Verdict(1, (1,), "llm"))
     (judged,) = await ledger.to_score(10)
     assert (judged.verdict.value, judged.verdict.source) == (-1, "feedback")
-    await ledger.drop(turn_id, DropReason.UNJUDGED, "no quorum", seen_feedback=0)
+    await ledger.drop(turn_id, DropReason.UNJUDGED, "no quorum", seen_feedback=())
     assert await driver.state(turn_id) == "judged"
 
 
@@ -101,11 +101,28 @@ async def test_a_score_that_did_not_know_what_was_said_is_not_written(ledger, dr
     old = Sample(
         turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=1.0
     )
-    await ledger.record_sample(old, seen_feedback=len(judged.feedback))
-    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=len(judged.feedback))
+    await ledger.record_sample(old, seen_feedback=judged.feedback_ids)
+    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=judged.feedback_ids)
     assert await driver.state(turn_id) == "judged"
     await scored(ledger, turn_id, -1.0)
     assert (await ledger.turn(turn_id)).sample.reward == -1.0
+
+
+async def test_a_score_that_knew_feedback_which_was_taken_back_is_not_written(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=-1.0, comment="shorter", feedback_id="rl-1")
+    (judged,) = await ledger.to_score(10)
+    turn = judged.turn
+    old = Sample(
+        turn_id, (1, 2, 3), turn.response_ids, turn.loss_mask, turn.rollout_log_probs, turn.versions, 0.7, reward=-1.0
+    )
+    await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-", key=KEY)
+    await say(turn_id, value=1.0, feedback_id="rl-2")  # one piece again, but another
+    await ledger.record_sample(old, seen_feedback=judged.feedback_ids)
+    await ledger.drop(turn_id, DropReason.NEUTRAL, seen_feedback=judged.feedback_ids)
+    assert (await ledger.turn(turn_id)).state == "judged"
+    await scored(ledger, turn_id, 1.0)
+    assert (await ledger.turn(turn_id)).sample.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -353,3 +370,68 @@ async def test_the_audit_of_a_file_does_not_take_feedback_for_turns(ledger, ledg
     await say(await driver.sampled(), value=-1)
     await say(await driver.served(), value=1)
     assert list(audit(ledger_path, [])) == []
+
+
+KEY = TurnKey("reply", "before", "history")
+
+
+@pytest.mark.parametrize("stage", ["served", "paired", "judged"])
+async def test_taken_back_a_turn_is_where_it_would_be_without_the_feedback(ledger, driver, say, stage):
+    turn_id = await getattr(driver, stage)()
+    await say(turn_id, value=-1.0, comment="shorter", feedback_id="rl-1")
+    outcome = await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-", key=KEY)
+    before = "served" if stage == "served" else "paired"
+    assert (outcome.feedback_id, outcome.effect, outcome.state) == ("rl-1", Effect.RESCORED, before)
+    record = await ledger.turn(turn_id)
+    assert (record.verdict, record.feedback, record.sample) == (None, (), None)
+    assert [turn.turn_id for turn in await ledger.open_turns(10)] == ([turn_id] if stage == "served" else [])
+    assert (await ledger.counts())["feedback"] == 0
+    await say(turn_id, value=1.0, feedback_id="rl-2")  # and it may be rated anew
+    (judged,) = await ledger.to_score(10)
+    assert judged.verdict == Verdict(1, (), "feedback", "the user's 1")
+
+
+async def test_taken_back_after_the_score_it_is_judged_by_its_next_state_again(ledger, driver, say):
+    turn_id = await driver.paired()
+    await say(turn_id, value=1.0, feedback_id="rl-1")
+    await scored(ledger, turn_id, 1.0)
+    outcome = await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-", key=KEY)
+    assert (outcome.effect, outcome.state) == (Effect.RESCORED, "paired")
+    assert (await ledger.turn(turn_id)).sample is None
+    assert [judged.turn.turn_id for judged in await ledger.to_judge(10)] == [turn_id]
+
+
+async def test_taken_back_the_rating_before_it_holds(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=1.0, feedback_id="rl-1")
+    await say(turn_id, value=-1.0, feedback_id="rl-2")
+    outcome = await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-")
+    assert (outcome.feedback_id, outcome.state) == ("rl-2", "judged")
+    (judged,) = await ledger.to_score(10)
+    assert judged.verdict == Verdict(1, (), "feedback", "the user's 1")
+
+
+async def test_without_its_key_an_unanswered_turn_ends_and_a_new_rating_revives_it(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=1.0, feedback_id="rl-1")
+    outcome = await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-")
+    assert (outcome.state, (await ledger.turn(turn_id)).reason) == ("dropped", DropReason.NO_NEXT_STATE)
+    assert (await say(turn_id, value=1.0, feedback_id="rl-2")).state == "judged"
+
+
+async def test_what_a_trainer_has_is_not_taken_back(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=1.0, feedback_id="rl-1")
+    await scored(ledger, turn_id, 1.0)
+    await ledger.lease(trainer="a", now=True)
+    outcome = await ledger.take_back_feedback(turn_id, user="ann", prefix="rl-", key=KEY)
+    assert (outcome.effect, outcome.state) == (Effect.LATE, "leased")
+    assert [said.feedback_id for said in (await ledger.turn(turn_id)).feedback] == ["rl-1"]
+
+
+async def test_only_ones_own_feedback_of_that_kind_is_taken_back(ledger, driver, say):
+    turn_id = await driver.served()
+    await say(turn_id, value=1.0, feedback_id="from the page")
+    for user in ("ann", "bob"):
+        assert await ledger.take_back_feedback(turn_id, user=user, prefix="rl-", key=KEY) is None
+    assert (await ledger.turn(turn_id)).state == "judged"

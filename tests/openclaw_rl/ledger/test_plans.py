@@ -1,22 +1,25 @@
 """No frequent call reads a table that grows: SQLite's plan of each statement of each such call shows it."""
 
+import re
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from practising import corrected, practice
 
-from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger import Identity, Ledger, search
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.blobs import Connection
+from openclaw_rl.ledger.search import TurnFilter
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, VersionState
 
 _SMALL = ("meta", "counter", "open_turn")
 """Tables that do not grow with the turns."""
-_NONE = ("CONSTANT", "(subquery-1)")
+_NONE = ("CONSTANT", "(subquery-1)", "near")
 """Sources of a plan that are no tables: a row of constants, and the result of a limited subquery."""
 _FEW = (
     "version_unfinished",
@@ -70,7 +73,7 @@ def faults(path: Path) -> list[str]:
                     continue
                 table, _, how = step.removeprefix("SCAN ").partition(" ")
                 # Newest first, and left when there is enough: no more than that is read (sorts are found above).
-                is_left = sql.rstrip().endswith(("DESC LIMIT ?", "DESC LIMIT 5", "weight_version DESC"))
+                is_left = re.search(r"(DESC LIMIT [?5]|weight_version DESC)$|DESC LIMIT [?5]\) AS near ", sql.rstrip())
                 if not (table in _SMALL or table in _NONE or any(index in how for index in _FEW) or is_left):
                     found.append(f"{step} / {sql}")
     return found
@@ -84,7 +87,8 @@ def _sorts_few(sql: str) -> bool:
 async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, make_driver, ledger_path, clock):
     driver = make_driver(watched)
     await watched.count_side(SideCount("ann", "s", "title", 1, 1, 200, 1.0))
-    await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=0)
+    await watched.drop(await driver.paired(), DropReason.NEUTRAL, seen_feedback=())
+    await watched.leave_out(await driver.paired(), "by the user")
     first, _ = await driver.step(size=4)
     await driver.serve(first)
     second, _ = await driver.step()
@@ -117,6 +121,57 @@ async def test_lists_of_turns_read_no_more_than_they_show(watched, make_driver, 
     assert faults(ledger_path) == []
 
 
+@pytest.mark.parametrize("before", [None, 9])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"words": "a", "verdict": 1},
+        {"trained_in": 1, "state": TurnState.TRAINED},
+        {"weight_version": 0},
+        {"weight_version": 0, "user": "ann"},
+        {"session_id": "s", "state": TurnState.SAMPLED},
+    ],
+)
+async def test_searches_read_a_bounded_number_of_turns(watched, make_driver, ledger_path, wanted, before):
+    await make_driver(watched).step(size=2)
+    Watched.asked.clear()
+    await watched.search(TurnFilter(**wanted), limit=5, before=before)
+    assert faults(ledger_path) == []
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"user": "ann", "state": TurnState.TRAINED},
+        {"user": "ann", "weight_version": 0},
+        {"user": "ann", "verdict": -1},
+        {"session_id": "s", "user": "bob"},
+        {"state": TurnState.SERVED, "weight_version": 9},
+        {"is_practice": True, "words": "nowhere"},
+    ],
+)
+async def test_a_search_that_finds_nothing_costs_the_same_in_a_ledger_four_times_as_long(
+    watched, make_driver, ledger_path, wanted, monkeypatch
+):
+    """A limit of matches bounds no search without a match: the steps of SQLite's machine are counted."""
+    monkeypatch.setattr(search, "_LOOKED_AT", 10)
+    monkeypatch.setattr(search, "_READ", 10)
+    monkeypatch.setattr(search, "_SPARE", 5)
+    driver, costs = make_driver(watched), []
+    for more in (20, 60):
+        for _ in range(more):
+            await driver.served()
+        with closing(sqlite3.connect(ledger_path, factory=Connection)) as db:
+            db.row_factory = sqlite3.Row
+            steps: list[None] = []
+            db.set_progress_handler(lambda steps=steps: steps.append(None), 1)
+            page = search.Searching.search.__wrapped__(None, db, TurnFilter(**wanted), limit=5)
+            costs.append(len(steps))
+            assert page.looked_at <= 10
+    assert costs[1] < 1.5 * costs[0]
+
+
 async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_to_end(
     watched, make_driver, ledger_path
 ):
@@ -129,6 +184,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.counts(),
         watched.versions(newest=20),
         watched.versions(since=number),
+        watched.versions_after(0, limit=5),
         watched.version(number),
         watched.unfinished_versions(),
         watched.version_folders(),
@@ -151,6 +207,10 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.feedback_target(user="ann", session_id="s"),
         watched.feedback_target(user="ann", turn_id=turn_id),
         watched.rejections_in_a_row(),
+        watched.step_makeup([number]),
+        watched.outcomes([turn_id], user="ann"),
+        watched.owner(turn_id),
+        watched.turn_mark(turn_id),
     ):
         await call
     assert faults(ledger_path) == []

@@ -1,7 +1,7 @@
 """Wishes come from hints, are grouped by their words, and end by newer ones, by their user or by a refused version."""
 
 import pytest
-from practising import corrected, practice
+from practising import corrected, practice, sample_of, serve
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.types import Feedback, WishMeasure, WishState
@@ -61,10 +61,8 @@ async def test_a_comment_on_the_same_turn_takes_the_place_of_the_hint_before(led
     turn_id = await corrected(ledger, "shorter")
     await ledger.record_feedback(Feedback("f", turn_id, 1.0, comment="in verse"), user="ann")
     (judged,) = await ledger.to_score(10)
-    from practising import sample_of
-
     await ledger.record_sample(
-        sample_of(turn_id, (10, 11), judged.request.prompt_ids, hint="in verse"), seen_feedback=1
+        sample_of(turn_id, (10, 11), judged.request.prompt_ids, hint="in verse"), seen_feedback=("f",)
     )
     assert await states(ledger) == {"shorter": WishState.SUPERSEDED, "in verse": WishState.ACTIVE}
 
@@ -165,3 +163,64 @@ async def test_forgetting_a_wish_leaves_the_one_that_it_superseded(ledger):
     (left,) = await ledger.wishes()
     assert (left.text, left.state, left.superseded_by) == ("shorter", WishState.SUPERSEDED, None)
     assert await ledger.audit(is_deep=True) == []
+
+
+async def commented(ledger, name, text, prompt):
+    """Serve a turn with a comment that became a wish."""
+    await serve(ledger, name, user="ann", session="s", prompt=prompt, version=0)
+    await ledger.record_feedback(Feedback(f"rl-{name}", name, 1.0, -1.0, comment=text), user="ann")
+    await ledger.record_sample(sample_of(name, (10, 11), prompt, hint=text), seen_feedback=(f"rl-{name}",))
+
+
+async def take_back(ledger, name):
+    assert await ledger.take_back_feedback(name, user="ann", prefix="rl-") is not None
+    assert await ledger.audit(is_deep=True) == []
+
+
+async def test_a_comment_that_is_taken_back_takes_its_wish_along(ledger):
+    await commented(ledger, "t", "in verse", (1, 2))
+    await take_back(ledger, "t")
+    assert await ledger.wishes() == []
+
+
+async def test_a_wish_that_was_practised_is_removed_with_its_waiting_practice(ledger, driver):
+    await commented(ledger, "t", "in verse", (1, 2))
+    (wish,) = await ledger.wishes()
+    reply = practice("t", wish.wish_id)
+    await ledger.record_practice([reply])
+    await take_back(ledger, "t")
+    (left,) = await ledger.wishes()
+    assert (left.text, left.state, left.reason) == ("in verse", WishState.REMOVED, "its correction was taken back")
+    assert await driver.state(reply.turn.turn_id) == "dropped.wish_over"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "prompt"), [("in French", "in verse", (1, 2)), ("shorter", "longer", (3, 4))]
+)
+async def test_the_older_wish_holds_again_where_the_newer_one_is_taken_back(ledger, older, newer, prompt):
+    await corrected(ledger, older, prompt=(1, 2))
+    await commented(ledger, "t", newer, prompt)
+    assert await states(ledger) == {older: WishState.SUPERSEDED, newer: WishState.ACTIVE}
+    await take_back(ledger, "t")
+    (left,) = await ledger.wishes()
+    assert (left.text, left.state, left.superseded_by, left.reason) == (older, WishState.ACTIVE, None, None)
+    assert [source.is_over for source in left.sources] == [False]
+
+
+async def test_a_wish_stays_superseded_if_a_still_newer_one_took_the_place_of_the_one_taken_back(ledger):
+    await corrected(ledger, "shorter")
+    await commented(ledger, "t", "longer", (1, 2))
+    await corrected(ledger, "shorter")
+    await take_back(ledger, "t")
+    old, new = await ledger.wishes()
+    assert (old.state, old.superseded_by, new.state) == (WishState.SUPERSEDED, new.wish_id, WishState.ACTIVE)
+
+
+async def test_a_wish_keeps_its_other_turns_and_gives_back_the_prompt(ledger):
+    await corrected(ledger, "in French", prompt=(1, 2))
+    await corrected(ledger, "in verse", prompt=(5, 6))
+    await commented(ledger, "t", "in verse", (1, 2))
+    assert await states(ledger) == {"in French": WishState.SUPERSEDED, "in verse": WishState.ACTIVE}
+    await take_back(ledger, "t")
+    assert await states(ledger) == {"in French": WishState.ACTIVE, "in verse": WishState.ACTIVE}
+    assert [len(wish.sources) for wish in await ledger.wishes()] == [1, 1]

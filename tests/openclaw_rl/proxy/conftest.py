@@ -21,12 +21,12 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
-from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.deps import CommandsPort, ProxyDeps
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.routes import build_router
 from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.testing import FakeEngine, ToyPolicy
-from openclaw_rl.types import DropReason, Request, Scope, SideCount, Turn
+from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
 
 TEMPLATE = """\
 {%- if tools %}
@@ -173,6 +173,9 @@ class Book:
         self._write("side")
         self.sides.append(side)
 
+    def last_turn(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> OpenTurn | None:
+        return None
+
     async def observe(self, request: Request) -> str | None:
         self.log.append("observe")
         return None
@@ -224,6 +227,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         trains: bool = False,
         longest_sample: int | None = None,
         session: SessionSettings = SessionSettings(),  # noqa: B008
+        commands: CommandsPort | None = None,
     ) -> AsyncIterator[Proxy]:
         """engine: replaces the fake engine."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
@@ -245,6 +249,7 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             has_grammars=has_grammars,
             trains=trains,
             longest_sample=longest_sample,
+            commands=commands,
         )
         app = FastAPI()
         app.include_router(build_router(deps))

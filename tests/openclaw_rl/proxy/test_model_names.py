@@ -8,7 +8,7 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import RequestError
-from openclaw_rl.proxy.routes import ModelNames
+from openclaw_rl.proxy.model_names import ModelNames
 from openclaw_rl.settings import ServerSettings
 
 HI = {"messages": [{"role": "user", "content": "hello"}]}

@@ -232,6 +232,8 @@ async def test_models_are_listed_without_a_key_and_chats_need_one(qwen, proxy_ov
         for path in ("/v1/models", "/models"):
             card = (await proxy.client.get(path)).json()["data"][0]
             assert (card["id"], card["context_length"]) == ("the-policy", qwen.context_length)
+            facts = (card["max_output_tokens"], card["supports_tools"], card["supports_reasoning"])
+            assert facts == (2048, qwen.renders_tools, qwen.thinks)
         for authorization in ("", "Bearer wrong", "Bearer", "Basic right", "right"):
             reply = await proxy.post(HI, Authorization=authorization)
             assert reply.status_code == 401

@@ -6,6 +6,7 @@ import pytest
 from publishing import Speechless, World, publish, until
 
 from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.base import Score
 from openclaw_rl.errors import EngineError, EngineGone, LedgerError, LedgerUnavailable
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
@@ -240,3 +241,77 @@ async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> 
     await asyncio.gather(pinning, unloading)
     assert world.serving.current == first
     assert list(world.engine.adapters) == ["policy-v1"]
+
+
+async def test_a_step_that_begins_takes_the_figures_of_the_present_versions_before_its_gate(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the step runs. The gate then scores the new version alone."""
+    await publish(world, await world.commit(sampled_by=0))
+    await world.sampled(1)
+    asked: list[str | None] = []
+    score = world.engine.score
+
+    async def counted(*args: object, lora_path: str | None, **kwargs: object) -> Score:
+        asked.append(lora_path)
+        return await score(*args, lora_path=lora_path, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.engine, "score", counted)
+    world.publisher.step_begins()
+
+    async def prepared() -> bool:
+        return "policy-v1" in asked
+
+    await until(prepared)
+    asked.clear()
+    await publish(world, await world.commit(sampled_by=1))
+    assert set(asked) == {"probe", "policy-v2"}  # the probe is the trainer's
+
+
+async def test_a_gate_that_is_being_prepared_delays_no_pin_and_a_pin_needs_no_gate(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await world.commit(sampled_by=0)
+    await publish(world, first)
+    await world.sampled(first)
+    score, asked, goes_on = world.engine.score, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: object, **kwargs: object) -> Score:
+        asked.set()
+        await goes_on.wait()
+        return await score(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.engine, "score", slow)
+    world.publisher.step_begins()
+    await asked.wait()
+    async with asyncio.timeout(60):  # the preparation is held until the pin has returned
+        await world.publisher.pin(0)
+    assert (world.serving.current, world.serving.users(first)) == (0, 1)
+    assert f"policy-v{first}" in world.engine.adapters  # still scored on
+    goes_on.set()
+
+    async def is_idle() -> bool:
+        return not world.serving.users(first)
+
+    await until(is_idle)
+    asked.clear()
+    world.publisher._step_runs = True
+    await world.publisher._prepare_gate()
+    assert not asked.is_set()
+
+
+async def test_a_gate_that_cannot_be_prepared_harms_no_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.sampled(0)
+    score, fails = world.engine.score, True
+
+    async def failing(*args: object, **kwargs: object) -> Score:
+        if fails:
+            raise EngineGone("away")
+        return await score(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.engine, "score", failing)
+    world.publisher.step_begins()
+    await asyncio.sleep(0.05)
+    fails = False
+    assert not world.health.is_failing("publisher")
+    await publish(world, await world.commit(sampled_by=0))

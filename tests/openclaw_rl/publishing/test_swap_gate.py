@@ -17,7 +17,7 @@ from pushing import PushWorld, pushing
 from waiting import until
 
 from openclaw_rl.engines.base import Score
-from openclaw_rl.errors import EngineGone
+from openclaw_rl.errors import EngineGone, LedgerUnavailable
 from openclaw_rl.publishing.canary import Canary
 from openclaw_rl.publishing.gate import GateResult
 from openclaw_rl.server.app import _base_score
@@ -75,6 +75,20 @@ async def test_a_version_that_drifts_is_refused_and_what_served_is_restored(worl
     assert (world.engine.weight_version, world.serving.current) == (0, 0)
     assert (await world.ledger.counts())["dropped.gate_rejected"] == 1
     await push(world, 0.1)
+
+
+async def test_weights_that_drift_are_refused_while_the_ledger_takes_no_figures(
+    world: PushWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refused weights are on the engine already: chats must not run on them."""
+
+    async def no_room(*args: object) -> None:
+        raise LedgerUnavailable("the disk is full")
+
+    monkeypatch.setattr(world.ledger, "record_gate", no_room)
+    await push(world, 0.7, is_refused=True)
+    await until(lambda: world.serving.is_open)
+    assert (world.engine.weight_version, world.serving.current) == (0, 0)
 
 
 async def test_a_drifting_version_whose_parent_is_on_no_disk_holds_chats_until_the_trainer_starts_again(

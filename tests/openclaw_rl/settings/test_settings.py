@@ -11,7 +11,7 @@ from openclaw_opd.settings import OpdSettings
 from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.methods.binary_rl import BinarySettings
-from openclaw_rl.settings import Settings, base, installed_methods, load, method_settings
+from openclaw_rl.settings import Settings, base, installed_methods, load, method_settings, tracking
 
 
 def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
@@ -199,6 +199,7 @@ def test_the_shipped_methods_are_those_of_the_packages_metadata() -> None:
     assert declared == {name: point.value for name, point in installed_methods().items()}
     assert declared == method_settings._SHIPPED
     assert project["entry-points"][base.ENGINE_KINDS] == base._SHIPPED_KINDS
+    assert project["entry-points"][tracking.TRACKERS] == tracking._SHIPPED
 
 
 def test_without_the_packages_metadata_the_shipped_methods_and_kinds_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from openclaw_rl.telemetry import health as health_module
-from openclaw_rl.telemetry.health import Durations, Health
+from openclaw_rl.telemetry.health import FIRST_TOKENS, Durations, Health
 
 
 def test_a_part_is_a_problem_after_some_failures_in_a_row() -> None:
@@ -64,3 +64,12 @@ def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
         durations.observe(seconds)
     assert durations.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
     assert durations.total_s == pytest.approx(7.65)
+
+
+def test_the_newest_times_to_a_first_token_are_kept_with_their_version() -> None:
+    health = Health()
+    for n in range(FIRST_TOKENS + 5):
+        health.first_token_came(float(n), 3, 0.2)
+    assert len(health.first_tokens) == FIRST_TOKENS
+    assert health.first_tokens[-1] == (FIRST_TOKENS + 4.0, 3, 0.2)
+    assert health.first_token.total_s == pytest.approx(0.2 * (FIRST_TOKENS + 5))

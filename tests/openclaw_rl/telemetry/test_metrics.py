@@ -21,6 +21,15 @@ RECORDED = {
     ("openclaw_rl_restarts_total", ("part",)),
 }
 """Names and labels of the first release, whose text form was written without `prometheus_client`."""
+SINCE = {
+    ("openclaw_rl_scoring_total", ("what",)),
+    ("openclaw_rl_practice", ("what",)),
+    ("openclaw_rl_step", ("figure",)),
+    ("openclaw_rl_step_version", ()),
+    ("openclaw_rl_step_committed_timestamp_seconds", ()),
+    ("openclaw_rl_tracked_version", ("tracker",)),
+}
+"""Names and labels that came later, beside the histograms."""
 HISTOGRAMS = ("time_to_first_token", "step", "push", "gate")
 
 
@@ -40,7 +49,10 @@ def full() -> str:
     health.count("hindsight_scored")
     health.observe("gap_abs", 0.5)
     health.failed("judge", "down")
-    return metrics.render({"trained": 3}, 7, health, ["judge: down"], [ChildStatus("trainer", 1, 2, None)])
+    training = metrics.Training(metrics.StepFigures(8, 1000.0, {"ref_kl": 0.25}), {"jsonl": 7})
+    return metrics.render(
+        {"trained": 3}, 7, health, ["judge: down"], [ChildStatus("trainer", 1, 2, None)], {"wishes": 1}, training
+    )
 
 
 def test_meters_are_rendered_beside_the_ledgers_counts() -> None:
@@ -71,12 +83,34 @@ def test_metrics_name_the_parts_that_are_out_of_order() -> None:
 def test_no_name_and_no_label_of_the_first_release_is_gone() -> None:
     found = {(sample.name, tuple(sample.labels)) for sample in samples(full())}
     assert found >= RECORDED
-    new = {f"openclaw_rl_{name}_seconds" for name in HISTOGRAMS} | {"openclaw_rl_scoring_total"}
-    assert {name for name, _ in found - RECORDED} == {
-        name
-        for base in new
-        for name in ((base,) if base.endswith("_total") else (f"{base}_bucket", f"{base}_count", f"{base}_sum"))
+    parts = {(f"openclaw_rl_{name}_seconds_{part}", ()) for name in HISTOGRAMS for part in ("count", "sum")}
+    buckets = {(f"openclaw_rl_{name}_seconds_bucket", ("le",)) for name in HISTOGRAMS}
+    assert found == RECORDED | SINCE | parts | buckets
+
+
+def test_the_newest_step_has_a_series_for_each_finite_figure() -> None:
+    figures = {"ref_kl": 0.25, "gate_kl_base": float("inf"), "loss": -1.5}
+    training = metrics.Training(metrics.StepFigures(8, 1000.0, figures), {"jsonl": 7, "wandb": 3})
+    found = values(metrics.render({}, 7, Health(), training=training))
+    assert {label: value for (name, label), value in found.items() if name == "openclaw_rl_step"} == {
+        "ref_kl": 0.25,
+        "loss": -1.5,
     }
+    assert found["openclaw_rl_step_version", ""] == 8
+    assert found["openclaw_rl_step_committed_timestamp_seconds", ""] == 1000
+    assert found["openclaw_rl_tracked_version", "wandb"] == 3
+
+
+def test_before_the_first_step_no_figure_is_made_up() -> None:
+    found = values(metrics.render({}, 0, Health()))
+    assert not any(name == "openclaw_rl_step" for name, _ in found)
+    assert found["openclaw_rl_step_version", ""] == 0
+
+
+def test_the_series_of_a_step_are_bounded() -> None:
+    figures = {f"figure_{n}": 1.0 for n in range(1000)}
+    text = metrics.render({}, 0, Health(), training=metrics.Training(metrics.StepFigures(1, 0.0, figures)))
+    assert sum(name == "openclaw_rl_step" for name, _ in values(text)) == metrics.MOST_FIGURES
 
 
 def test_every_metric_has_a_meaning_and_a_type() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.trainers.batches import micro_batches, rows_of
+from openclaw_rl.trainers.batches import Row, micro_batches, rows_of
 from openclaw_rl.types import Sample, VersionRun
 
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
@@ -56,6 +56,35 @@ def test_a_pass_keeps_the_budget_unless_one_row_alone_exceeds_it(
         assert sum(batch.tokens for batch in cut) == sum(len(row.ids) - 1 for row in rows)  # nothing in vain
         half_empty = [batch for batch in cut if 2 * batch.tokens <= budget]
         assert len(half_empty) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 3)), min_size=1), st.integers(1, 80))
+def test_rows_that_begin_alike_are_computed_once_and_every_position_sees_its_own_prefix(
+    shapes: list[tuple[int, int, int]], budget: int
+) -> None:
+    """shapes: tokens of a common beginning, tokens behind it, and the number that these repeat."""
+    rows = [Row((*range(stem), *[100 + own] * n, 7), ()) for stem, n, own in shapes]
+    cut = micro_batches(rows, budget, packed=True, shares_stems=True)
+    assert sorted(row.ids for batch in cut for row in batch.rows) == sorted(row.ids for row in rows)
+    for batch in cut:
+        computed = [token for row, start in zip(batch.rows, batch.starts, strict=True) for token in row.ids[start:-1]]
+        assert len(computed) == batch.tokens == sum(batch.lengths)
+        assert batch.tokens <= 4 * budget or len(batch.rows) == 1
+        for row, places in zip(batch.rows, batch.places, strict=True):
+            assert [computed[place] for place in places] == list(row.ids[:-1])
+    assert sum(batch.tokens for batch in cut) <= sum(len(row.ids) - 1 for row in rows)
+
+
+def test_a_row_joins_a_pass_over_the_budget_where_that_is_less_work() -> None:
+    stem = tuple(range(90))
+    rows = [Row((*stem, *range(200 + 20 * k, 219 + 20 * k), 7), ()) for k in range(4)]
+    (tree,) = micro_batches(rows, 100, packed=True, shares_stems=True)
+    assert (tree.starts, tree.lengths) == ([0, 90, 90, 90], [109, 19, 19, 19])
+    limited = micro_batches(rows, 100, packed=True, shares_stems=True, most=130)
+    assert [len(batch.rows) for batch in limited] == [2, 2]
+    apart = [Row((*range(300 + 100 * k, 360 + 100 * k), 7), ()) for k in range(4)]
+    assert [batch.tokens for batch in micro_batches(apart, 120, packed=True, shares_stems=True)] == [120, 120]
+    assert [batch.tokens for batch in micro_batches(apart, 100, packed=True, shares_stems=True)] == [60] * 4
 
 
 @given(batches())

@@ -9,7 +9,15 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from openclaw_rl.trainers.fused import LoraProduct, fuse_lora, fuse_norms
+from openclaw_rl.losses import log_probs_of
+from openclaw_rl.trainers.fused import (
+    HeadLogProbs,
+    LinearProduct,
+    LoraProduct,
+    fuse_linears,
+    fuse_lora,
+    fuse_norms,
+)
 
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -28,6 +36,54 @@ def test_the_product_has_the_gradients_of_its_formula(has_bias: bool) -> None:
     assert torch.autograd.gradcheck(
         lambda *inputs: LoraProduct.apply(inputs[0], weight, bias, *inputs[1:], 0.7), (x, a, b)
     )
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_linear_product_has_the_gradients_of_its_formula(has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((7, 48), (33, 48), (33,))][: 2 + has_bias]
+    direction = torch.randn(7, 33, generator=generator)
+
+    def run(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        out = function(*leaves, *[None] * (3 - len(leaves)))
+        return [out.detach().double(), *torch.autograd.grad((out * direction.to(dtype)).sum(), leaves)]
+
+    exact = run(nn.functional.linear, torch.float64)
+    for found, expected in zip(run(LinearProduct.apply, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(run(LinearProduct.apply, torch.float64), exact, strict=True):
+        assert_close(found, expected)
+
+
+def test_the_head_s_log_probs_and_gradients_are_those_of_the_plain_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    count, width, vocabulary = 150, 24, 97  # more rows than are computed at once
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    hidden, weight, direction = draw(count, width), draw(vocabulary, width), draw(count)
+    hidden[3] *= 80  # logits whose exponentials overflow
+    ids = torch.randint(vocabulary, (count,), generator=generator)
+    temperature = torch.where(torch.arange(count) % 2 == 0, 0.7, 1.3).double()
+
+    def run(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaf = hidden.to(dtype).requires_grad_()
+        found = function(leaf, ids, temperature.to(dtype), weight.to(dtype))
+        (gradient,) = torch.autograd.grad((found * direction.to(dtype)).sum(), leaf)
+        return [found.detach().double(), gradient.double()]
+
+    def plain(hidden: Tensor, ids: Tensor, temperature: Tensor, weight: Tensor) -> Tensor:
+        return log_probs_of(hidden @ weight.t(), ids, temperature)
+
+    exact = run(plain, torch.float64)
+    for found, expected in zip(run(HeadLogProbs.apply, torch.float64), exact, strict=True):
+        assert_close(found, expected, ulps=1024)
+    for found, expected in zip(run(HeadLogProbs.apply, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-4)
+    with torch.no_grad():
+        assert_close(HeadLogProbs.apply(hidden, ids, temperature, weight), exact[0], ulps=1024)
 
 
 def outputs_and_gradients(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -50,6 +106,8 @@ def test_a_fused_model_is_the_plain_one(architecture: Callable[[], PreTrainedMod
             if parameter.requires_grad:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     plain, gradients = outputs_and_gradients(model, dtype)
+    if dtype is torch.float32 and torch.backends.mkldnn.is_available():
+        assert fuse_linears(model)
     assert fuse_lora(model) == 2 * len(NAMES)
     fuse_norms(model)
     fused, others = outputs_and_gradients(model, dtype)

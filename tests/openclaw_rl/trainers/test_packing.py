@@ -60,6 +60,32 @@ def test_packed_rows_give_the_gradients_of_rows_alone(packed_policy: LoraPolicy,
         assert_close(c, b, ulps=2048, scale=scale)
 
 
+def test_rows_that_begin_alike_give_the_gradients_of_rows_alone(
+    packed_policy: LoraPolicy, make_sample: Callable[..., Sample]
+) -> None:
+    """A tree: two questions behind one system prompt, several replies to one of them, and a turn that goes on."""
+    system, question = tuple(range(10)), tuple(range(30, 39))
+    samples = [
+        make_sample("1", prompt=(*system, *question), response=6, reward=-1.0),
+        make_sample("2", prompt=(*system, *question), response=5),
+        make_sample("3", prompt=(*system, 50, 51, 52), response=7, reward=-1.0, temperature=1.0),
+        make_sample("4", prompt=5, response=4),
+    ]
+    first = samples[0]
+    samples.append(make_sample("5", prompt=(*first.prompt_ids, *first.response_ids[:3], 7, 8), response=3))
+    samples.append(make_sample("6", prompt=(*system, *question), response=(60,)))  # no position of its own
+    rows = rows_of(samples)
+    (tree,) = passes = packed_policy.cut(rows, 1000)
+    assert tree.tokens < 0.6 * sum(len(row.ids) - 1 for row in rows)
+    assert {0} < set(tree.starts)
+    assert 0 in tree.lengths
+    shared, loss = gradients_of(packed_policy, samples, passes)
+    alone, loss_alone = gradients_of(packed_policy, samples, micro_batches(rows, 1))
+    assert loss == pytest.approx(loss_alone, abs=rel(ulps=1024) * len(samples))
+    for a, b in zip(shared, alone, strict=True):
+        assert_close(a, b, ulps=2048, scale=largest(alone))
+
+
 def test_recomputing_packed_rows_changes_no_gradient(packed_policy: LoraPolicy, batch: list[Sample]) -> None:
     def gradients(recompute: bool) -> list[Tensor]:
         (passed,) = packed_policy.cut(rows_of(batch), 1000)
@@ -114,7 +140,8 @@ def test_a_model_whose_rows_would_see_each_other_is_padded(
     with pytest.raises(SettingsError, match="lets packed rows see each other"):
         LoraPolicy(mixing(), PACKED)
     auto, model = PACKED.model_copy(update={"packing": "auto"}), mixing()
-    assert not LoraPolicy(make_model(), auto).is_packing  # the slow kernel gains nothing over padding
+    assert LoraPolicy(make_model(), auto).is_packing
+    assert not LoraPolicy(make_model(), PACKED.model_copy(update={"packing": "off"})).is_packing
     monkeypatch.setattr(packed_attention_module, "choose_kernel", lambda *shape: "varlen")
     assert LoraPolicy(make_model(), auto).is_packing
     assert not LoraPolicy(model, auto).is_packing

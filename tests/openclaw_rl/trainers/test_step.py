@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from openclaw_rl.losses import TokenLogProbs
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
 from openclaw_rl.settings import TrainerSettings
-from openclaw_rl.trainers.batches import MicroBatch
+from openclaw_rl.trainers.batches import MicroBatch, micro_batches
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.step import NotFinite, accumulate, train_step
@@ -123,6 +123,7 @@ def test_sharing_a_row_changes_no_gradient(
     samples, policy = [first, third, second], make_policy()
     shared_work = accumulate(policy, METHOD, samples, credit(samples), settings, BinarySettings())
     shared = gradients(policy)
+    policy.cut = lambda rows, token_budget: micro_batches(rows, 1)  # type: ignore[method-assign]
     alone_work = accumulate(policy, METHOD, samples, credit(samples), settings, BinarySettings(), share_prefixes=False)
     for a, b in zip(shared, gradients(policy), strict=True):
         assert_close(a, b, ulps=2**14, scale=largest(shared))
@@ -153,6 +154,25 @@ def test_zero_advantage_moves_nothing(
     assert metrics["grad_norm"] == 0
     for a, b in zip(before, policy.parameters.values(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_policy_that_is_still_the_base_is_its_own_reference(
+    make_model: MakeModel, settings: TrainerSettings, batch: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"kl_coef": 0.5})
+    policy = LoraPolicy(make_model(dtype=torch.float64), settings)
+    policy.reset(3)
+    assert policy.is_base
+    accumulate(policy, METHOD, batch, credit(batch), settings, BinarySettings())
+    skipped = gradients(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraPolicy, "is_base", False)
+        accumulate(policy, METHOD, batch, credit(batch), settings, BinarySettings())
+    for a, b in zip(skipped, gradients(policy), strict=True):
+        assert_close(a, b, ulps=2**14, scale=largest(skipped))
+    with torch.no_grad():
+        next(p for name, p in policy.parameters.items() if ".lora_B." in name)[0, 0] = 1e-6
+    assert not policy.is_base
 
 
 # -- the plain reference -----------------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl import __version__
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.proxy.model_names import model_list
 from openclaw_rl.settings import ServerSettings
 from openclaw_rl.web import bodies, host_guard
 from openclaw_rl.web.auth import Secret
@@ -57,10 +58,14 @@ def http_app() -> FastAPI:
         return _error(503, str(error), "engine_unavailable")
 
     @app.exception_handler(StarletteHTTPException)
-    async def unknown_route(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    async def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
         if error.status_code == 400:  # the only one of FastAPI itself: the body's text is no UTF-8, or too deep
             return _error(400, "the body is not valid JSON", "invalid_json")
-        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "unknown_route")
+        path = request.url.path
+        text = bodies.error_for(
+            path, f"{request.method} {path}: {error.detail}", status=error.status_code, code="unknown_route"
+        )
+        return Response(text, error.status_code, media_type="application/json")
 
     @app.exception_handler(RequestValidationError)
     async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -93,8 +98,7 @@ class Door:
         """The reason that it is not ready, for the operator."""
         self.admin_key: str | None = None
         """Key that may read the reason; None until it is known."""
-        card = {"id": model_name, "object": "model", "created": int(time.time()), "owned_by": "openclaw-rl"}
-        self._models = orjson.dumps({"object": "list", "data": [card]})
+        self._models = model_list(model_name, int(time.time()))
         self._app: ASGIApp = with_host_guard(with_plain_paths(self._not_ready), server)
 
     def open(self, app: ASGIApp) -> None:
@@ -117,5 +121,6 @@ class Door:
                     body["problems"] = [f"engine: {self.waits_for}"]
                 await bodies.answer(send, 503, orjson.dumps(body), _RETRY)
             case _:
-                text = bodies.error("the server is not ready yet; try again", status=503, code="starting")
+                said = "the server is not ready yet; try again"
+                text = bodies.error_for(scope["path"], said, status=503, code="starting")
                 await bodies.answer_unread(receive, send, 503, text, _RETRY)

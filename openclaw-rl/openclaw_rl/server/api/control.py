@@ -1,4 +1,4 @@
-"""Routes of the operator: `/healthz`, `/v1/admin/*`, and through `status` `/v1/turns*` and `/metrics`.
+"""Routes of the operator: `/healthz`, `/v1/admin/*`, and through `status` `/metrics`.
 
 This module holds the routes that change the server: roll back, pin, pause learning, train, forget. `/healthz` answers
 every client with one word, and with the admin key also lists the problems. Every other route needs the admin key, which
@@ -17,6 +17,7 @@ from openclaw_rl.data_dir import proof_of
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.server.api.compare import Comparison, add_compare_route
 from openclaw_rl.server.api.status import Condition, ServerInfo, add_status_routes, known_version, plain
 from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.settings import TrainingSettings
@@ -80,6 +81,8 @@ class Controls:
     forgetting: Forgetting
     train_now: Callable[[], None]
     training: TrainingSettings
+    comparison: Comparison | None = None
+    """None: versions cannot be compared."""
 
 
 def add_control_routes(guarded: APIRouter, condition: Condition, controls: Controls) -> None:
@@ -184,5 +187,7 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
 
     add_status_routes(guarded, condition, info, last_gate=lambda: controls.publisher.last_gate)
     add_control_routes(guarded, condition, controls)
+    if controls.comparison is not None:
+        add_compare_route(guarded, controls.comparison)
     router.include_router(guarded)
     return router

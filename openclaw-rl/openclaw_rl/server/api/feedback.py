@@ -76,6 +76,8 @@ class FeedbackDeps:
     """A turn waits to be scored."""
     on_sampled: Callable[[], None]
     """A demonstration waits for a trainer."""
+    on_paired: Callable[[], None] = lambda: None
+    """A turn waits for the judge: its feedback was taken back."""
     clock: Callable[[], float] = time.time
 
 
@@ -90,7 +92,7 @@ def build_feedback_router(deps: FeedbackDeps) -> APIRouter:
             data = await read_body(request.scope, request.receive, _BODY_BYTES, timeout_s=_BODY_S)
         except ClientGone:
             return Response(status_code=400)
-        outcome = await _record(deps, caller, _parse(data))
+        outcome = await record(deps, caller, _parse(data))
         return JSONResponse(
             {
                 "feedback_id": outcome.feedback_id,
@@ -104,7 +106,8 @@ def build_feedback_router(deps: FeedbackDeps) -> APIRouter:
     return router
 
 
-async def _record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> FeedbackOutcome:
+async def record(deps: FeedbackDeps, caller: Caller, body: FeedbackBody) -> FeedbackOutcome:
+    """Record feedback of a caller. Raises RequestError for another user's turn."""
     target = await deps.ledger.feedback_target(
         user=caller.user, turn_id=body.turn_id or body.id, session_id=body.session_id
     )

@@ -8,7 +8,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from openclaw_rl.proxy.request import ChatBody
+from openclaw_rl.proxy.body import ChatBody
+from openclaw_rl.proxy.dialects.messages_request import CountBody, MessagesBody
+from openclaw_rl.proxy.dialects.responses_request import ResponsesBody
 from openclaw_rl.server.api.feedback import FeedbackBody
 from openclaw_rl.trainer_protocol import (
     Commit,
@@ -26,6 +28,12 @@ from openclaw_rl.trainer_protocol import (
 _BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/chat/completions": ChatBody,
     "/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
+    "/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+    "/messages/count_tokens": CountBody,
     "/v1/feedback": FeedbackBody,
     "/v1/trainer/tip": None,
     "/v1/trainer/lease": LeaseRequest,

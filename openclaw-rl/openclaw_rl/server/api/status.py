@@ -1,8 +1,11 @@
-"""Routes that read: `/v1/admin/status`, `history`, `versions`, `/v1/turns*`, `/metrics`, `/openapi.json`."""
+"""Routes that read: `/v1/admin/status`, `history`, `versions`, `/metrics`, `/openapi.json`."""
 
+import asyncio
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -20,7 +23,7 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
-from openclaw_rl.types import HintTerm, Sample, TurnState, Version, VersionState
+from openclaw_rl.types import HintTerm, Sample, Version, VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Condition:
     children: Callable[[], list[ChildStatus]]
     practice: Callable[[], PracticeStatus | None] = lambda: None
     """State of practice; None where the server never practises."""
+    trainer_age_s: Callable[[], float] = lambda: math.inf
+    """Seconds since the trainer last called; infinite: it never did."""
+    data_dir: Path | None = None
+    tracked: Callable[[], dict[str, int]] = dict
+    """The newest version that each tracker has taken."""
 
     def problems(self) -> list[str]:
         """Return one sentence for each part that is out of order; an empty list when all is well."""
@@ -66,6 +74,12 @@ class ServerInfo:
     training: TrainingSettings
     proof_key: str = field(default="", repr=False)
     """Secret of this run, with which `/healthz` answers a challenge."""
+    engine: str = ""
+    """Kind of the engine."""
+    judge: str = ""
+    """Kind of the judge."""
+    trainer: str = ""
+    """Kind of the trainer."""
 
 
 async def known_version(ledger: Ledger, weight_version: int) -> Version:
@@ -102,6 +116,28 @@ def plain(row: object) -> Any:
     return row
 
 
+def _disk(folder: Path | None) -> dict[str, int] | None:
+    """Return the bytes of the data directory's disk, and of the ledger. Blocks."""
+    if folder is None:
+        return None
+    try:
+        usage = shutil.disk_usage(folder)
+        ledger = sum(file.stat().st_size for file in folder.glob("ledger.sqlite3*"))
+    except OSError:
+        return None  # a broken disk is told by the parts that write
+    return {"free": usage.free, "total": usage.total, "ledger": ledger}
+
+
+async def _newest_step(ledger: Ledger) -> metrics.StepFigures | None:
+    """Return the newest version's figures; None before the first step."""
+    for version in await ledger.versions(since=1, newest=1):
+        figures = dict(version.report.metrics)
+        for made in await ledger.step_makeup([version.weight_version]):
+            figures |= {"batch_samples": made.samples, "practice_samples": made.practice, "version_lag": made.lag}
+        return metrics.StepFigures(version.weight_version, version.committed_at, figures)
+    return None
+
+
 def _practice(status: PracticeStatus | None) -> dict[str, Any] | None:
     """Return the state of practice in the JSON form that operators get."""
     return None if status is None else plain(status) | {"line": status.line()}
@@ -127,6 +163,10 @@ def add_status_routes(
                 "training": {"enabled": info.training.enabled, "batch_size": info.training.batch_size},
                 "problems": condition.problems(),
                 "children": [asdict(child) for child in condition.children()],
+                "engine": {"kind": info.engine, "is_open": condition.serving.is_open},
+                "judge": {"kind": info.judge},
+                "trainer": {"kind": info.trainer, "last_call_s": plain(condition.trainer_age_s())},
+                "disk": await asyncio.to_thread(_disk, condition.data_dir),
                 "practice": _practice(condition.practice()),
                 "counts": await ledger.counts(),
                 "scoring": {
@@ -142,36 +182,28 @@ def add_status_routes(
     async def history(
         versions: Annotated[int, Query(ge=1, le=1000)] = 200, verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000
     ) -> JSONResponse:
-        """Return the data of curves, oldest first: the newest versions with the metrics of their steps, and the newest
-        verdicts of users as [version that gave the reply, verdict]."""
+        """Return the data of curves, oldest first: the newest versions with the metrics of their steps and the make-up
+        of their batches, the newest verdicts of users as [version that gave the reply, verdict], and the newest times
+        to a first token as [time, version, seconds]."""
+        newest = await ledger.versions(newest=versions)
+        makeup = await ledger.step_makeup([version.weight_version for version in newest])
+        batches = {step.weight_version: plain(step) for step in makeup}
         rows = []
-        for version in await ledger.versions(newest=versions):
+        for version in newest:
             row = version_row(version) | {"metrics": plain(version.report.metrics)}
             del row["report_json"]
-            rows.append(row)
-        return JSONResponse({"versions": rows, "verdicts": await ledger.user_verdicts(limit=verdicts)})
+            rows.append(row | {"batch": batches.get(version.weight_version)})
+        return JSONResponse(
+            {
+                "versions": rows,
+                "verdicts": await ledger.user_verdicts(limit=verdicts),
+                "first_tokens": list(health.first_tokens),
+            }
+        )
 
     @guarded.get("/v1/admin/versions/{weight_version}")
     async def one_version(weight_version: int) -> JSONResponse:
         return JSONResponse(version_row(await known_version(ledger, weight_version)))
-
-    @guarded.get("/v1/turns")
-    async def turns(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-        state: TurnState | None = None,
-        session_id: str | None = None,
-        user: str | None = None,
-    ) -> JSONResponse:
-        rows = await ledger.turns(limit=limit, state=state, session_id=session_id, user=user)
-        return JSONResponse({"turns": [plain(row) for row in rows]})
-
-    @guarded.get("/v1/turns/{turn_id}")
-    async def turn(turn_id: str) -> JSONResponse:
-        """Return one turn, and why the trainer did or did not learn from it."""
-        record = await ledger.turn(turn_id)
-        if record is None:
-            raise RequestError(f"no turn {turn_id!r}", status=404, code="turn_not_found")
-        return JSONResponse(plain(record))
 
     @guarded.get("/openapi.json", include_in_schema=False)
     async def openapi_document(request: Request) -> JSONResponse:
@@ -179,11 +211,11 @@ def add_status_routes(
 
     @guarded.get("/metrics")
     async def prometheus() -> Response:
-        """Return the metrics; without the ledger's counts while the ledger cannot be read."""
+        """Return the metrics; without those of the ledger while it cannot be read."""
         try:
-            counts = await ledger.counts()
+            counts, step = await ledger.counts(), await _newest_step(ledger)
         except LedgerUnavailable:
-            counts = {}  # `openclaw_rl_out_of_order` names the ledger all the same
+            counts, step = {}, None  # `openclaw_rl_out_of_order` names the ledger all the same
         return PlainTextResponse(
             metrics.render(
                 counts,
@@ -192,6 +224,7 @@ def add_status_routes(
                 condition.problems(),
                 condition.children(),
                 practice={} if (practice := condition.practice()) is None else practice.figures(),
+                training=metrics.Training(step, condition.tracked()),
             ),
             media_type=metrics.CONTENT_TYPE,
         )

@@ -74,6 +74,8 @@ class LeaseWait:
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
+        self.on_granted: Callable[[], None] = lambda: None
+        """Called with every lease that a trainer gets."""
         self.is_closed = False
         self.takes_any = False
         """The next batch may be of any size."""
@@ -139,6 +141,8 @@ def build_trainer_router(
         asked = await parse(request, LeaseRequest)
         health.ok(DRIVER)  # its start is over
         granted = await _wait_for_lease(ledger, asked, lease_wait, gone=request.receive)
+        if granted is not None:
+            lease_wait.on_granted()
         return await answer_lease(granted)
 
     @router.post("/renew")

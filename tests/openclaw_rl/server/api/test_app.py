@@ -8,7 +8,9 @@ from fastapi import Query
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from openclaw_rl.server.api.app import http_app, with_plain_paths
+from openclaw_rl.server.api.app import Door, http_app, with_host_guard, with_plain_paths
+from openclaw_rl.settings import ServerSettings
+from openclaw_rl.web import bodies
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,23 @@ async def test_each_fault_of_a_request_names_its_field(path: str, body: bytes, p
     assert reply.status_code in (400, 422)
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
     assert param is None or param in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages/count_tokens", "/v1/responses"])
+async def test_errors_before_a_route_have_the_form_of_its_api_too(path: str) -> None:
+    server = ServerSettings()
+    apps = {
+        503: Door(server, "policy"),
+        404: http_app(),
+        413: bodies.bounded(http_app(), 2, but="/v1/trainer"),
+        403: with_host_guard(http_app(), server),
+    }
+    for status, app in apps.items():
+        host = "http://evil.example" if status == 403 else "http://localhost"
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=host) as client:
+            reply = await client.post(path, content=b"{}    ")
+        assert reply.status_code == status
+        if "messages" in path:
+            assert (reply.json()["type"], set(reply.json()["error"])) == ("error", {"type", "message"})
+        else:
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,1 @@
+"""`openclaw-rl connect`: point a chat client at the running server, check the connection, undo it."""

@@ -1,0 +1,94 @@
+"""Log-probs of replies for the gate: a few calls at once, no figure of a version taken twice, and their differences.
+
+A version's weights never change, so its log-probs of a reply don't either. The gate compares each new version with the
+same replies of the serving version and of the base. `Remembered` keeps their figures while gate after gate asks for
+them. It keeps no text: a reply stands there by its hash.
+
+Leaves to others: what the figures mean (`gate`).
+"""
+
+import asyncio
+import hashlib
+import math
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from openclaw_rl.types import Ids, LogProbs, StepProbe
+
+T = TypeVar("T")
+
+AT_ONCE = 2
+"""Scoring calls that the gate has on the engine at once: they share its steps. With four, chats beside a gate seemed to
+have longer gaps on two cores."""
+
+
+class Remembered:
+    """Log-probs by version and reply: those that the last gate or the present one asked for."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, LogProbs] = {}
+        self._present: dict[bytes, LogProbs] = {}
+        self._is_prepared = False
+        """The figures of a preparation wait for their gate."""
+
+    def next_gate(self) -> None:
+        """Begin anew after a gate, and forget what neither it nor its preparation asked for."""
+        self._last, self._present, self._is_prepared = self._present, {}, False
+
+    def next_preparation(self) -> None:
+        """Begin a preparation. After one that no gate followed, forget what that one did not ask for."""
+        if self._is_prepared:
+            self.next_gate()
+        self._is_prepared = True
+
+    async def of(
+        self, number: int, prompt_ids: Ids, ids: Ids, score: Callable[[int, Ids, Ids], Awaitable[LogProbs]]
+    ) -> LogProbs:
+        """Return the reply's log-probs under the version: the known ones, or those of `score`."""
+        key = _key(number, prompt_ids, ids)
+        found = self._present.get(key) or self._last.get(key) or await score(number, prompt_ids, ids)
+        self._present[key] = found
+        return found
+
+
+def _key(number: int, prompt_ids: Ids, ids: Ids) -> bytes:
+    numbers = array("q", (number, len(prompt_ids), *prompt_ids, *ids))
+    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+
+
+async def few_at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return the calls' results in order: the first call alone, then `AT_ONCE` at a time.
+
+    Raises the first exception that a call raises, and ends the others.
+    """
+    if not calls:
+        return []
+    # Chats begin alike. After the first call the engine's prefix cache holds the beginning for all others.
+    results = [await calls[0]()]
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
+            return await call()
+
+    tasks = [asyncio.ensure_future(one(call)) for call in calls[1:]]
+    try:
+        return results + list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def probed_kl(probes: Sequence[StepProbe]) -> float | None:
+    """Return KL(parent || new) by the trainer's own figures on its probes; None without probes."""
+    terms = [a - b for probe in probes for a, b in zip(probe.parent_log_probs, probe.log_probs, strict=True)]
+    return math.fsum(terms) / len(terms) if terms else None
+
+
+def mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the mean |a − b|; infinite when the lengths differ, so that no test passes."""
+    if len(a) != len(b) or not a:
+        return math.inf
+    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
