@@ -1,4 +1,4 @@
-"""What holds in every view: the keyboard alone, both colour schemes, the width of a phone, and each key's own chats."""
+"""Every view holds to the same rules: the keyboard alone, both colour schemes, a phone's width, the chats of a key."""
 
 import re
 from pathlib import Path

@@ -109,7 +109,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
 ) -> None:
     case = CASES["TN-5"]
     runs = []
-    for micro_batch_tokens in (64, 4096):  # a sample each, and all together
+    for micro_batch_tokens in (64, 4096):  # a sample each, and all together; padded, so that the cut shows
         folder = tmp_path / str(micro_batch_tokens)
         async with case_server(case, host, Vocabulary.of(model_folder), folder) as server:
             seen = await play(server.url, case["requests"])
@@ -121,7 +121,7 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
                     "/v1/admin/train", json={}, headers={"Authorization": f"Bearer {key}"}
                 )  # the fourth reply was empty: its batch would never be full
                 assert answer.status_code == 200
-                found = await trained(server, tiny_settings(micro_batch_tokens=micro_batch_tokens))
+                found = await trained(server, tiny_settings(micro_batch_tokens=micro_batch_tokens, packing="off"))
                 health = (await client.get("/healthz", headers={"Authorization": f"Bearer {key}"})).json()
                 # The stub's log-probs are not the tiny trainer's, and the server says so: the one problem there may be.
                 problems = [problem for problem in health["problems"] if not problem.startswith("log-probs:")]
@@ -135,6 +135,8 @@ async def test_an_empty_reply_and_the_cut_of_a_batch_change_nothing(
     one, other = (run["metrics"]["grad_norm"] for run in runs)
     assert one > 0
     assert abs(one - other) <= between["value"] * one
+    computed = [run["metrics"]["computed_tokens"] for run in runs]
+    assert computed[0] != computed[1], "the batch was cut alike"
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999"])

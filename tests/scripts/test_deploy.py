@@ -1,4 +1,4 @@
-"""What `scripts/deploy` and `scripts/configs` hold: each file names what the server has, and nothing else."""
+"""Each file of `scripts/deploy` and `scripts/configs` names what the server has, and nothing else."""
 
 import configparser
 import json

@@ -1,4 +1,4 @@
-"""What became of a reply, told to its user alone."""
+"""A reply's outcome is told to its user alone."""
 
 from practising import corrected, practice
 

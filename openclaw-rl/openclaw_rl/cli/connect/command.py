@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -129,12 +129,11 @@ def codex(
 
     Codex reads it with `codex --profile NAME`. Its config.toml stays as it is.
     """
-    try:
-        about = None if undo else _served(url, key, None, config, data_dir)
-        found = None if about is None else other_clients.codex(about, name, file)
-        _print_or_write("codex", found, write=write, config=config, data_dir=data_dir)
-    except (OpenClawRLError, OSError) as error:
-        fail(str(error))
+
+    def found() -> other_clients.Configured:
+        return other_clients.codex(_served(url, key, None, config, data_dir), name, file)
+
+    _print_or_write("codex", None if undo else found, write=write, config=config, data_dir=data_dir)
 
 
 @app.command("claude-code", short_help="Print or write the environment of Claude Code.")
@@ -149,12 +148,11 @@ def claude_code(
     data_dir: DataDirOption = None,
 ) -> None:
     """Print the environment for Claude Code, or merge it into `env` of its settings.json."""
-    try:
-        about = None if undo else _served(url, key, max_tokens, config, data_dir)
-        found = None if about is None else other_clients.claude_code(about, file)
-        _print_or_write("claude-code", found, write=write, config=config, data_dir=data_dir)
-    except (OpenClawRLError, OSError) as error:
-        fail(str(error))
+
+    def found() -> other_clients.Configured:
+        return other_clients.claude_code(_served(url, key, max_tokens, config, data_dir), file)
+
+    _print_or_write("claude-code", None if undo else found, write=write, config=config, data_dir=data_dir)
 
 
 @app.command("open-webui", short_help="Print or write the environment of Open WebUI.")
@@ -168,12 +166,11 @@ def open_webui(
     data_dir: DataDirOption = None,
 ) -> None:
     """Print the environment for Open WebUI, or write it to open-webui.env in this folder."""
-    try:
-        about = None if undo else _served(url, key, None, config, data_dir)
-        found = None if about is None else other_clients.open_webui(about, file)
-        _print_or_write("open-webui", found, write=write, config=config, data_dir=data_dir)
-    except (OpenClawRLError, OSError) as error:
-        fail(str(error))
+
+    def found() -> other_clients.Configured:
+        return other_clients.open_webui(_served(url, key, None, config, data_dir), file)
+
+    _print_or_write("open-webui", None if undo else found, write=write, config=config, data_dir=data_dir)
 
 
 def _served(
@@ -284,13 +281,28 @@ def _turns(config: Path | None, data_dir: Path | None, **asked: str) -> list[dic
 
 
 def _print_or_write(
-    client: str, found: other_clients.Configured | None, *, write: bool, config: Path | None, data_dir: Path | None
+    client: str,
+    make: Callable[[], other_clients.Configured] | None,
+    *,
+    write: bool,
+    config: Path | None,
+    data_dir: Path | None,
 ) -> None:
-    """found: None puts the client's files back."""
-    kept = Kept(DataDir.of(target(config, data_dir).data_dir).connect / client)
-    if found is None:
-        _undo_files(kept)
-        return
+    """Print or write the configuration of a client, and end the command with a message where that fails.
+
+    make: None puts the client's files back.
+    """
+    try:
+        kept = Kept(DataDir.of(target(config, data_dir).data_dir).connect / client)
+        if make is None:
+            _undo_files(kept)
+        else:
+            _offer(kept, make(), write=write)
+    except (OpenClawRLError, OSError) as error:
+        fail(str(error))
+
+
+def _offer(kept: Kept, found: other_clients.Configured, *, write: bool) -> None:
     if not write:
         print(found.shown, end="")
         print("\n".join(f"# {note}" for note in (f"for {found.path}; --write writes it", *found.notes)))

@@ -7,7 +7,7 @@ nothing is learned from them. Chats go first (the engine's priority).
 import asyncio
 import uuid
 from collections.abc import Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.engines.admission import VersionUse
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
-from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.engines.dialect import EngineSampling, FinishReason, GenerateRequest
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.frontend import Rendered
@@ -68,20 +68,28 @@ class Comparison:
         """Return the reply of one version. Raises TimeoutError after `end` of the loop's time."""
         async with self.publisher.lend(weight_version) as use:  # no deadline: a load that is cut leaves its adapter
             async with asyncio.timeout_at(end):
-                answer = await self.engine.generate(self._request(prompt, use, asked, self.frontend.end_ids))
-        how = answer.meta_info.finish_reason
+                ids, how = await self._sampled(self._request(prompt, use, asked, self.frontend.end_ids))
         if how is not None and how.type == "abort":  # cut by a swap: its tokens may be of no version alone
             raise RequestError(
                 f"the weights changed while version {weight_version} answered; try again",
                 status=409,
                 code="weights_changed",
             )
-        ids = answer.output_ids
         return {
             "weight_version": weight_version,
             "text": await asyncio.to_thread(self.frontend.decode, ids),
             "tokens": len(ids),
         }
+
+    async def _sampled(self, request: GenerateRequest) -> tuple[list[int], FinishReason | None]:
+        """Return the tokens of a reply, and how it ended. Streamed: what is cut here ends on the engine too."""
+        ids: list[int] = []
+        how = None
+        async with aclosing(self.engine.stream(request)) as events:
+            async for event in events:
+                ids += event.output_ids
+                how = event.meta_info.finish_reason or how
+        return ids, how
 
     def _request(self, prompt: Ids, use: VersionUse, asked: Compare, end_ids: Collection[int]) -> GenerateRequest:
         room = self.frontend.context_length - len(prompt) - 1
@@ -98,6 +106,7 @@ class Comparison:
                 skip_special_tokens=False,
             ),
             rid=f"compare-{uuid.uuid4().hex}",
+            stream=True,
             return_logprob=True,
             lora_path=use.lora_path,
             extra_key=use.extra_key,
