@@ -12,11 +12,12 @@ import orjson
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback
-from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
+from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
 from openclaw_rl.ledger.states import append_event, find_turn, move
 from openclaw_rl.ledger.store import LedgerPart, chat_write, read, write
 from openclaw_rl.types import (
     DropReason,
+    EndedTurn,
     NextState,
     OpenTurn,
     Place,
@@ -100,6 +101,27 @@ class Turns(LedgerPart):
                 finished_at,
             )
             for turn_id, user, session_id, policy, reply, before, history, place, finished_at in rows
+        ]
+
+    @read
+    def ended_turns(self, db: sqlite3.Connection, limit: int) -> list[EndedTurn]:
+        """Return users' turns among the newest `limit` that wait for no next state any more, newest last."""
+        rows = db.execute(
+            "SELECT turn_id, user, session_id, policy, messages, message, finished_at"
+            " FROM (SELECT * FROM turn ORDER BY id DESC LIMIT ?) AS turn"
+            " JOIN request USING (id) JOIN reply USING (id)"
+            " WHERE turn.state != 'served' AND practice IS NULL AND demonstration_of IS NULL ORDER BY turn.id",
+            (limit,),
+        ).fetchall()
+        return [
+            EndedTurn(
+                row["turn_id"],
+                Scope(row["user"], row["session_id"], row["policy"]),
+                blobs.get_messages(db, unpack_ids(row["messages"])),
+                blobs.get_messages(db, [row["message"]])[0],
+                row["finished_at"],
+            )
+            for row in rows
         ]
 
     # Without an fsync, as `begin`: after a power cut the turns are open again.

@@ -94,9 +94,17 @@ class Pairing:
         if turn.turn_id in self._turns:
             return []
         self._turns[turn.turn_id] = turn
+        self._know(turn)
+        return self.remove(list(islice(self._turns, max(0, len(self._turns) - self._max_open_turns))))
+
+    def add_ended(self, turn: OpenTurn) -> None:
+        """Add a turn that ended before a restart: it takes no answer, and what continues it pairs with no other."""
+        self._ended[turn.turn_id] = turn
+        self._know(turn)
+
+    def _know(self, turn: OpenTurn) -> None:
         for key in _keys(turn):
             self._index.setdefault(key, {})[turn.turn_id] = turn
-        return self.remove(list(islice(self._turns, max(0, len(self._turns) - self._max_open_turns))))
 
     def observe(self, scope: Scope, messages: Sequence[Message], group: str | None = None) -> Paired | None:
         """Remove and return the turn that a new main request answers, or None. `group`: `Request.group`."""

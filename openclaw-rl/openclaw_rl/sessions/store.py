@@ -20,12 +20,14 @@ from openclaw_rl.messages import Message
 from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.settings import SessionSettings
-from openclaw_rl.types import DropReason, NextState, OpenTurn, Request, Scope, Turn, TurnKey
+from openclaw_rl.types import DropReason, EndedTurn, NextState, OpenTurn, Request, Scope, Turn, TurnKey
 
 log = structlog.get_logger()
 
 _SWEEP_S = 60.0
 """Longest time between two checks for turns past their time to live, which is hours."""
+_KNOWN_AGAIN = 256
+"""Newest turns of the ledger, of which the ended ones are known again after a start."""
 _MOST_ENDINGS = 10_000
 """Most ends of requests that wait for the ledger; older ones end at the next start, as `interrupted`."""
 
@@ -36,6 +38,8 @@ class SessionLedger(Protocol):
     async def finish(self, turn: Turn, key: TurnKey) -> DropReason | None: ...
 
     async def open_turns(self, limit: int) -> list[OpenTurn]: ...
+
+    async def ended_turns(self, limit: int) -> list[EndedTurn]: ...
 
     async def pair(
         self, turn_id: str, next_state: NextState, *, by_request_id: str, superseded: Collection[str] = ()
@@ -117,9 +121,20 @@ class Sessions:
         await self._drop(self._pairing.close(scope), DropReason.NO_NEXT_STATE, "session done")
 
     async def refill(self) -> None:
-        """Load the turns that were open when the server last stopped. Raises LedgerError, which must end the start."""
-        for turn in await self._ledger.open_turns(self._settings.max_open_turns):
-            self._pairing.add(turn)
+        """Load the turns that were open when the server last stopped, and the newest that had ended.
+
+        A client sends a request again that a kill cut. Its turn may have its next state already; unknown, the request
+        would pair with an open turn of another chat that says the same. Raises LedgerError, which must end the start.
+        """
+        ended = await self._ledger.ended_turns(_KNOWN_AGAIN)
+        known = await asyncio.to_thread(_open_again, ended)
+        opened = await self._ledger.open_turns(self._settings.max_open_turns)
+        over = {turn.turn_id for turn in known}
+        for turn in sorted([*known, *opened], key=lambda turn: turn.finished_at):
+            if turn.turn_id in over:
+                self._pairing.add_ended(turn)
+            else:
+                self._pairing.add(turn)
 
     async def expire_forever(self) -> None:
         """End turns that no request continued in time. A task of the server's task group."""
@@ -190,3 +205,8 @@ def _tell(error: LedgerError, event: str, **fields: str) -> None:
     # For a ledger that cannot write, its writer logs one line for all calls.
     say = log.debug if isinstance(error, LedgerUnavailable) else log.error
     say(event, error=str(error), **fields)
+
+
+def _open_again(ended: Sequence[EndedTurn]) -> list[OpenTurn]:
+    """Return the turns with their keys; those of a group of requests have the key without it, which matches none."""
+    return [OpenTurn(turn.turn_id, turn.scope, turn_key(turn.messages, turn.reply), turn.finished_at) for turn in ended]

@@ -6,6 +6,7 @@ Functions pass these nouns to each other, never a dict.
 from openclaw_rl.types.samples import ROUNDING, HintTerm, Lease, Sample, TopK
 from openclaw_rl.types.turns import (
     DropReason,
+    EndedTurn,
     Feedback,
     Ids,
     JudgedTurn,
@@ -39,6 +40,7 @@ from openclaw_rl.types.wishes import (
 __all__ = [
     "ROUNDING",
     "DropReason",
+    "EndedTurn",
     "Feedback",
     "HintTerm",
     "Ids",

@@ -325,6 +325,17 @@ class OpenTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedTurn:
+    """A turn that waits for no next state any more, with the content that its key is made of."""
+
+    turn_id: str
+    scope: Scope
+    messages: tuple[Message, ...]
+    reply: Message
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SideCount:
     """Count of a side request, without content."""
 

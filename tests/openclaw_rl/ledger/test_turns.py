@@ -11,6 +11,7 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
 from openclaw_rl.types import (
     DropReason,
+    EndedTurn,
     Feedback,
     NextState,
     Request,
@@ -60,12 +61,15 @@ async def test_a_turn_comes_back_as_it_was_stored(ledger):
     await ledger.begin(REQUEST)
     await ledger.finish(TURN, KEY)
     (open_turn,) = await ledger.open_turns(10)
+    assert await ledger.ended_turns(10) == []
     assert (open_turn.turn_id, open_turn.scope, open_turn.key, open_turn.finished_at) == ("t1", REQUEST.scope, KEY, 6.0)
     next_state = NextState((Message(role="user", content="no!"),), ("👎",))
     await ledger.pair("t1", next_state, by_request_id="r2")
     (judged,) = await ledger.to_judge(10)
     assert (judged.request, judged.turn, judged.next_state) == (REQUEST, TURN, next_state)
     assert await ledger.open_turns(10) == []
+    (ended,) = await ledger.ended_turns(10)
+    assert ended == EndedTurn("t1", REQUEST.scope, REQUEST.messages, TURN.reply, 6.0)
 
 
 async def test_a_turn_dropped_at_finish_keeps_its_state_and_its_next_state(ledger, driver):

@@ -169,6 +169,29 @@ async def test_a_changed_history_pairs_after_a_restart(tmp_path: Path, chat) -> 
     await ledger.aclose()
 
 
+async def test_after_a_restart_a_request_that_is_sent_again_answers_no_other_chat(tmp_path: Path, chat) -> None:
+    """A kill cut the reply to an answer whose turn has it already. Another chat waits, alike but for its numbers."""
+    anyone = Scope("uma", None)
+    ledger = await open_ledger(tmp_path)
+    client = Client(Sessions(ledger, SessionSettings()), ledger)
+    other = chat("Tell me of topic 2-18.", "An oak.", "No, that is wrong. Try 662 again.")
+    mine = chat("Tell me of topic 3-32.", "An oak.", "No, that is wrong. Try 215 again.")
+    await client.ask(other, "The sea is slow.", scope=anyone)
+    await client.ask(mine, "The sea is slow.", scope=anyone)
+    again = (*mine, *chat("", "The sea is slow.", "No, try 1578 again.")[1:])
+    assert (await client.ask(again, "cut", scope=anyone))[1] == "t1"
+    await ledger.aclose()
+    ledger = await open_ledger(tmp_path)
+    sessions = Sessions(ledger, SessionSettings())
+    await sessions.refill()
+    client = Client(sessions, ledger, count=3)
+    assert (await client.ask(again, "whole", scope=anyone))[1] is None
+    answer = (*other, *chat("", "The sea is slow.", "Thanks!")[1:])
+    assert (await client.ask(answer, "x", scope=anyone))[1] == "t0"
+    assert [await client.state(f"t{n}") for n in range(2)] == ["paired", "paired"]
+    await ledger.aclose()
+
+
 async def test_turns_opened_by_an_older_server_pair_by_their_whole_history(tmp_path: Path, chat) -> None:
     ledger = await open_ledger(tmp_path)
     await Client(Sessions(ledger, SessionSettings()), ledger).ask(chat("hi"), "hello", scope=Scope("uma", None))
@@ -283,7 +306,7 @@ class BrokenLedger:
     async def _fail(self, *args: object, **kwargs: object) -> None:
         raise LedgerUnavailable("disk full")
 
-    finish = pair = drop = expire = open_turns = begin = abandon = _fail
+    finish = pair = drop = expire = open_turns = ended_turns = begin = abandon = _fail
 
 
 async def test_a_ledger_that_cannot_write_never_fails_a_chat(chat) -> None:
