@@ -32,6 +32,11 @@ class OpdSettings(MethodSettings):
     neutral_hint: str = ""
     """With `guidance`: words that the hint's effect is taken against, in the hint's place. Empty: against the prompt
     without a hint, so that w makes more of any words behind the request, whatever they say."""
+    request_guidance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """With `guidance`: weight v of the request's own effect on the base, which is added too, so that a guided reply
+    still answers the request. It costs one more scoring pass."""
+    neutral_request: str = Field(default="Tell me about it.", min_length=1)
+    """With `request_guidance`: words that the request's effect is taken against, in the request's place."""
     teacher_url: Url | None = None
     """`teacher = "base"`: URL of a second engine that serves the base alone; when unset, the policy's engine with the
     adapter off."""

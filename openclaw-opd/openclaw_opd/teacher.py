@@ -10,9 +10,9 @@ ratio.
 `"ema"` takes it under the version's EMA adapter, which is loaded beside the version (`openclaw_rl.trainers.lora`).
 
 With `method.guidance` a third pass scores the reply under the base without the hint, or with neutral words in its place
-(`method.neutral_hint`), on the base's own engine. The teacher's log-probs are then the guided ones (`guidance`). While
-the policy is the base itself, the student's pass is the one without the hint. A top-k table needs this pass for the
-hinted base's ids, token by token.
+(`method.neutral_hint`), on the base's own engine. With `method.request_guidance` a fourth pass has a neutral request
+too. The teacher's log-probs are then the guided ones (`guidance`). While the policy is the base itself, the student's
+pass is the one without the hint. A top-k table needs these passes for the hinted base's ids, token by token.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openclaw_opd.guidance import guided, guided_table
+from openclaw_opd.guidance import NONE, Weights, guided, guided_table
 from openclaw_opd.hindsight import Absent, Hindsight
 from openclaw_opd.hints import ANCHOR, Found
 from openclaw_opd.settings import OpdSettings
@@ -30,7 +30,7 @@ from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
-from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import asked_instead, hinted
 from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
 
 ATTEMPTS = 3
@@ -48,6 +48,8 @@ class _Prompts:
     hinted: tuple[tuple[str, Ids], ...]
     aside: Ids
     """The prompt that a hint's effect is taken against: the served one, or that with neutral words."""
+    away: Ids
+    """The prompt that the request's effect is taken against: the same with a neutral request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +70,41 @@ class _Passes:
     aside: Score | None
     """The base with what the hints' effect is taken against; its table holds the ids of all teachers' tables. None: no
     guidance."""
+    away: Score | None
+    """The same with a neutral request; None: no guidance by the request."""
     again: Score | None
     """That once more, past the prefix cache; without guidance the unhinted prompt under the policy."""
 
-    def guided(self, number: int, weight: float) -> LogProbs:
+    def guided(self, number: int, weights: Weights) -> LogProbs:
         """Return the teacher's log-probs with this hint."""
         hinted = self.teachers[number].log_probs
-        return hinted if self.aside is None else guided(hinted, self.aside.log_probs, weight)
+        if self.aside is None:
+            return hinted
+        return guided(hinted, self.aside.log_probs, (self.away or self.aside).log_probs, weights)
 
-    def table(self, number: int, weight: float) -> TopK | None:
+    def table(self, number: int, weights: Weights) -> TopK | None:
         """Return the teacher's top-k with this hint."""
         teacher = self.teachers[number]
         if teacher.top_ids is None or teacher.top_log_probs is None:
             return None
-        if self.aside is None or self.aside.top_ids is None or self.aside.top_log_probs is None:
+        if self.aside is None:
             return TopK(teacher.top_ids, teacher.top_log_probs)
-        told = [dict(zip(*row, strict=True)) for row in zip(self.aside.top_ids, self.aside.top_log_probs, strict=True)]
-        aside = [tuple(of[token] for token in ids) for of, ids in zip(told, teacher.top_ids, strict=True)]
-        return TopK(teacher.top_ids, guided_table(teacher.top_log_probs, aside, weight))
+        aside, away = (_of_ids(score, teacher.top_ids) for score in (self.aside, self.away or self.aside))
+        return TopK(teacher.top_ids, guided_table(teacher.top_log_probs, aside, away, weights))
 
     @property
     def noise(self) -> tuple[LogProbs, LogProbs] | None:
         """Return two scores of one prompt, whose difference is the effect of an empty hint."""
         first = self.student if self.aside is None else self.aside
         return None if first is None or self.again is None else (first.log_probs, self.again.log_probs)
+
+
+def _of_ids(score: Score, ids: Sequence[Ids]) -> list[LogProbs]:
+    """Return a score's table for these ids alone, in their order: an engine may give more, in another one."""
+    if score.top_ids is None or score.top_log_probs is None:
+        raise AlignmentError("the engine gave no log-probs of the ids that were asked for")
+    told = [dict(zip(*row, strict=True)) for row in zip(score.top_ids, score.top_log_probs, strict=True)]
+    return [tuple(of[token] for token in row) for of, row in zip(told, ids, strict=True)]
 
 
 async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdSettings]) -> Hindsight:
@@ -109,20 +122,24 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
         return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
     is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     # An anchor's hint is empty: the base with it is the base without it.
-    guidance = 0.0 if found.source == ANCHOR else tools.settings.guidance
-    hinted_prompts = tuple(ids for _, ids in fitting)
-    job = _Job(tools.teacher, tools.serving, tools, prompts.plain, hinted_prompts, prompts.aside, response, guidance)
+    weights = NONE if found.source == ANCHOR else weights_of(tools.settings)
+    fit = replace(prompts, hinted=tuple(fitting))
+    job = _Job(tools.teacher, tools.serving, tools, fit, response, weights)
     try:
         passes = await job.run(with_noise=is_sampled)
     except _Failed as error:
         tools.health.failed("teacher", str(error))
         return Hindsight(Absent.TEACHER_FAILED, str(error))
-    term = await _best(judged, found, [hint for hint, _ in fitting], passes, guidance, tools)
+    term = await _best(judged, found, [hint for hint, _ in fitting], passes, weights, tools)
     if term.absent is Absent.NON_FINITE:
         tools.health.failed("teacher", "its log-probs are not finite")
     else:
         tools.health.ok("teacher")
     return term
+
+
+def weights_of(settings: OpdSettings) -> Weights:
+    return Weights(settings.guidance, settings.request_guidance if settings.guidance else 0.0)
 
 
 def gain(teacher: LogProbs, student: LogProbs, mask: Sequence[bool], *, clip: float, verdict: int) -> float:
@@ -152,11 +169,9 @@ class _Job:
     engine: Engine
     serving: VersionAdmission
     tools: ScoringTools[OpdSettings]
-    plain: Ids
-    hinted: tuple[Ids, ...]
-    aside: Ids
+    prompts: _Prompts
     response: Ids
-    guidance: float
+    weights: Weights
 
     async def run(self, *, with_noise: bool) -> _Passes:
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -182,26 +197,34 @@ class _Job:
         settings = self.tools.settings
         policy = _Weights(self.engine, use.lora_path, use.extra_key)
         teacher = self._teacher(use, policy)
-        student = aside = again = None
-        if settings.student_term == "engine" or len(self.hinted) > 1:  # the choice among hints needs it in any case
-            student = await self._score(policy, self.plain)
+        prompts, plain = self.prompts, self.prompts.plain
+        student = aside = away = again = None
+        if settings.student_term == "engine" or len(prompts.hinted) > 1:  # the choice among hints needs it in any case
+            student = await self._score(policy, plain)
         teachers = []
-        for ids in self.hinted:
-            if ids == self.plain and teacher == policy and student is not None and not settings.top_k:
+        for _, ids in prompts.hinted:
+            if ids == plain and teacher == policy and student is not None and not settings.top_k:
                 teachers.append(student)  # an anchor while the policy is the base
             else:
                 teachers.append(await self._score(teacher, ids, top_k=settings.top_k))
-        if self.guidance:
-            tables = [score.top_ids for score in teachers if score.top_ids is not None]
-            if tables:
-                aside = await self._score_ids(teacher, [_union(rows) for rows in zip(*tables, strict=True)])
-            else:
-                is_known = teacher == policy and student is not None and self.aside == self.plain
-                aside = student if is_known else await self._score(teacher, self.aside)
-        if with_noise and (self.guidance or student is not None):
-            of, ids = (teacher, self.aside) if self.guidance else (policy, self.plain)
+        if self.weights.hint:
+            is_known = teacher == policy and student is not None and prompts.aside == plain and not settings.top_k
+            aside = student if is_known else await self._beside(teacher, prompts.aside, teachers)
+        if self.weights.request:
+            away = await self._beside(teacher, prompts.away, teachers)
+        if with_noise and (self.weights.hint or student is not None):
+            of, ids = (teacher, prompts.aside) if self.weights.hint else (policy, plain)
             again = await self._score(replace(of, extra_key=f"{of.extra_key}-again"), ids)
-        return _Passes(use.weight_version, student, tuple(teachers), aside, again)
+        return _Passes(use.weight_version, student, tuple(teachers), aside, away, again)
+
+    async def _beside(self, of: _Weights, prompt: Ids, teachers: Sequence[Score]) -> Score:
+        """Return the score behind a prompt that an effect is taken against, with all ids of the teachers' tables."""
+        tables = [score.top_ids for score in teachers if score.top_ids is not None]
+        if not tables:
+            return await self._score(of, prompt)
+        ids = [_union(rows) for rows in zip(*tables, strict=True)]
+        async with asyncio.timeout(self.tools.settings.score_timeout_s):
+            return await of.engine.score_ids(prompt, self.response, ids, lora_path=of.lora_path, extra_key=of.extra_key)
 
     def _teacher(self, use: VersionUse, policy: _Weights) -> _Weights:
         kind = self.tools.settings.teacher
@@ -215,12 +238,6 @@ class _Job:
         async with asyncio.timeout(self.tools.settings.score_timeout_s):
             return await of.engine.score(
                 prompt, self.response, lora_path=of.lora_path, extra_key=of.extra_key, top_k=top_k
-            )
-
-    async def _score_ids(self, of: _Weights, ids: Sequence[Ids]) -> Score:
-        async with asyncio.timeout(self.tools.settings.score_timeout_s):
-            return await of.engine.score_ids(
-                self.aside, self.response, ids, lora_path=of.lora_path, extra_key=of.extra_key
             )
 
 
@@ -250,9 +267,14 @@ def _prompts(request: Request, hints: Sequence[str], render: Render, settings: O
             prompts.append((hint, ids))
         is_aside = bool(settings.neutral_hint and settings.guidance)
         aside = told(settings.neutral_hint) if is_aside else None
+        away = None
+        if weights_of(settings).request and (instead := asked_instead(request.messages, settings.neutral_request)):
+            words = settings.neutral_hint if is_aside else ""
+            instead = hinted(instead, words, settings.hint_place) or instead
+            away = render(instead, request.tools_json, request.template_kwargs_json)
     except RequestError as error:
         return Hindsight(Absent.PROMPT_CHANGED, error.message)
-    return _Prompts(plain, tuple(prompts), aside or plain)
+    return _Prompts(plain, tuple(prompts), aside or plain, away or aside or plain)
 
 
 async def _best(
@@ -260,11 +282,11 @@ async def _best(
     found: Found,
     hints: Sequence[str],
     passes: _Passes,
-    guidance: float,
+    weights: Weights,
     tools: ScoringTools[OpdSettings],
 ) -> Hindsight:
     settings, health, mask = tools.settings, tools.health, judged.turn.loss_mask
-    scores = [score for score in (passes.student, passes.aside, *passes.teachers) if score is not None]
+    scores = [score for score in (passes.student, passes.aside, passes.away, *passes.teachers) if score is not None]
     if not all(math.isfinite(value) for score in scores for value in score.log_probs):
         return Hindsight(Absent.NON_FINITE)
     student = None if passes.student is None else passes.student.log_probs
@@ -273,7 +295,7 @@ async def _best(
         verdict = judged.verdict.value if judged.verdict is not None else 0
         # Of the guided teacher: these are the numbers that the loss clips.
         gains = [
-            gain(passes.guided(k, guidance), student, mask, clip=settings.opd_clip, verdict=verdict)
+            gain(passes.guided(k, weights), student, mask, clip=settings.opd_clip, verdict=verdict)
             for k in range(len(hints))
         ]
         chosen = max(range(len(gains)), key=gains.__getitem__)
@@ -283,19 +305,19 @@ async def _best(
         if not found.is_practice:
             health.observe("hint_gain", chosen_gain)
         health.observe(f"{kind}gap_abs", _mean_abs_gap(passes.teachers[chosen].log_probs, student, mask))
-        if guidance:
-            health.observe(f"{kind}guided_gap_abs", _mean_abs_gap(passes.guided(chosen, guidance), student, mask))
+        if weights.hint:
+            health.observe(f"{kind}guided_gap_abs", _mean_abs_gap(passes.guided(chosen, weights), student, mask))
     if passes.noise is not None:
         first, again = passes.noise
-        health.observe("empty_hint_gap_abs", _mean_abs_gap(guided(again, first, guidance), first, mask))
+        health.observe("empty_hint_gap_abs", _mean_abs_gap(guided(again, first, first, weights), first, mask))
     # A guided table takes milliseconds, and the event loop serves chats.
-    top_k = await asyncio.to_thread(passes.table, chosen, guidance)
+    top_k = await asyncio.to_thread(passes.table, chosen, weights)
     return Hindsight(
         hint=hints[chosen] or None,
         gain=chosen_gain,
-        guidance=guidance or None,
-        hinted_gap=hinted_gap if guidance else None,
-        teacher_log_probs=passes.guided(chosen, guidance),
+        guidance=weights.hint or None,
+        hinted_gap=hinted_gap if weights.hint else None,
+        teacher_log_probs=passes.guided(chosen, weights),
         student_log_probs=student if settings.student_term == "engine" else None,
         scored_version=passes.weight_version,
         top_k=top_k,

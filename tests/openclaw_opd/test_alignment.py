@@ -25,7 +25,7 @@ from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
-from openclaw_rl.methods.hinted_prompt import hinted
+from openclaw_rl.methods.hinted_prompt import asked_instead, hinted
 from openclaw_rl.models.resolve import tokenizer_folder
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import EmaTeacher, LoraPolicy
@@ -129,23 +129,32 @@ def worst(served: Served, turn: JudgedTurn, term: Hindsight, *, teacher_adapter:
     return float(torch.stack(differences).max())
 
 
-def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: float, neutral: str = "") -> float:
+def worst_guided(
+    served: Served, turn: JudgedTurn, term: Hindsight, weight: float, neutral: str = "", request_weight: float = 0.0
+) -> float:
     """The largest difference of a guided term to plain passes, in float64: student, teacher and table."""
     request, response = turn.request, turn.turn.response_ids
     offered = json.loads(request.tools_json) if request.tools_json else None
 
-    def told(words: str) -> Ids:
-        changed = hinted(request.messages, words)
+    def told(words: str, messages: Sequence[Message] = request.messages) -> Ids:
+        changed = hinted(messages, words)
         assert changed is not None
         return served.frontend.render(changed, offered, json.loads(request.template_kwargs_json or "{}")).ids
 
     with_hint, aside = told(HINT), told(neutral)  # without a word: the served prompt
+    without_request = asked_instead(request.messages, "Tell me about it.")
+    assert without_request is not None
+    away_ids = told(neutral, without_request)
     chosen = torch.tensor(response)[:, None]
-    read, plain, policy = (
+    read, plain, away, policy = (
         served.plain(prompt, response, adapter=adapter).double()
-        for prompt, adapter in ((with_hint, False), (aside, False), (request.prompt_ids, True))
+        for prompt, adapter in ((with_hint, False), (aside, False), (away_ids, False), (request.prompt_ids, True))
     )
-    moved = (1 + weight) * read - weight * plain  # [T, V]
+
+    def both(read: torch.Tensor, plain: torch.Tensor, away: torch.Tensor) -> torch.Tensor:
+        return read + weight * (read - plain) + request_weight * (plain - away)
+
+    moved = both(read, plain, away)  # [T, V]
     differences = []
     for log_probs, expected in (
         (term.teacher_log_probs, moved.gather(-1, chosen)[:, 0]),
@@ -155,28 +164,33 @@ def worst_guided(served: Served, turn: JudgedTurn, term: Hindsight, weight: floa
         differences.append((expected - torch.tensor(log_probs)).abs().max())
     if term.top_k is not None:
         ids = torch.tensor(term.top_k.ids)
-        tails = [(1 - side.gather(-1, ids).exp().sum(-1)).log() for side in (read, plain)]
-        tail = (1 + weight) * tails[0] - weight * tails[1]
+        tail = both(*((1 - side.gather(-1, ids).exp().sum(-1)).log() for side in (read, plain, away)))
         rows = torch.cat([moved.gather(-1, ids), tail[:, None]], -1).log_softmax(-1)[:, :-1]
         differences.append((rows - torch.tensor(term.top_k.log_probs)).abs().max())
         differences.append((read.topk(ids.shape[1]).values - read.gather(-1, ids)).abs().max())
     return float(torch.stack(differences).max())
 
 
-@pytest.mark.parametrize("neutral", ["", "Thank you."])
+@pytest.mark.parametrize(("neutral", "request_weight"), [("", 0.0), ("Thank you.", 0.0), ("Thank you.", 0.5)])
 @pytest.mark.parametrize("top_k", [0, 5])
 @pytest.mark.parametrize("case", ["short", "tools", "thinking"])
 async def test_a_guided_teacher_equals_plain_forward_passes(
-    served, tools, judged, case: str, top_k: int, neutral: str
+    served, tools, judged, case: str, top_k: int, neutral: str, request_weight: float
 ) -> None:
     turn = turn_of(judged, served, case, RESPONSES[3])
     guided = {"teacher": "base", "guidance": 1.5, "top_k": top_k, "neutral_hint": neutral}
+    guided |= {"request_guidance": request_weight}
     term = await hindsight(turn, replace(tools, settings=tools.settings.model_copy(update=guided)))
     assert term.absent is None, term
-    # Each of the two passes has its own rounding, and guidance multiplies it.
-    assert worst_guided(served, turn, term, 1.5, neutral) < 4 * TOLERANCE
-    assert worst_guided(served, turn, term, 1.0, neutral) > 100 * TOLERANCE, "the effect of the hint matters"
-    assert worst_guided(served, turn, term, 1.5, "No.") > 100 * TOLERANCE, "what it is taken against matters"
+
+    def worst(weight: float, words: str, v: float) -> float:
+        return worst_guided(served, turn, term, weight, words, v)
+
+    # Each of the passes has its own rounding, and guidance multiplies it.
+    assert worst(1.5, neutral, request_weight) < 5 * TOLERANCE
+    assert worst(1.0, neutral, request_weight) > 100 * TOLERANCE, "the effect of the hint matters"
+    assert worst(1.5, "No.", request_weight) > 100 * TOLERANCE, "what it is taken against matters"
+    assert worst(1.5, neutral, request_weight + 1) > 100 * TOLERANCE, "the effect of the request matters"
 
 
 @pytest.mark.parametrize("text", RESPONSES)

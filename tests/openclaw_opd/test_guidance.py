@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_opd.guidance import LEAST_LOG_PROB, LEAST_TAIL, guided, guided_table
-from openclaw_rl.types import TopK
+from openclaw_opd import guidance
+from openclaw_opd.guidance import LEAST_LOG_PROB, LEAST_TAIL, NONE, Weights
+from openclaw_rl.types import LogProbs, TopK
 
 weights = st.floats(0.01, 4)
 logits = st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), min_size=3, max_size=8)
@@ -25,6 +26,14 @@ def total(row: tuple[float, ...]) -> float:
     return math.fsum(map(math.exp, row))
 
 
+def guided(hinted: LogProbs, aside: LogProbs, weight: float) -> LogProbs:
+    return guidance.guided(hinted, aside, aside, Weights(weight))
+
+
+def guided_table(hinted: list[LogProbs], aside: list[LogProbs], weight: float) -> tuple[LogProbs, ...]:
+    return guidance.guided_table(hinted, aside, aside, Weights(weight))
+
+
 def test_tokens_by_hand() -> None:
     # The hint makes the first token likelier by 1 nat, the second less likely by 2, and leaves the third.
     hinted, plain = (-1.0, -3.0, -0.5), (-2.0, -1.0, -0.5)
@@ -33,6 +42,32 @@ def test_tokens_by_hand() -> None:
     assert guided(hinted, plain, 0.0) == hinted
     with pytest.raises(ValueError, match="zip"):
         guided(hinted, plain[:2], 1.0)
+
+
+def test_the_request_moves_tokens_by_hand() -> None:
+    """A neutral request makes the first token less likely by 2 nats, the second likelier by 1."""
+    hinted, aside, away = (-1.0, -3.0), (-2.0, -1.0), (-4.0, -0.0)
+    assert guidance.guided(hinted, aside, away, Weights(1.0, 0.5)) == (0.0 + 1.0, -5.0 - 0.5)
+    assert guidance.guided(hinted, aside, away, Weights(0.0, 0.5)) == (0.0, -3.5)
+    assert guidance.guided(hinted, aside, away, NONE) == hinted
+    with pytest.raises(ValueError, match="zip"):
+        guidance.guided(hinted, aside, away[:1], Weights(1.0, 0.5))
+
+
+@given(st.lists(st.tuples(*[st.floats(-4, 4)] * 3), min_size=3, max_size=8), weights, st.floats(0, 1))
+def test_a_table_with_both_effects_is_their_distribution(
+    rows: list[tuple[float, float, float]], w: float, part: float
+) -> None:
+    """K = V, in float64: softmax of log b_h + w (log b_h − log b_n) + v (log b_n − log b_y), v ≤ w."""
+    v = part * w
+    hinted, aside, away = (tuple(log_probs(list(side))) for side in zip(*rows, strict=True))
+    moved = log_probs([h + w * (h - n) + v * (n - y) for h, n, y in zip(hinted, aside, away, strict=True)])
+    (found,) = guidance.guided_table([hinted], [aside], [away], Weights(w, v))
+    assert found == pytest.approx(moved, abs=1e-4)  # the tails are at their floor
+    k = len(rows) - 2
+    (some,) = guidance.guided_table([hinted[:k]], [aside[:k]], [away[:k]], Weights(w, v))
+    TopK((tuple(range(k)),), (some,)).check(1)
+    assert 1 - total(some) <= 1 - total(tuple(moved[:k])) + 1e-9, "Hölder: the tail is no more than its ids would be"
 
 
 def test_a_table_by_hand() -> None:

@@ -83,6 +83,32 @@ async def test_the_effect_of_a_hint_can_be_taken_against_neutral_words(bench, ju
     assert (term.teacher_log_probs, len(engine.seen)) == ((-0.5,) * 3, 2), "no guidance, no such pass"
 
 
+async def test_the_request_s_own_effect_is_taken_against_a_neutral_request(bench, judged) -> None:
+    """The base gives -1 to the request with neutral words, and -3 to a neutral request with them."""
+    engine = GuidedScorer()
+    plain_score = engine.score
+
+    async def score(prompt_ids: Ids, response_ids: Ids, **how: Any) -> Score:
+        found = await plain_score(prompt_ids, response_ids, **how)
+        is_away = "Tell me about it." in "".join(map(chr, prompt_ids))
+        return replace(found, log_probs=(-3.0,) * len(response_ids)) if is_away else found
+
+    engine.score = score  # type: ignore[method-assign]
+    guided = {"teacher": "base", "guidance": 2.0, "neutral_hint": "Thank you.", "request_guidance": 0.25}
+    b = bench(engine=engine, hint_source="verbatim", **guided)
+    b.serving.switch(7, "policy-v7")
+    term = await hindsight(judged("hi", "a", SHORT), b.tools)
+    # -0.5 + 2 · (-0.5 + 1) + 0.25 · (-1 + 3)
+    assert term.teacher_log_probs == (1.0,) * 3
+    _, told, aside, away = (text for text, *_ in engine.seen)
+    assert aside == told.replace(SHORT, "Thank you.")
+    assert away == aside.replace("hi", "Tell me about it.")
+    engine.seen.clear()
+    b = bench(engine=engine, hint_source="verbatim", **guided | {"guidance": 0})
+    term = await hindsight(judged("hi", "a", SHORT), b.tools)
+    assert (term.teacher_log_probs, len(engine.seen)) == ((-0.5,) * 3, 2), "without guidance no such pass"
+
+
 async def test_while_the_policy_is_the_base_its_own_pass_serves_twice(bench, judged) -> None:
     b = bench(engine=(engine := GuidedScorer()), hint_source="verbatim", teacher="base", guidance=1.0)
     term = await hindsight(judged("hi", "a", SHORT), b.tools)

@@ -20,12 +20,21 @@ def hinted(messages: Sequence[Message], hint: str, place: HintPlace = "behind") 
     All other messages stay unchanged, also tool results and the client's own messages behind it. With an empty hint the
     conversation is unchanged.
     """
-    places = [k for k, message in enumerate(messages) if is_request(message) and not is_ephemeral(message)]
-    if not places:
+    at = _last_request(messages)
+    return None if at is None else (*messages[:at], _with(messages[at], hint, place), *messages[at + 1 :])
+
+
+def asked_instead(messages: Sequence[Message], request: str) -> tuple[Message, ...] | None:
+    """Return the conversation with other words in the place of the last message that a user wrote; None without one."""
+    at = _last_request(messages)
+    if at is None:
         return None
-    changed = list(messages)
-    changed[places[-1]] = _with(changed[places[-1]], hint, place)
-    return tuple(changed)
+    return (*messages[:at], messages[at].model_copy(update={"content": request}), *messages[at + 1 :])
+
+
+def _last_request(messages: Sequence[Message]) -> int | None:
+    places = [k for k, message in enumerate(messages) if is_request(message) and not is_ephemeral(message)]
+    return places[-1] if places else None
 
 
 def _with(message: Message, hint: str, place: HintPlace) -> Message:

@@ -20,6 +20,8 @@ from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Ids
 
+TABLE_ROWS = 8
+"""Rows of one pass whose tables are read: 100 MB of logits for each 500 positions of the bundled model."""
 QUIET_S = 0.01
 """Time without a call after which the collected calls are answered."""
 
@@ -89,7 +91,7 @@ class ForwardEngine:
         for of_base, has_table in sorted({(call.of_base, call.has_table) for call in calls}):
             some = [call for call in calls if (call.of_base, call.has_table) == (of_base, has_table)]
             with self._policy.reference() if of_base else contextlib.nullcontext():
-                scores = [self._with_table(call) for call in some] if has_table else self._scores(some)
+                scores = self._with_tables(some) if has_table else self._scores(some)
             for call, score in zip(some, scores, strict=True):
                 if not call.answer.done():
                     call.answer.set_result(score)
@@ -98,17 +100,36 @@ class ForwardEngine:
         values = forced_log_probs(self._policy, [(call.prompt_ids, call.response_ids) for call in calls])
         return [Score(tuple(log_probs)) for log_probs in values]
 
+    def _with_tables(self, calls: Sequence[_Call]) -> list[Score]:
+        """Return the scores with their tables, a few rows at a time: the logits of all would be gigabytes."""
+        by_length = sorted(range(len(calls)), key=lambda n: len(calls[n].prompt_ids) + len(calls[n].response_ids))
+        found: dict[int, Score] = {}
+        for start in range(0, len(calls), TABLE_ROWS):
+            rows = by_length[start : start + TABLE_ROWS]
+            found |= zip(rows, self._rows_with_tables([calls[n] for n in rows]), strict=True)
+        return [found[n] for n in range(len(calls))]
+
     @torch.no_grad()
-    def _with_table(self, call: _Call) -> Score:
-        """Return the score with its table, one row at a time: all logits of a batch would be gigabytes."""
-        ids = torch.tensor([call.prompt_ids + call.response_ids[:-1]], device=self._policy.device)
-        logits = self._policy.model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 :]
-        log_probs = torch.log_softmax(logits.float(), -1)  # [T, V]
-        response = torch.tensor(call.response_ids, device=self._policy.device)
-        own = tuple(log_probs.gather(-1, response[:, None])[:, 0].tolist())
-        if call.ids is None:
-            top = log_probs.topk(call.top_k)
-            return Score(own, tuple(map(tuple, top.values.tolist())), tuple(map(tuple, top.indices.tolist())))
-        # The rows are of different lengths: of several hints' tables some ids are the same.
-        table = zip(call.ids, log_probs, strict=True)
-        return Score(own, tuple(tuple(row[list(wanted)].tolist()) for wanted, row in table), call.ids)
+    def _rows_with_tables(self, calls: Sequence[_Call]) -> list[Score]:
+        device, texts = self._policy.device, [call.prompt_ids + call.response_ids[:-1] for call in calls]
+        ids = torch.zeros(len(calls), max(map(len, texts)), dtype=torch.long, device=device)
+        for row, text in enumerate(texts):  # padded behind: a causal model's rows do not see it
+            ids[row, : len(text)] = torch.tensor(text, device=device)
+        logits = self._policy.model(input_ids=ids, use_cache=False).logits
+        scores = []
+        for call, text, own_logits in zip(calls, texts, logits, strict=True):
+            log_probs = torch.log_softmax(own_logits[len(call.prompt_ids) - 1 : len(text)].float(), -1)  # [T, V]
+            response = torch.tensor(call.response_ids, device=device)
+            own = tuple(log_probs.gather(-1, response[:, None])[:, 0].tolist())
+            if call.ids is None:
+                top = log_probs.topk(call.top_k)
+                scores.append(
+                    Score(own, tuple(map(tuple, top.values.tolist())), tuple(map(tuple, top.indices.tolist())))
+                )
+                continue
+            # The rows are of different lengths: of several hints' tables some ids are the same.
+            widest = max(map(len, call.ids))
+            wanted = torch.tensor([[*row, *[0] * (widest - len(row))] for row in call.ids], device=device)
+            table = zip(call.ids, log_probs.gather(-1, wanted).tolist(), strict=True)
+            scores.append(Score(own, tuple(tuple(values[: len(row)]) for row, values in table), call.ids))
+        return scores
