@@ -13,6 +13,10 @@ It corrects SGLang's differences from the dialect:
   last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
 * SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
   id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
+* SGLang's scheduler dies of a prefill batch where one request names `token_ids_logprob` and another, which asks for a
+  prompt's log-probs too, names none. So every scoring call names an id.
+* Where SGLang makes logits in slices, a table of such a batch may be another request's. A table that disagrees with the
+  token's own log-prob is an AlignmentError.
 """
 
 import asyncio
@@ -53,6 +57,8 @@ log = structlog.get_logger()
 _ABORT_S = 2.0
 _BLOCK_VALUES = 4096
 """Most log-probs of given ids in one answer: some 100 KB of JSON, which is read between two chunks of a chat."""
+_SAME_PASS = 1e-3
+"""Largest difference of two log-probs of one token in one answer."""
 _QUEUED_ABORT = "Abort in waiting queue"
 """SGLang's message for a request that was queued when it was aborted."""
 
@@ -152,6 +158,8 @@ class HttpEngine:
         if len(top) != len(response_ids) or any(row is None for row in top):
             raise AlignmentError(f"{len(response_ids)} tokens, {len(top)} top-k rows")
         rows = [row for row in top if row is not None]
+        if not _is_table_of(rows, response_ids, log_probs):
+            raise AlignmentError("the top-k rows are another reply's")
         return Score(
             log_probs,
             top_log_probs=tuple(tuple(-math.inf if lp is None else storable(lp) for lp, _, _ in row) for row in rows),
@@ -310,6 +318,7 @@ def _scoring(prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra
         sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
         return_logprob=True,
         logprob_start_len=len(prompt_ids) - 1,
+        token_ids_logprob=[prompt_ids[-1]],  # one that is there: SGLang dies of calls with ids beside calls without
         lora_path=lora_path,
         extra_key=extra_key,
         priority=PRIORITY_BACKGROUND,
@@ -339,6 +348,16 @@ def _rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]
             raise AlignmentError(f"log-probs of {len(missing)} of {len(row)} given ids are missing")
         rows.append(tuple(told[token] for token in row))
     return rows
+
+
+def _is_table_of(rows: Sequence[list[TokenLogProb]], ids: Ids, log_probs: LogProbs) -> bool:
+    """Return True if each row gives its token the token's own log-prob, where it holds the token."""
+    return not any(
+        abs(storable(log_prob) - own) > _SAME_PASS  # not so of a NaN, which the caller refuses
+        for row, token, own in zip(rows, ids, log_probs, strict=True)
+        for log_prob, listed, _ in row
+        if listed == token
+    )
 
 
 def _are_same(ids: Ids, found: Sequence[int]) -> bool:
