@@ -215,7 +215,7 @@ async def test_scores_with_tables_with_ids_and_with_neither_run_beside_each_othe
     (A batch of scoring calls with ids and calls without ends SGLang's scheduler: our client names an id in each.)
     """
     cases = [(tuple(prompt(served, 30 + n, seed=n)), tuple(prompt(served, 90, seed=60 + n))) for n in range(8)]
-    engine = HttpEngine(served.url, settings=EngineSettings())
+    engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
     with_key = {"lora_path": None, "extra_key": "beside"}
     try:
         alone = [await engine.score(ids, reply, top_k=6, lora_path=None, extra_key="alone") for ids, reply in cases]

@@ -13,8 +13,10 @@ It corrects SGLang's differences from the dialect:
   last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
 * SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
   id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
-* SGLang's scheduler dies of a prefill batch where one request names `token_ids_logprob` and another, which asks for a
-  prompt's log-probs too, names none. So every scoring call names an id.
+* SGLang's scheduler dies of a prefill batch where one request names `token_ids_logprob` and another, whose log-probs
+  are wanted too, names none. So where a method scores given ids (`scores_ids`), every scoring call names one. Chats do
+  not: at each token it would cost time. A chat that SGLang retracts for want of memory is such a request; elsewhere no
+  call names ids, and none is in danger.
 * Where SGLang makes logits in slices, a table of such a batch may be another request's. A table that disagrees with the
   token's own log-prob is an AlignmentError.
 """
@@ -72,12 +74,16 @@ class HttpEngine:
         *,
         settings: EngineSettings,
         loses_adapter_count: bool = False,
+        scores_ids: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        """loses_adapter_count: the engine's kind says so (`EngineKind`)."""
+        """loses_adapter_count: the engine's kind says so (`EngineKind`). scores_ids: a client of this engine calls
+        `score_ids`.
+        """
         self.url = url.rstrip("/")
         self._settings = settings
         self._loses_adapter_count = loses_adapter_count
+        self._scores_ids = scores_ids
         self._miscounted: set[str] = set()
         """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
@@ -149,7 +155,8 @@ class HttpEngine:
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
         asked = _scoring(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
-        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k}))
+        named = [prompt_ids[-1]] if self._scores_ids else None  # any that is there
+        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k, "token_ids_logprob": named}))
         meta = reply.meta_info
         log_probs = _aligned(meta.input_token_logprobs, response_ids)
         if not top_k:
@@ -318,7 +325,6 @@ def _scoring(prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra
         sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
         return_logprob=True,
         logprob_start_len=len(prompt_ids) - 1,
-        token_ids_logprob=[prompt_ids[-1]],  # one that is there: SGLang dies of calls with ids beside calls without
         lora_path=lora_path,
         extra_key=extra_key,
         priority=PRIORITY_BACKGROUND,

@@ -1,5 +1,7 @@
 """Forced log-probs: those of the tokens that were asked about, or none."""
 
+from typing import Any
+
 import pytest
 from engine_client import raw_server, request, served
 from hypothesis import given
@@ -42,14 +44,15 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     ]
 
 
-async def test_every_scoring_call_names_an_id() -> None:
+@pytest.mark.parametrize(("scores_ids", "named"), [(True, [[3], [3], [300]]), (False, [None, None, [300]])])
+async def test_where_a_method_scores_given_ids_every_scoring_call_names_one(scores_ids: bool, named: list[Any]) -> None:
     """SGLang's scheduler dies of a batch where one scoring call names ids and another does not."""
     fake = FakeEngine(policy=ToyPolicy())
-    async with served(fake) as engine:
+    async with served(fake, scores_ids=scores_ids) as engine:
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0")
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
         await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
-    assert [call.token_ids_logprob for call in fake.calls] == [[3], [3], [300]]
+    assert [call.token_ids_logprob for call in fake.calls] == named
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True), max_size=30), st.integers(1, 60))
