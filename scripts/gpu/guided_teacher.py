@@ -6,6 +6,7 @@ Prompts are rendered by transformers' own chat template, and the formula stands 
 teacher is used. Distances are compared with those that bf16 makes by itself, since w multiplies an engine's noise too.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,8 +26,10 @@ ANCHOR = "anchor"
 LEAST_LOG_PROB, LEAST_TAIL = -20.0, 1e-6
 """Bounds of a table, as the documents of the method give them."""
 LEAST_SAMPLES = 4
-FOREIGN = 0.25
-"""Largest share of another teacher, or of the policy, in the teacher of the ledger; noise makes some."""
+FOREIGN = 0.15
+"""Largest share of another teacher, or of the policy, in the teacher of the ledger."""
+VAGUE = 0.25
+"""Largest error of a share that still tells one from the other."""
 LEAST_WAY = 1e-8
 NOISE = 0.005
 """Nats a token that an engine may be further from fp32 than bf16 is, per pass."""
@@ -188,9 +191,9 @@ class Comparison:
         if not engine["mean_abs"] <= 1.5 * bf16["mean_abs"] + NOISE * (1 + 2 * self.reading.guidance):
             findings.append(f"{name}: the teacher is {engine['mean_abs']} nats from fp32, bf16 {bf16['mean_abs']}")
         for other, values in self._others(chosen, at_table=at_table).items():
-            share = figures[name][f"share of a teacher {other}"] = way(right, values, ours)
-            if share is None or not abs(share) < FOREIGN:
-                findings.append(f"{name}: {share} of the way to a teacher {other}")
+            found = way(right, values, ours)
+            figures[name][f"share of a teacher {other}"] = found.row()
+            findings += found.findings(0.0, f"{name}: towards a teacher {other}")
         if at_table:
             figures[name]["mass"] = mass = _mass([self.samples[k] for k in chosen], right, ours)
             if not (mass["largest sum of ids"] <= 1 + 1e-4 and mass["tail, mean gap"] < 0.02):
@@ -226,29 +229,45 @@ class Comparison:
             "policy against base": models.differences(plain, [row.tolist() for row in policy])["mean_abs"],
             "student against policy": models.differences(policy, students)["mean_abs"],
             "student against base": models.differences(plain, students)["mean_abs"],
-            "share of the policy in the student": way(plain, policy, students),
             "teacher against base": models.differences(base, ours)["mean_abs"],
             "teacher against policy": models.differences(moved, ours)["mean_abs"],
-            "share of the policy in the teacher": way(base, moved, ours),
         }
-        in_teacher, in_student = (figures[f"share of the policy in the {who}"] for who in ("teacher", "student"))
-        findings = []
-        if in_teacher is None or not abs(in_teacher) < FOREIGN:
-            findings.append(f"v{version}: {in_teacher} of the policy is in the teacher")
-        if in_student is None or not abs(in_student - 1) < FOREIGN:
-            findings.append(f"v{version}: {in_student} of the policy is in the student")
-        return figures, findings
+        in_student, in_teacher = way(plain, policy, students), way(base, moved, ours)
+        figures["share of the policy in the student"] = in_student.row()
+        figures["share of the policy in the teacher"] = in_teacher.row()
+        findings = in_student.findings(1.0, f"v{version}: the student, from base to policy")
+        return figures, findings + in_teacher.findings(0.0, f"v{version}: the teacher, from base to policy")
 
 
-def way(start: Sequence[torch.Tensor], end: Sequence[torch.Tensor], found: Sequence[Sequence[float]]) -> float | None:
-    """Return the part of the way from `start` to `end` at which `found` stands: a projection, which noise averages out.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Place of log-probs on the way between two others: 0 at the start, 1 at the end."""
 
-    None: start and end are the same.
-    """
+    share: float
+    error: float
+    """Standard error of the share."""
+
+    def row(self) -> list[float]:
+        return [round(self.share, 3), round(self.error, 3)]
+
+    def findings(self, place: float, what: str) -> list[str]:
+        """Return a finding if the share is elsewhere, or cannot be told."""
+        if not self.error < VAGUE:
+            return [f"{what}: {self.row()}, too vague to tell"]
+        is_there = abs(self.share - place) < FOREIGN + 2 * self.error
+        return [] if is_there else [f"{what}: {self.row()}, expected {place:g}"]
+
+
+def way(start: Sequence[torch.Tensor], end: Sequence[torch.Tensor], found: Sequence[Sequence[float]]) -> Way:
+    """Return the place of `found` by a projection, which noise averages out."""
     a, b = torch.cat(list(start)).double(), torch.cat(list(end)).double()
     c = torch.cat([torch.tensor(row) for row in found]).double()
     length = float(((b - a) ** 2).sum())
-    return round(float(((c - a) * (b - a)).sum()) / length, 4) if length > LEAST_WAY else None
+    if length < LEAST_WAY:
+        return Way(math.nan, math.inf)
+    share = float(((c - a) * (b - a)).sum()) / length
+    rest = c - a - share * (b - a)
+    return Way(share, math.sqrt(float((rest**2).mean()) / length))
 
 
 def compare(

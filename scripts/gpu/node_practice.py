@@ -19,7 +19,7 @@ from gpu.server_files import audit
 from gpu.stages import Figures
 from openclaw_rl.testing.running_server import RunningServer
 
-UPDATES, OF_EACH, TOP_K = 2, 4, 20
+UPDATES, OF_EACH, TOP_K = 2, 8, 20
 TOKENS, TINY_TOKENS = 64, 12
 MET_S, COMPARE_S = 30.0, 40.0
 """Time for chats that meet practice, and for the passes afterwards."""

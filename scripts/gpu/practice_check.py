@@ -16,9 +16,10 @@ from gpu.stages import Figures
 from openclaw_rl.testing.running_server import RunningServer
 
 UPDATES = 3
-OF_EACH = 4
+OF_EACH = 8
 """Compared samples of each version; half as many anchors and users' turns."""
 TOKENS, TINY_TOKENS = 96, 12
+RANDOM_RATE = 3e-3
 TRAINER_S = 120.0
 PRACTISED_S, MET_S = 90.0, 40.0
 """Longest times: until three practised versions serve; until enough chats have met practice."""
@@ -68,7 +69,8 @@ def _flags(host: SglangHost, method: str, top_k: int) -> list[str]:
     settings = [*load.SETTINGS, *practice_load.SETTINGS, f"method.top_k={top_k}", f'trainer.device="{host.device}"']
     settings += ["publisher.self_test_tolerance=0.3", "training.batch_size=16"]
     settings += ["practice.max_tokens=12", "practice.replies=6", "trainer.nice=0"] if host.is_tiny else []
-    settings += ["practice.least_relevance=0"] if host.has_random_weights else []
+    if host.has_random_weights:  # a few steps must move them further than bfloat16's noise
+        settings += ["practice.least_relevance=0", f"trainer.learning_rate={RANDOM_RATE}"]
     flags = ["--model", str(host.model), "--judge", "rules", "--method", method, "--engine", host.engine]
     if host.engine == "sglang":
         settings += ["model.context_length=4096", f'engine.python="{host.engine_python}"']

@@ -93,15 +93,15 @@ def test_the_teacher_of_the_method_is_found(folders: tuple[Path, Path]) -> None:
     assert found["findings"] == []
     for level in ("token level", "table"):
         assert found[level]["engine against fp32"]["max_abs"] < 1e-4
-    assert found["by version"]["v1"]["share of the policy in the student"] == pytest.approx(1, abs=1e-3)
-    assert found["by version"]["v1"]["share of the policy in the teacher"] == pytest.approx(0, abs=1e-3)
+    assert found["by version"]["v1"]["share of the policy in the student"] == [1.0, 0.0]
+    assert found["by version"]["v1"]["share of the policy in the teacher"][1] == 0.0
 
 
 @pytest.mark.parametrize(
     ("term", "says"),
     [
         (lambda one, base, policy: by_the_product(one, base, 0.0), "without guidance"),
-        (lambda one, base, policy: by_the_product(one, policy, 2.0), "of the policy is in the teacher"),
+        (lambda one, base, policy: by_the_product(one, policy, 2.0), "the teacher, from base to policy"),
         (lambda one, base, policy: by_the_product(one, replace(base, aside=base.plain), 2.0), "against no words"),
     ],
     ids=["no guidance", "the policy", "no neutral words"],
@@ -116,14 +116,16 @@ def test_a_student_that_is_the_base_is_a_finding(folders: tuple[Path, Path]) -> 
     base, policy = folders
     rows = samples(base, policy, lambda one, of_base, _: by_the_product(one, of_base, 2.0), student=base)
     found = guided_teacher.compare(rows, base, {1: policy}, READING, "cpu")
-    assert any("in the student" in finding for finding in found["findings"])
+    assert any("the student, from" in finding for finding in found["findings"])
     assert guided_teacher.compare(rows[:2], base, {1: policy}, READING, "cpu")["findings"]
 
 
 def test_the_way_is_what_noise_leaves_of_it() -> None:
     start, end = [torch.zeros(4)], [torch.ones(4)]
-    assert guided_teacher.way(start, end, [[0.3, 0.5, 0.1, 0.1]]) == pytest.approx(0.25)
-    assert guided_teacher.way(start, start, [[0.0] * 4]) is None
+    found = guided_teacher.way(start, end, [[0.3, 0.5, 0.1, 0.1]])
+    assert found.share == pytest.approx(0.25)
+    assert found.findings(1.0, "x")
+    assert guided_teacher.way(start, start, [[0.0] * 4]).findings(0.0, "x") == ["x: [nan, inf], too vague to tell"]
 
 
 def test_progress_needs_versions_a_measure_and_the_users_words() -> None:
