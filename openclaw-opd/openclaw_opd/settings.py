@@ -76,6 +76,10 @@ class OpdSettings(MethodSettings):
     def base_teacher_url(self) -> str | None:
         return self.teacher_url if self.distils else None
 
+    @property
+    def scores_given_ids(self) -> bool:
+        return self.distils and self.top_k > 0 and self.guidance > 0
+
     def conflicts(self, weights: Literal["lora", "full"]) -> Iterator[str]:
         if self.teacher_url is not None and self.teacher != "base":
             yield 'method.teacher_url is for method.teacher = "base": the policy\'s engine has the others'

@@ -35,6 +35,8 @@ class SglangHost:
     full_swaps: int
     dtype: str | None = None
     """Dtype of the engine; None: the one that our server would choose."""
+    top_k: int | None = None
+    """Teacher's top-k of the practice stages; None: of each stage's own."""
 
     @property
     def device(self) -> str:
@@ -64,6 +66,11 @@ class SglangHost:
     @property
     def model(self) -> Path:
         return Path(self.read("model")["folder"])
+
+    @property
+    def has_random_weights(self) -> bool:
+        """True for a model whose replies make no sense."""
+        return self.model.name.startswith(("random", "qwen3"))
 
     @property
     def adapters(self) -> dict[str, Path]:

@@ -35,7 +35,7 @@ def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
     try:
         with RunningServer(data_dir, flags, start_s=120) as server:
             figures: dict[str, Any] = {"server start_s": round(time.monotonic() - started, 1)}
-            _wait_for_trainer(data_dir / "logs" / "trainer.log", TRAINER_S * (4 if host.is_tiny else 1))
+            wait_for_trainer(data_dir / "logs" / "trainer.log", TRAINER_S * (4 if host.is_tiny else 1))
             figures["trainer ready_s"] = round(time.monotonic() - started, 1)
             for number in range(1, BATCHES + 1):
                 figures[f"batch {number}"] = asyncio.run(_batch(server, number))
@@ -48,7 +48,8 @@ def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
     return figures
 
 
-def _wait_for_trainer(log: Path, timeout_s: float) -> None:
+def wait_for_trainer(log: Path, timeout_s: float) -> None:
+    """Wait until the trainer has loaded the version to train from."""
     end = time.monotonic() + timeout_s
     while not (log.exists() and "tip_loaded" in log.read_text(errors="replace")):
         if time.monotonic() > end:

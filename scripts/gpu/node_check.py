@@ -17,7 +17,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from gpu import models, node_kills, node_load, node_run, node_scoring, node_script, node_weights
+from gpu import models, node_kills, node_load, node_practice, node_run, node_scoring, node_script, node_weights
 from gpu.engine_process import EngineProcess
 from gpu.host import LAYOUTS, NodeHost
 from gpu.node_processes import Engine, stop_prm
@@ -142,6 +142,7 @@ STAGES = table(
     Stage("opd", 200, opd, "the same with on-policy distillation; then the trainer is stopped", min_s=70),
     Stage("script", 560, node_script.run, "a launch script as a user starts it (1 or 4 GPUs); `stop` first", min_s=150),
     Stage("kills", 570, node_kills.run, "the launch script on one card; each process is killed in turn", min_s=150),
+    Stage("practice", 400, node_practice.run, "the launch script practises corrections, taught by the base", min_s=150),
     Stage("scoring", 150, node_scoring.run, "score a reply of 8,192 tokens: memory, slices, logits in chunks, fp8"),
     Stage("engine_kill", 240, engine_kill, "two updates; then the policy's SGLang is killed and restarted", min_s=150),
     Stage("recorded", 60, node_load.recorded, "recorded log-probs against plain passes under Megatron's exports"),

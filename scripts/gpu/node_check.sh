@@ -18,6 +18,8 @@
 # A launch script itself (no other process of the check may run), with the 4B's shape on four GPUs, the 0.6B's on one:
 #   node_check.sh --gpus 4 stop=30 script=540
 #   node_check.sh --gpus 1 stop=30 script=400
+# The same script while nobody chats: corrections are practised, taught by the judge's SGLang
+#   node_check.sh --gpus 1 stop=30 practice=400
 # The same script while one process after the other is killed, about 10 minutes, on one GPU:
 #   node_check.sh --gpus 1 --streams 16 kills=570
 #   node_check.sh --gpus 1 --streams 16 kills=320 --kills engine

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from gpu import engine_alone, full_load, latency, load, models, overhead
+from gpu import engine_alone, full_load, latency, load, models, overhead, practice_check
 from gpu.engine_process import EngineProcess, embedded_command, sglang_command
 from gpu.host import SglangHost
 from gpu.stages import Figures, Stage, output_of, parser, run_stage, summarise, table
@@ -25,6 +25,7 @@ from openclaw_rl.processes.command import free_port
 from openclaw_rl.settings import EngineSettings, ModelSettings
 
 TINY_RANDOM = {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8}
+TOP_K = 20
 TINY_QWEN3 = {"hidden_size": 128, "intermediate_size": 96, "layers": 2, "heads": 8, "vocab_size": 50000}
 
 
@@ -129,6 +130,15 @@ def child(host: SglangHost) -> Figures:
     return load.run(host, _data_dir(host, "child"), flags, kill=True)
 
 
+def practice_opd(host: SglangHost) -> Figures:
+    return practice_check.run(host, _data_dir(host, "practice_opd"), "opd", top_k=host.top_k or 0)
+
+
+def practice_combine(host: SglangHost) -> Figures:
+    top_k = TOP_K if host.top_k is None else host.top_k
+    return practice_check.run(host, _data_dir(host, "practice_combine"), "combine", top_k=top_k)
+
+
 def _data_dir(host: SglangHost, stage: str) -> Path:
     return host.work / f"{stage}-{host.model.name}-{int(time.time())}"
 
@@ -155,6 +165,8 @@ STAGES = table(
     Stage("quirks", 60, engine_alone.quirks, "unloads of an adapter after refused, aborted and dropped requests"),
     Stage("stop", 60, stop, "end the engine"),
     Stage("child", 330, child, "as `attached`; our server starts the engine, which is killed in the middle"),
+    Stage("practice_opd", 240, practice_opd, "our server practises corrections: guided OPD, token level"),
+    Stage("practice_combine", 240, practice_combine, "the same: guided Combined over the teacher's top-k"),
     Stage("jit", 40, jit, "pack the kernel caches into OUT/jit.tgz"),
 )
 
@@ -166,6 +178,7 @@ def arguments() -> argparse.ArgumentParser:
     own.add_argument("--dtype", choices=("bfloat16", "float16"), help="dtype of the engine; default: as our server")
     own.add_argument("--load-s", type=float, default=45.0, help="seconds of streamed chats")
     own.add_argument("--swaps", type=int, default=10, help="least number of adapter swaps")
+    own.add_argument("--top-k", type=int, metavar="K", help="of both practice stages; default: 0 and 20")
     own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps after the first two")
     return own
 
@@ -175,6 +188,7 @@ def main() -> int:
     host = SglangHost(
         options.work, options.out, options.engine, options.gguf, options.tiny,
         options.streams, options.load_s, options.swaps, options.full_swaps, options.dtype,
+        options.top_k,
     )  # fmt: skip
     return summarise({call.name: _run(host, call.name, call.limit_s) for call in options.stages})
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from openclaw_combine.method import CombineSettings
 from openclaw_opd import teacher
 from openclaw_opd.method import METHOD
 from openclaw_opd.settings import OpdSettings
@@ -155,3 +156,11 @@ async def test_a_method_without_a_teacher_refuses_and_an_older_one_is_known_not_
     assert not can_practise(METHOD, OpdSettings(teacher="policy"))
     assert not can_practise(BINARY, BinarySettings())
     assert not can_practise(Older(), OpdSettings())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("top_k", "guidance", "scores"), [(20, 1.0, True), (20, 0.0, False), (0, 1.0, False)])
+def test_only_a_guided_top_k_scores_given_ids(top_k: int, guidance: float, scores: bool) -> None:
+    assert OpdSettings(top_k=top_k, guidance=guidance).scores_given_ids is scores
+    assert CombineSettings(top_k=top_k, guidance=guidance).scores_given_ids is scores
+    assert not CombineSettings(top_k=top_k, guidance=guidance, opd_weight=0).scores_given_ids
+    assert not BinarySettings().scores_given_ids

@@ -16,13 +16,15 @@ SETTINGS = EngineSettings(kind="url", url="http://unused", connect_timeout_s=30,
 
 
 @asynccontextmanager
-async def served(fake: FakeEngine, *, loses_adapter_count: bool = True) -> AsyncIterator[HttpEngine]:
+async def served(
+    fake: FakeEngine, *, loses_adapter_count: bool = True, scores_ids: bool = False
+) -> AsyncIterator[HttpEngine]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(stub_app(fake), log_level="error", lifespan="off", access_log=False))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        engine = HttpEngine(url, settings=SETTINGS, loses_adapter_count=loses_adapter_count)
+        engine = HttpEngine(url, settings=SETTINGS, loses_adapter_count=loses_adapter_count, scores_ids=scores_ids)
         try:
             while not server.started:
                 await asyncio.sleep(0.01)

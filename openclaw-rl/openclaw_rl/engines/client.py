@@ -13,6 +13,12 @@ It corrects SGLang's differences from the dialect:
   last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
 * SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
   id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
+* SGLang's scheduler dies of a prefill batch where one request names `token_ids_logprob` and another, whose log-probs
+  are wanted too, names none. So where a method scores given ids (`scores_ids`), every scoring call names one. Chats do
+  not: at each token it would cost time. A chat that SGLang retracts for want of memory is such a request; elsewhere no
+  call names ids, and none is in danger.
+* Where SGLang makes logits in slices, a table of such a batch may be another request's. A table that disagrees with the
+  token's own log-prob is an AlignmentError.
 """
 
 import asyncio
@@ -53,6 +59,8 @@ log = structlog.get_logger()
 _ABORT_S = 2.0
 _BLOCK_VALUES = 4096
 """Most log-probs of given ids in one answer: some 100 KB of JSON, which is read between two chunks of a chat."""
+_SAME_PASS = 1e-3
+"""Largest difference of two log-probs of one token in one answer."""
 _QUEUED_ABORT = "Abort in waiting queue"
 """SGLang's message for a request that was queued when it was aborted."""
 
@@ -66,12 +74,16 @@ class HttpEngine:
         *,
         settings: EngineSettings,
         loses_adapter_count: bool = False,
+        scores_ids: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        """loses_adapter_count: the engine's kind says so (`EngineKind`)."""
+        """loses_adapter_count: the engine's kind says so (`EngineKind`). scores_ids: a client of this engine calls
+        `score_ids`.
+        """
         self.url = url.rstrip("/")
         self._settings = settings
         self._loses_adapter_count = loses_adapter_count
+        self._scores_ids = scores_ids
         self._miscounted: set[str] = set()
         """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
@@ -143,7 +155,8 @@ class HttpEngine:
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
         asked = _scoring(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
-        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k}))
+        named = [prompt_ids[-1]] if self._scores_ids else None  # any that is there
+        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k, "token_ids_logprob": named}))
         meta = reply.meta_info
         log_probs = _aligned(meta.input_token_logprobs, response_ids)
         if not top_k:
@@ -152,6 +165,8 @@ class HttpEngine:
         if len(top) != len(response_ids) or any(row is None for row in top):
             raise AlignmentError(f"{len(response_ids)} tokens, {len(top)} top-k rows")
         rows = [row for row in top if row is not None]
+        if not _is_table_of(rows, response_ids, log_probs):
+            raise AlignmentError("the top-k rows are another reply's")
         return Score(
             log_probs,
             top_log_probs=tuple(tuple(-math.inf if lp is None else storable(lp) for lp, _, _ in row) for row in rows),
@@ -339,6 +354,16 @@ def _rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]
             raise AlignmentError(f"log-probs of {len(missing)} of {len(row)} given ids are missing")
         rows.append(tuple(told[token] for token in row))
     return rows
+
+
+def _is_table_of(rows: Sequence[list[TokenLogProb]], ids: Ids, log_probs: LogProbs) -> bool:
+    """Return True if each row gives its token the token's own log-prob, where it holds the token."""
+    return not any(
+        abs(storable(log_prob) - own) > _SAME_PASS  # not so of a NaN, which the caller refuses
+        for row, token, own in zip(rows, ids, log_probs, strict=True)
+        for log_prob, listed, _ in row
+        if listed == token
+    )
 
 
 def _are_same(ids: Ids, found: Sequence[int]) -> bool:

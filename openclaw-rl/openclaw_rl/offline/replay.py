@@ -116,7 +116,7 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
         asyncio.TaskGroup() as tasks,
     ):
         running = None if child is None else tasks.create_task(child.run(), name="engine")
-        engine = HttpEngine(url, settings=settings.engine)
+        engine = HttpEngine(url, settings=settings.engine, scores_ids=settings.method.scores_given_ids)
         try:
             info = await _up(engine, child, settings.engine.start_timeout_s)
             serving = VersionAdmission(settings.engine.hold_s)

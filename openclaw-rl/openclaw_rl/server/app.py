@@ -213,7 +213,7 @@ def start_judging(
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
-        base_teacher=_base_engine(settings.method.base_teacher_url, stack),
+        base_teacher=_base_engine(settings.method.base_teacher_url, settings, stack),
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
@@ -238,10 +238,10 @@ def start_judging(
     return tools
 
 
-def _base_engine(url: str | None, stack: AsyncExitStack) -> HttpEngine | None:
+def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack) -> HttpEngine | None:
     if url is None:
         return None
-    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url), scores_ids=settings.method.scores_given_ids)
     stack.push_async_callback(engine.aclose)
     return engine
 
@@ -275,7 +275,7 @@ def _base_score(settings: Settings, stack: AsyncExitStack) -> ScoreBase | None:
     """Return the scores of an engine that holds the base; None where the policy's engine has it, or none does."""
     if settings.training.weights == "lora":
         return None
-    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, stack)
+    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, settings, stack)
     if engine is None:
         return None
 

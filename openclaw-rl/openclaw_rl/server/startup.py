@@ -192,7 +192,12 @@ async def _engine(
 
     kind = load_kind(settings.engine.kind)
     url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
-    engine = HttpEngine(url, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
+    engine = HttpEngine(
+        url,
+        settings=settings.engine,
+        loses_adapter_count=kind.loses_adapter_count,
+        scores_ids=settings.method.scores_given_ids,
+    )
     if child is not None:
         life.start(child)
     return engine

@@ -68,6 +68,11 @@ class MethodSettings(Branch):
         """URL of a second engine, which serves the base alone; None when the method uses no such engine."""
         return None
 
+    @property
+    def scores_given_ids(self) -> bool:
+        """True when the method asks an engine for the log-probs of ids that it names (`Engine.score_ids`)."""
+        return False
+
     def never_trains(self) -> Iterator[str]:
         """Yield a line for each value under which no sample of this method has a loss."""
         yield from ()

@@ -1,5 +1,7 @@
 """Forced log-probs: those of the tokens that were asked about, or none."""
 
+from typing import Any
+
 import pytest
 from engine_client import raw_server, request, served
 from hypothesis import given
@@ -42,6 +44,17 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.parametrize(("scores_ids", "named"), [(True, [[3], [3], [300]]), (False, [None, None, [300]])])
+async def test_where_a_method_scores_given_ids_every_scoring_call_names_one(scores_ids: bool, named: list[Any]) -> None:
+    """SGLang's scheduler dies of a batch where one scoring call names ids and another does not."""
+    fake = FakeEngine(policy=ToyPolicy())
+    async with served(fake, scores_ids=scores_ids) as engine:
+        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0")
+        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
+        await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
+    assert [call.token_ids_logprob for call in fake.calls] == named
+
+
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True), max_size=30), st.integers(1, 60))
 def test_blocks_cover_each_position_once_and_stay_small(rows: list[list[int]], most: int) -> None:
     ids = [tuple(row) for row in rows]
@@ -71,6 +84,34 @@ async def test_rows_that_do_not_hold_the_given_ids_are_refused(rows: list[object
     async with raw_server(answer) as engine:
         with pytest.raises(AlignmentError, match="given ids"):
             await engine.score_ids((1,), (2, 3), [(7,), (7,)], lora_path=None, extra_key=None)
+
+
+@pytest.mark.parametrize(
+    ("own", "listed", "is_its_own"),
+    [
+        (-1.0, -1.0, True),
+        (-1.0, -1.0005, True),
+        (-1.0, -1.5, False),
+        (-1.0, None, True),  # JSON has no NaN: the method refuses it
+        (-1e39, -1.0, True),  # out of the range of what is kept
+    ],
+)
+async def test_a_table_that_disagrees_with_its_tokens_is_refused(
+    own: float, listed: float | None, is_its_own: bool
+) -> None:
+    """As SGLang answers where logits are made in slices and a chat stands between two of them."""
+    entries = [[None, 1, None], [-0.5, 2, None], [own, 3, None]]
+    tops = [None, [[-0.1, 9, None], [-0.5, 2, None]], [[-0.2, 9, None], [listed, 3, None]]]
+    meta = {"input_token_logprobs": entries, "input_top_logprobs": tops}
+    text = GenerateReply.model_validate({"meta_info": meta}).model_dump_json().encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
+    async with raw_server(answer) as engine:
+        asked = engine.score((1,), (2, 3), lora_path=None, extra_key=None, top_k=2)
+        if is_its_own:
+            assert (await asked).top_ids == ((9, 2), (9, 3))
+            return
+        with pytest.raises(AlignmentError, match="another reply's"):
+            await asked
 
 
 async def score_answered_by(told: list[int], asked: Ids) -> LogProbs:
