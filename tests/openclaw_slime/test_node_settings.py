@@ -99,8 +99,8 @@ ACTING = {
     "sessions": "turn_type_default pair_ttl_s max_open_turns",
     "judge": "kind url model api_key votes quorum temperature max_new_tokens timeout_s workers retries max_waiting",
     "method": "demonstration_weight score_workers baseline baseline_decay baseline_limit hint_source hint_votes "
-    "hint_max_tokens hint_place teacher guidance neutral_hint request_guidance neutral_request teacher_url student_term "
-    "opd_clip top_k score_timeout_s binary_weight opd_weight",
+    "hint_max_tokens hint_place teacher guidance neutral_hint request_guidance neutral_request teacher_url "
+    "student_term opd_clip top_k score_timeout_s binary_weight opd_weight",
     "training": "enabled batch_size min_batch max_wait_s max_staleness max_tool_share lease_s max_waiting",
     "trainer": "learning_rate warmup_steps weight_decay beta1 beta2 max_grad_norm clip_low clip_high kl_coef "
     "old_log_probs tis_clip tis_mask max_tokens keep_checkpoints",
