@@ -31,8 +31,8 @@ QUESTIONS = (
 CORRECTION = "No, that is far too long. Shorter, in one or two short sentences."
 READING = Reading(guidance=2.0, neutral="Thank you.")
 SETTINGS = (
-    f"method.guidance={READING.guidance:g}", f'method.neutral_hint="{READING.neutral}"', "method.hint_source=verbatim",
-    "method.teacher=base", "practice.idle_s=1", "publisher.keep_versions=100",
+    f"method.guidance={READING.guidance:g}", "method.request_guidance=0", f'method.neutral_hint="{READING.neutral}"',
+    "method.hint_source=verbatim", "method.teacher=base", "practice.idle_s=1", "publisher.keep_versions=100",
     # No figure may end the practice: chats are to meet it.
     "practice.stop_share=1000", "practice.max_kl=1000", "practice.patience=1000", "practice.max_updates=1000",
 )  # fmt: skip

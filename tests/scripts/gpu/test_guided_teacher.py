@@ -10,7 +10,7 @@ import torch
 
 from gpu import guided_teacher, models, practice_load
 from gpu.guided_teacher import Reading, Taught
-from openclaw_opd.guidance import guided, guided_table
+from openclaw_opd.guidance import Weights, guided, guided_table
 
 READING = Reading(guidance=2.0, neutral="Thank you.")
 K = 5
@@ -82,8 +82,8 @@ def by_the_product(one: Taught, base: guided_teacher.Passes, weight: float) -> t
     assert base.told.ids is not None
     assert base.aside.ids is not None
     tables = [[tuple(row) for row in rows.tolist()] for rows in (base.told.ids, base.aside.ids)]
-    weight = weight if one.has_hint else 0.0
-    return guided(told, aside, weight), guided_table(*tables, weight)
+    weights = Weights(weight if one.has_hint else 0.0)
+    return guided(told, aside, aside, weights), guided_table(*tables, tables[1], weights)
 
 
 def test_the_teacher_of_the_method_is_found(folders: tuple[Path, Path]) -> None:
