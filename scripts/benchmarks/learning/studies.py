@@ -23,7 +23,7 @@ from benchmarks.learning.fleet import Fleet
 from benchmarks.learning.practice import Practised, Sizes, measure_yardsticks, train_update
 from benchmarks.learning.scope_measures import Line, Scales, ends, line_of, spoken_to
 from benchmarks.learning.subject import Subject
-from openclaw_rl.offline.personas import PREFERENCES, problems
+from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings
 
 REACHED = ("short", "no_lists", "personal")
@@ -54,7 +54,8 @@ class Place:
     device: str
     threads: int
     results: Path
-    problems: Path | None = None
+    problems: tuple[Problem, ...] = ()
+    """Word problems that are asked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def work(job: Job, deadline: float) -> bool:
         return False
     subject = _subject(job.place)
     place = job.place
-    posed = problems(place.problems, job.sizes.problems) if place.problems and job.sizes.problems else ()
+    posed = place.problems[: job.sizes.problems]
     if job.ends_of is not None:
         name, seed = job.ends_of
         for line in ends(subject, PREFERENCES[name], seed, job.sizes, posed):
