@@ -8,8 +8,9 @@ The policy answers one round of questions of the training topics, as the base. T
 The product's method learns from the round. Then it practises: `Method.practise` scores new replies of the policy to the
 corrected prompts under each prompt's own hint, and to anchors, which are prompts that no user corrected. Rules score
 replies to held-out topics (`openclaw_rl.offline.personas`); relevance, fluency and KL stand beside the score
-(`learning/measures.py`), as do prompts near the wish and elsewhere (`learning/scope_measures.py`). The arms are in
-`learning/arms.py`, the studies in `learning/studies.py`.
+(`learning/measures.py`), as do prompts near the wish and elsewhere (`learning/scope_measures.py`). In the study `drift`
+the user then goes on to complain and to thank, and all is measured once more. The arms are in `learning/arms.py`, the
+studies in `learning/studies.py`.
 """
 
 import argparse
