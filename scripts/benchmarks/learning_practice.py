@@ -8,8 +8,9 @@ The policy answers one round of questions of the training topics, as the base. T
 The product's method learns from the round. Then it practises: `Method.practise` scores new replies of the policy to the
 corrected prompts under each prompt's own hint, and to anchors, which are prompts that no user corrected. Rules score
 replies to held-out topics (`openclaw_rl.offline.personas`); relevance, fluency and KL stand beside the score
-(`learning/measures.py`), as do prompts near the wish and elsewhere (`learning/scope_measures.py`). The arms are in
-`learning/arms.py`, the studies in `learning/studies.py`.
+(`learning/measures.py`), as do prompts near the wish and elsewhere (`learning/scope_measures.py`). In the study `drift`
+the user then goes on to complain and to thank, and all is measured once more. The arms are in `learning/arms.py`, the
+studies in `learning/studies.py`.
 """
 
 import argparse
@@ -26,7 +27,8 @@ from benchmarks.learning.practice_report import load, write_report
 from benchmarks.learning.scope_measures import Line
 from benchmarks.learning.studies import STUDIES, Place, ends_jobs, jobs_of, smoke, work
 from openclaw_rl.models import resolve
-from openclaw_rl.offline.personas import PREFERENCES
+from openclaw_rl.offline.personas import PREFERENCES, ExperimentError
+from openclaw_rl.offline.problems import problems
 from openclaw_rl.settings import ModelSettings
 
 
@@ -38,7 +40,11 @@ def main() -> int:
     parser.add_argument("--preferences", nargs="+", choices=sorted(PREFERENCES), default=list(PREFERENCES))
     parser.add_argument("--seeds", nargs="+", type=int, default=None)
     parser.add_argument("--no-ends", action="store_true", help="do not measure the base again")
-    parser.add_argument("--problems", type=Path, default=None, help="JSON file of word problems: question, answer")
+    parser.add_argument(
+        "--problems",
+        default=None,
+        help="word problems that are asked elsewhere: a JSON file, a folder, or a hub's NAME",
+    )
     parser.add_argument("--workers", type=int, default=None, help="processes; default: 7 on a GPU, else 1")
     parser.add_argument("--group", type=int, default=15, help="runs that a worker trains in step")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no work begins")
@@ -68,6 +74,11 @@ def main() -> int:
     ]
     if args.smoke:
         studies = [smoke(study) for study in studies]
+    try:
+        most = max(study.sizes.problems for study in studies)
+        posed = problems(args.problems, most) if args.problems else ()
+    except ExperimentError as refused:
+        parser.error(f"--problems: {refused}")
     model = ModelSettings(path=args.model)
     resolve.base_hash(resolve.resolve(model, args.cache))  # convert the model once, before the workers race for it
     args.out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +86,7 @@ def main() -> int:
     results.write_text("")
     is_cpu = args.device == "cpu"
     threads = args.threads or ((os.cpu_count() or 1) if is_cpu else 2)
-    place = Place(model, args.cache, args.device, threads, results, args.problems)
+    place = Place(model, args.cache, args.device, threads, results, posed)
     jobs = jobs_of(studies[:2], place, args.group)
     if not args.no_ends:
         named = sorted({wish for wishes in studies[0].wishes for wish in wishes})

@@ -12,6 +12,7 @@ from openclaw_rl.cli.options import ConfigOption, DataDirOption, fail, target, u
 from openclaw_rl.offline import personalization, personas
 from openclaw_rl.offline.personalization import Plan
 from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Person, RulePerson
+from openclaw_rl.offline.problems import problems as load_problems
 
 app = typer.Typer(
     help="Experiments with a running server through its public API.",
@@ -45,10 +46,11 @@ def personalize(
         str | None, typer.Option(help="Key for --user-url.", envvar="OPENCLAW_RL_EXPERIMENT_KEY")
     ] = None,
     problems: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help='Word problems: JSON, a list of {"question", "answer"}. The student and the teacher ask about them; '
-            "--checks of them are asked before and after."
+            help='Word problems: a JSON file, a list of {"question", "answer"}; or a data set of the hub, as '
+            'openai/gsm8k (pip install "openclaw-rl[datasets]"). The student and the teacher ask about them; --checks '
+            "of them are asked before and after."
         ),
     ] = None,
     checks: Annotated[
@@ -82,7 +84,7 @@ def personalize(
             chat = personalization.Chat(client, plan, seed)
             who = _person(person, seed, user_url, user_model, user_key, problems)
             name = method or settings.method.name
-            checked = personas.problems(problems, checks) if problems and checks else ()
+            checked = load_problems(problems, checks) if problems and checks else ()
             results.append(personalization.run(chat, who, plan, seed, name, _tell, checked))
     except ExperimentError as error:
         fail(str(error))
@@ -114,14 +116,14 @@ def _write(results: list[personalization.Result], out: Path) -> None:
         print('no picture: pip install "openclaw-rl[plots]"')
 
 
-def _person(name: str, seed: int, url: str | None, model: str, key: str | None, problems: Path | None) -> Person:
+def _person(name: str, seed: int, url: str | None, model: str, key: str | None, problems: str | None) -> Person:
     if name in personas.PREFERENCES:
         return RulePerson(personas.PREFERENCES[name], seed)
     if name not in personas.ROLES:
         fail(f"--person {name!r}: one of {', '.join(_PEOPLE)}")
     if url is None or problems is None:
         fail(f"--person {name} needs --user-url and --problems")
-    return ModelPerson(personas.ROLES[name], personas.problems(problems), _model(url, model, key))
+    return ModelPerson(personas.ROLES[name], load_problems(problems), _model(url, model, key))
 
 
 def _model(url: str, model: str, key: str | None) -> personas.Ask:

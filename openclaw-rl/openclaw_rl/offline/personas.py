@@ -8,14 +8,12 @@ The score of replies is the share that meets every rule of the preference. A rep
 fails.
 """
 
-import json
 import random
 import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.errors import OpenClawRLError
@@ -258,15 +256,6 @@ class Problem:
         """Return True if the last number of the reply is the answer."""
         numbers = _NUMBER.findall(reply)
         return bool(numbers) and _value(numbers[-1]) == _value(self.answer)
-
-
-def problems(file: Path, number: int | None = None) -> tuple[Problem, ...]:
-    """Return the first problems of a JSON file: a list of `{"question": …, "answer": …}`. Raises ExperimentError."""
-    try:
-        rows = json.loads(file.read_text())[:number]
-        return tuple(Problem(str(row["question"]), str(row["answer"])) for row in rows)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ExperimentError(f"{file} holds no problems: {error!r}") from error
 
 
 def _value(number: str) -> float:

@@ -47,6 +47,13 @@ class Arm:
     """Learned share of every wish at which practice stops."""
     stop_passed: float | None = None
     """Share of an update's practice replies that meet the wish at which practice stops, where a judge votes."""
+    later_conversations: int = 0
+    """Conversations with feedback after the last mark, in rounds of `replies`; then the run is measured once more."""
+
+    @property
+    def later_updates(self) -> int:
+        """Number of updates after the last mark: one on each round, and one of practice behind it."""
+        return 2 * -(-self.later_conversations // self.replies)
 
     def branches(self, device: str, seed: int) -> tuple[TrainerSettings, MethodSettings]:
         return Variant.parse(f"{self.name}:{self.settings}").settings(device, seed, self.method)
@@ -72,6 +79,17 @@ ANCHORED = (
     _changed("no judge, 4 corrections, anchors", OWN, corrections=4, anchors=0.5, least_relevance=0.5),
 )
 """The server by its defaults, with a judge and without: a wish holds where it was asked."""
+DRIFT = (
+    _changed(
+        "combined, 4 corrections, shipped anchors",
+        GUIDED,
+        corrections=4,
+        anchors=0.25,
+        least_relevance=0.5,
+        later_conversations=150,
+    ),
+)
+"""The bundled model by its defaults, with a judge; then a user who goes on to complain and to thank."""
 CONTROLS = (
     _changed("combined, w = 0", GUIDED, "guidance=0"),
     _changed("combined, no neutral words", GUIDED, ALONE),
@@ -121,6 +139,7 @@ JUDGED_PLACES = (JUDGED_ALONE, _changed("combined, between", JUDGED_ALONE, AGAIN
 FAMILIES: Mapping[str, tuple[Arm, ...]] = {
     "main": MAIN,
     "anchored": ANCHORED,
+    "drift": DRIFT,
     "controls": CONTROLS,
     "ablations": ABLATIONS,
     "places": (*WHOLE, *FEW, JUDGED_PLACES[1]),

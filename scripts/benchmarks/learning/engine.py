@@ -133,3 +133,20 @@ class ForwardEngine:
             table = zip(call.ids, log_probs.gather(-1, wanted).tolist(), strict=True)
             scores.append(Score(own, tuple(tuple(values[: len(row)]) for row, values in table), call.ids))
         return scores
+
+
+class DisplacedEngine(ForwardEngine):
+    """Engine whose base reports each token's log-prob some tokens late: a teacher that is not aligned."""
+
+    def __init__(self, policy: LoraPolicy, shift: int) -> None:
+        super().__init__(policy)
+        self._shift = shift
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
+    ) -> Score:
+        found = await super().score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
+        if lora_path is not None:
+            return found
+        late = found.log_probs[: self._shift] + found.log_probs[: -self._shift]
+        return Score(late[: len(response_ids)])

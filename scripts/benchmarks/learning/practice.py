@@ -3,33 +3,39 @@
 The round, the methods, the loss and the LoRA step are the product's. Practice is `Method.practise`, as the server calls
 it: each new reply to a corrected prompt is scored under the hint of that prompt, and an anchor without one. A run may
 be given several wishes, one after the other; practice then rehearses all that it has been given.
+
+An arm may have later conversations: rounds of new questions, each answered by thanks or a complaint. Behind each round
+is an update of practice, where the server's own rule finds a wish open. As on the server, its anchors are the user's
+uncorrected turns as soon as there are enough.
 """
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeVar
 
 from benchmarks.learning.arms import Arm
-from benchmarks.learning.engine import ForwardEngine
+from benchmarks.learning.engine import DisplacedEngine, ForwardEngine
 from benchmarks.learning.experiment import ask_as, method_of
 from benchmarks.learning.fleet import Fleet, Reply
 from benchmarks.learning.scopes import anchors
 from benchmarks.learning.share import Yardstick, yardstick
 from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.subject import Subject
-from openclaw_rl.engines.base import Score
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
-from openclaw_rl.offline.personas import PREFERENCES, Topic, topics
+from openclaw_rl.offline.personas import PREFERENCES, THANKS, Topic, topics
 from openclaw_rl.practice.relevance import Relevance
+from openclaw_rl.practice.stops import LEARNED, rule
+from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.trainers.base import NoStep
-from openclaw_rl.trainers.lora import LoraPolicy
-from openclaw_rl.types import Ids, JudgedTurn, Sample, SamplingParams, Verdict
+from openclaw_rl.types import Ids, JudgedTurn, Sample, SamplingParams, Verdict, Wish, WishState
 
 _T = TypeVar("_T")
 
@@ -59,7 +65,12 @@ class Sizes:
     elsewhere_tokens: int = 160
     exact_questions: int = 60
     exact_tokens: int = 24
-    problems: int = 0
+    chat_turns: int = 8
+    """Turns of the long neutral chat."""
+    tool_questions: int = 12
+    tool_tokens: int = 48
+    problems: int = 96
+    """Word problems, where the user names some."""
     problem_tokens: int = 200
     width: int = 16
     """Prompts of a policy in one call of the sampler during an update, whatever their number: draws depend on it."""
@@ -89,6 +100,8 @@ class Step:
     """Share of the replies, anchors included, that answer their request, where the arm looks at it."""
     samples: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    complained: float | None = None
+    """Share of the user's turns that were complained of, in an update on such turns."""
     score: float | None = None
 
 
@@ -102,7 +115,7 @@ class Practised:
         self.policy = subject.new_policy(trainer)
         self._method = method_of(arm.method)
         self._learner = subject.new_learner(self.policy, self._method, trainer, own)
-        engine = _DisplacedEngine(self.policy, arm.shift) if arm.shift else ForwardEngine(self.policy)
+        engine = DisplacedEngine(self.policy, arm.shift) if arm.shift else ForwardEngine(self.policy)
         self._place: HintPlace = getattr(own, "hint_place", "behind")
         self._neutral: str = getattr(own, "neutral_hint", "")
         self._guidance: float = getattr(own, "guidance", 0.0)
@@ -129,8 +142,11 @@ class Practised:
         self.metrics: dict[str, float] = {}
         self.stopped_at: int | None = None
         self._yardsticks: dict[str, Yardstick] = {}
+        self._thanked: dict[str, None] = {}
+        """Prompts of later conversations that the user was content with, each once."""
         self._now: list[Corrected | Asked] = []
-        self._is_round = False
+        self._round_of: str | None = None
+        """Wish of the user whose turns the update learns from; None: the update is practice."""
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
@@ -142,15 +158,54 @@ class Practised:
     def ask(self, update: int) -> list[Ids]:
         """Return the prompts of the next update: a round of the user's, or practice."""
         wish, within = divmod(update - 1, self._sizes.updates)
-        self._is_round = within == 0 or self.arm.is_live
-        if self._is_round:
-            user = self.users[self.wishes[wish]]
-            self._now = list(user.first(self.topics(update)[: self.arm.corrections]))
+        later = update - self.last_mark
+        self._round_of = None
+        if later > 0:
+            self._now = self._ask_later(update, later)
+        elif within == 0 or self.arm.is_live:
+            self._round_of = self.wishes[wish]
+            self._now = list(self.users[self._round_of].first(self.topics(update)[: self.arm.corrections]))
         elif self.stopped_at is not None or not self.pool:
             self._now = []
         else:
             self._now = self._practice(update)
         return [self._subject.prompt(*(one.asked if isinstance(one, Corrected) else one).messages) for one in self._now]
+
+    @property
+    def last_mark(self) -> int:
+        return self._sizes.updates * len(self.wishes)
+
+    def _ask_later(self, update: int, later: int) -> list[Corrected | Asked]:
+        """Return a round of new questions, or the practice behind it. Rounds are of each wish in turn."""
+        if later > self.arm.later_updates:
+            return []
+        number, is_practice = divmod(later - 1, 2)
+        if is_practice:
+            return self._practice(update) if self._is_open() else []
+        place = number % len(self.wishes)
+        self._round_of = self.wishes[place]
+        # Neither the topics of the corrections nor those of the learned share.
+        order = self.topics(place * self._sizes.updates + 1)
+        fresh = order[self.arm.corrections : len(order) - self._sizes.yardstick_prompts]
+        start = number * self.arm.replies
+        end = min(start + self.arm.replies, self.arm.later_conversations)
+        found = islice(_without_end(fresh, random.Random(55 * self.seed)), start, end)
+        return list(self.users[self._round_of].first(list(found)))
+
+    def _is_open(self) -> bool:
+        """Return True if a wish needs practice by the server's rule, after new turns."""
+        shares = self.steps[-1].shares
+        rests = None if self.stopped_at is None else LEARNED
+        aim = math.inf if self.arm.stop_share is None else self.arm.stop_share
+
+        def rules(name: str) -> bool:
+            wish = Wish(0, "user", "policy", 0.0, WishState.ACTIVE, (), rests=rests)
+            return rule(wish, shares.get(name, 0.0), None, (), PracticeSettings(), aim=aim).rests is None
+
+        is_open = any(rules(name) for name in {one.wish for one in self.pool})
+        if is_open:
+            self.stopped_at = None
+        return is_open
 
     def _practice(self, update: int) -> list[Corrected | Asked]:
         """Return the practice of an update: prompts of all wishes in turn, then anchors."""
@@ -159,9 +214,11 @@ class Practised:
         by_wish = [[one for one in self.pool if one.wish == wish] for wish in self.wishes]
         turns = [iter(_without_end(own, dice)) for own in by_wish if own]
         chosen: list[Corrected | Asked] = [next(turns[n % len(turns)]) for n in range(self.arm.replies - held)]
-        held_prompts = _without_end(self.anchors, dice)
-        chosen += [Asked(Topic("", ()), (next(held_prompts),)) for _ in range(held)]
-        return chosen
+        corrected = {one.asked.messages[0] for one in self.pool}
+        own = [text for text in self._thanked if text not in corrected]
+        held_prompts = dice.sample(own, min(held, len(own)))
+        held_prompts += islice(_without_end(self.anchors, dice), held - len(held_prompts))
+        return [*chosen, *(Asked(Topic("", ()), (text,)) for text in held_prompts)]
 
     # -- what is learned -----------------------------------------------------------------------------------------------
 
@@ -169,8 +226,8 @@ class Practised:
         """Train on the replies to the prompts of `ask`."""
         step = Step(update, {})
         samples: list[Sample] = []
-        if self._is_round:
-            samples = await self._hear(update, replies, step)
+        if self._round_of is not None:
+            samples = await self._hear(update, replies, step, self._round_of)
         elif self._now:
             samples = await self._practise(update, replies, step)
         self.metrics = {}
@@ -185,17 +242,20 @@ class Practised:
         if self.stopped_at is None and self._has_enough(step):
             self.stopped_at = update
 
-    async def _hear(self, update: int, replies: Sequence[Reply], step: Step) -> list[Sample]:
-        wish = self.wishes[(update - 1) // self._sizes.updates]
+    async def _hear(self, update: int, replies: Sequence[Reply], step: Step, wish: str) -> list[Sample]:
         user, asked = self.users[wish], [one for one in self._now if isinstance(one, Asked)]
         said = user.said(asked, replies)
         batch = await user.round(asked, replies, said, update - 1, self.sampling)
-        self.stopped_at = None
+        step.complained = 1 - batch.complaints["thanks"] / len(asked)
+        if update > self.last_mark:
+            pairs = zip(asked, said, strict=True)
+            self._thanked |= dict.fromkeys(one.messages[0] for one, answer in pairs if answer in THANKS)
         hints = {sample.sample_id: sample.hint.text for sample in batch.samples if sample.hint is not None}
         for n, one in enumerate(asked):
             hint = hints.get(f"v{update - 1}-{n}")
             if hint is not None and not self.arm.is_live:
                 self.pool.append(Corrected(wish, one, hint))
+                self.stopped_at = None  # the wish was asked for again: what was learned of it did not do
         step.dropped = dict(batch.dropped)
         return batch.samples
 
@@ -244,7 +304,7 @@ class Practised:
     def _has_enough(self, step: Step) -> bool:
         given = {one.wish for one in self.pool}
         share, passed = self.arm.stop_share, self.arm.stop_passed
-        if not given or self._is_round or (share is None and passed is None):
+        if not given or self._round_of is not None or (share is None and passed is None):
             return False
         has_share = share is None or all(step.shares.get(wish, 0.0) >= share for wish in given)
         return has_share and (passed is None or (step.passed or 0.0) >= passed)
@@ -325,23 +385,6 @@ def measure_yardsticks(fleet: Fleet, runs: Sequence[Practised], sizes: Sizes) ->
         sides.append(sample(fleet, own, sizes.yardstick_tokens, sizes.temperature, seeds, sizes.width))
     for run, its, replies, told in zip(runs, prompts, *sides, strict=True):
         run.set_yardsticks(its, replies, told)
-
-
-class _DisplacedEngine(ForwardEngine):
-    """Engine whose base reports each token's log-prob some tokens late: a teacher that is not aligned."""
-
-    def __init__(self, policy: LoraPolicy, shift: int) -> None:
-        super().__init__(policy)
-        self._shift = shift
-
-    async def score(
-        self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
-    ) -> Score:
-        found = await super().score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
-        if lora_path is not None:
-            return found
-        late = found.log_probs[: self._shift] + found.log_probs[: -self._shift]
-        return Score(late[: len(response_ids)])
 
 
 def _without_end(some: Sequence[_T], dice: random.Random) -> Iterator[_T]:

@@ -29,7 +29,7 @@ def plot(lines: Sequence[Line], out: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    single = [line for line in lines if len(line.wishes) == 1]
+    single = [line for line in lines if len(line.wishes) == 1 and not line.conversations]
     preferences = list(dict.fromkeys(line.preference for line in single))
     found = [arm for arm in dict.fromkeys(line.arm for line in single) if arm in ARMS]
     shown = [arm for arm in SHOWN if arm in found] or found[: len(SHOWN)]

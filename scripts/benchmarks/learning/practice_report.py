@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.learning.arms import ARMS, FAMILIES
@@ -13,7 +14,7 @@ AT_BASE = (*ENDS, *MEMORIES)
 COLUMNS = ("score", "relevance", "kl", "fluency", "on_topic", "words", "repeats")
 THRESHOLDS = {"share": (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0), "passed": (0.75, 0.875, 1.0)}
 """Values at which practice may stop: the learned share, or the judge's share of replies that meet the wish."""
-_FAMILIES_QUOTED = ("main", "anchored")
+_FAMILIES_QUOTED = ("main", "anchored", "drift")
 QUOTED = ("base", "hinted", MEMORIES[0], *(arm.name for family in _FAMILIES_QUOTED for arm in FAMILIES[family]))
 """Arms whose replies are shown."""
 _Rows = Sequence[Sequence[str]]
@@ -44,8 +45,12 @@ def report(lines: Sequence[Line], about: Mapping[str, object]) -> str:
         own = [line for line in single if line.preference == preference]
         found += ["", f"## {preference}", "", *_table(_quality_rows(own))]
     found += _titled("Elsewhere", _elsewhere_rows(lines))
-    found += _titled("Wishes one after the other", _wishes_rows([line for line in lines if len(line.wishes) > 1]))
-    found += _titled("A stop that needs no rule of the wish", _stop_rows(single))
+    found += _titled("Drift: before and after later conversations with feedback", _drift_rows(lines))
+    in_turn = [line for line in lines if len(line.wishes) > 1 and not line.conversations]
+    found += _titled("Wishes one after the other", _wishes_rows(in_turn))
+    found += _titled(
+        "A stop that needs no rule of the wish", _stop_rows([line for line in single if not line.conversations])
+    )
     found += _said(lines)
     return "\n".join(found) + "\n"
 
@@ -73,6 +78,7 @@ def _turns(lines: Sequence[Line]) -> str:
         corrections = ARMS[lines[0].arm].corrections * lines[0].update
     else:
         corrections = ARMS[lines[0].arm].corrections if lines[0].arm in ARMS else lines[0].complaints
+        corrections += lines[0].conversations
     found = [turns_until_learned(corrections, line.passes) for line in lines]
     known = [value for value in found if value is not None]
     if not known:
@@ -88,23 +94,95 @@ def _elsewhere_rows(lines: Sequence[Line]) -> _Rows:
         return []
     kinds = list(measured[0].elsewhere)
     base = {(line.preference, line.seed): line for line in measured if line.arm == "base"}
-    rows = [["arm", "wish", "seeds", *kinds, "KL elsewhere", "exact answers", "word problems", "near scope KL"]]
-    groups: dict[tuple[str, str], list[Line]] = {}
+    titles = ["arm", "wish", "seeds", *kinds, "KL elsewhere", "long chat", "tool calls", "exact answers"]
+    rows = [[*titles, "word problems", "near scope KL"]]
+    groups: dict[tuple[str, str, int], list[Line]] = {}
     for line in measured:
         if (line.preference, line.seed) in base:
-            groups.setdefault((line.arm, "+".join(line.wishes)), []).append(line)
-    for (arm, wishes), some in sorted(groups.items(), key=lambda item: (_order(item[0][0]), item[0][1])):
-        cells = [arm, wishes, str(len(some))]
-        for kind in kinds:
-            words = statistics.fmean(line.elsewhere[kind]["words"] for line in some)
-            at_base = statistics.fmean(base[line.preference, line.seed].elsewhere[kind]["words"] for line in some)
-            kl = statistics.fmean(line.elsewhere[kind]["kl"] for line in some)
-            cells.append(f"{words:.0f} words" if arm == "base" else f"{words / at_base - 1:+.0%}, KL {kl:.2f}")
+            groups.setdefault((line.arm, "+".join(line.wishes), line.conversations), []).append(line)
+    for (arm, wishes, later), some in sorted(groups.items(), key=lambda item: (_order(item[0][0]), *item[0][1:])):
+        cells = [f"{arm}, {later} conversations later" if later else arm, wishes, str(len(some))]
+        bases = [base[line.preference, line.seed] for line in some]
+        cells += [_changed(some, bases, partial(_kind, kind)) for kind in kinds]
         every = [statistics.fmean(line.elsewhere[kind]["kl"] for kind in kinds) for line in some]
-        cells += [_cell(every), _cell([line.exact for line in some if line.exact is not None])]
+        cells += [_cell(every), _changed(some, bases, lambda line: line.chat), _called(some)]
+        cells += [_cell([line.exact for line in some if line.exact is not None])]
         cells += [_cell([line.problems for line in some if line.problems is not None])]
         rows.append([*cells, _cell([line.near["kl"] for line in some if line.near])])
     return rows
+
+
+def _kind(kind: str, line: Line) -> Mapping[str, float]:
+    return line.elsewhere[kind]
+
+
+def _changed(some: Sequence[Line], at_base: Sequence[Line], cost: Callable[[Line], Mapping[str, float]]) -> str:
+    """Return the base's words, or by how much others differ from them and their KL to the base."""
+    found, own = list(map(cost, some)), list(map(cost, at_base))
+    if not all([*found, *own]):
+        return "–"  # older results have no such measure
+    words, own_words = (statistics.fmean(one["words"] for one in side) for side in (found, own))
+    if some[0].arm == "base":
+        return f"{words:.0f} words"
+    return f"{words / own_words - 1:+.0%}, KL {statistics.fmean(one['kl'] for one in found):.2f}"
+
+
+def _called(lines: Sequence[Line]) -> str:
+    """Return the share of replies that are calls, and the change of a well-formed call's log-prob per token."""
+    known = [line.tool for line in lines if line.tool]
+    if not known:
+        return "–"
+    calls, forced = (statistics.fmean(one[key] for one in known) for key in ("calls", "forced"))
+    return f"{calls:.2f}" if lines[0].arm == "base" else f"{calls:.2f}, forced {forced:+.2f}"
+
+
+def _quality_of(column: str, line: Line) -> float | None:
+    return line.quality.get(column)
+
+
+_DRIFT: Mapping[str, Callable[[Line], float | None]] = {
+    **{column: partial(_quality_of, column) for column in COLUMNS},
+    "near scope": lambda line: line.near.get("score"),
+    "KL elsewhere": lambda line: statistics.fmean(k["kl"] for k in line.elsewhere.values()) if line.elsewhere else None,
+    "long chat KL": lambda line: line.chat.get("kl"),
+    "tool calls": lambda line: line.tool.get("calls"),
+    "forced call": lambda line: line.tool.get("forced"),
+    "exact answers": lambda line: line.exact,
+    "word problems": lambda line: line.problems,
+}
+"""Measures before and after later conversations."""
+
+
+def _drift_rows(lines: Sequence[Line]) -> _Rows:
+    """Return each measure at the last mark and after the later conversations."""
+    sides: tuple[dict[tuple[str, str, int], Line], ...] = ({}, {})
+    for line in lines:
+        sides[line.conversations > 0][line.arm, line.preference, line.seed] = line
+    groups: dict[tuple[str, str], list[tuple[Line, Line]]] = {}
+    for (arm, preference, seed), after in sides[1].items():
+        if (arm, preference, seed) in sides[0]:
+            groups.setdefault((arm, preference), []).append((sides[0][arm, preference, seed], after))
+    if not groups:
+        return []
+    rows = [["arm", "wish", "seeds", "conversations", "complaints, first and last round", *_DRIFT]]
+    for (arm, preference), pairs in sorted(groups.items(), key=lambda item: (_order(item[0][0]), item[0][1])):
+        later = [line for _, line in pairs]
+        cells = [arm, preference, str(len(pairs)), str(later[0].conversations), _complaints(later)]
+        for measure in _DRIFT.values():
+            found = [[measure(pair[side]) for pair in pairs] for side in (0, 1)]
+            cells.append(" → ".join(_cell([value for value in values if value is not None]) for values in found))
+        rows.append(cells)
+    return rows
+
+
+def _complaints(lines: Sequence[Line]) -> str:
+    """Return the share of turns that were complained of, in the first and in the last later round."""
+    ends = []
+    for line in lines:
+        heard = [float(str(step["complained"])) for step in line.steps if step.get("complained") is not None]
+        later = heard[len(line.wishes) :]
+        ends += [(later[0], later[-1])] if later else []
+    return " → ".join(_cell([end[side] for end in ends]) for side in (0, 1))
 
 
 def _wishes_rows(lines: Sequence[Line]) -> _Rows:

@@ -8,8 +8,9 @@ from benchmarks.learning.experiment import ENDS, ask_as, kept
 from benchmarks.learning.fleet import Fleet, Reply
 from benchmarks.learning.measures import Answers, quality
 from benchmarks.learning.practice import Practised, Sizes, sample
-from benchmarks.learning.scopes import elsewhere, exact, near_forms
+from benchmarks.learning.scopes import chat, elsewhere, exact, near_forms, tool
 from benchmarks.learning.subject import Subject, forced_log_probs
+from benchmarks.learning.tool_form import ToolForm
 from openclaw_rl.offline.personas import PREFERENCES, Preference, Problem, Topic, topics
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -18,6 +19,8 @@ from openclaw_rl.types import Ids
 GREEDY = 0.02
 """Temperature of questions with one right answer: the likeliest token, but for ties."""
 STREAK = 3
+CHAT_MEASURED = 3
+"""Last turns of the long chat, which are measured."""
 MEMORY = "You are a helpful AI assistant named SmolLM, trained by Hugging Face\n\nRemember about the user:\n{}"
 """The system prompt of the model's template, and what agents' memories add to it."""
 MEMORIES = ("memory", "memory verbatim")
@@ -40,6 +43,11 @@ class Line:
     """1 for each first reply that meets the wish and is about the question, in the order of the topics."""
     near: dict[str, float] = field(default_factory=dict)
     elsewhere: dict[str, dict[str, float]] = field(default_factory=dict)
+    chat: dict[str, float] = field(default_factory=dict)
+    """Cost on the last turns of a long neutral chat."""
+    tool: dict[str, float] = field(default_factory=dict)
+    """`calls`: share of the replies that are calls, where a call is due. `forced`: log-prob per token of a well-formed
+    call, less the base's."""
     exact: float | None = None
     problems: float | None = None
     steps: list[dict[str, object]] = field(default_factory=list)
@@ -47,6 +55,8 @@ class Line:
     training: dict[str, float] = field(default_factory=dict)
     complaints: int = 0
     """Corrected turns that are practised."""
+    conversations: int = 0
+    """Later conversations with feedback, between the last mark and this line."""
     seconds: float = 0.0
     replies: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -64,6 +74,8 @@ class Spoken:
     policy: LoraPolicy
     seed: int
     prompt: Prompt
+    system: str | None = None
+    """System prompt; None: the one that the model's template has by itself."""
 
 
 class Scales:
@@ -120,7 +132,7 @@ class Scales:
             line.near = _rounded({"score": statistics.fmean(met), **self._cost(one, plain_near, near_replies)})
 
     def elsewhere(self, spoken: Sequence[Spoken], lines: Sequence[Line]) -> None:
-        """Fill in the measures of other kinds of prompt, of exact answers and of word problems."""
+        """Fill in the measures of other kinds of prompt, of a long chat, of a tool, of exact answers and problems."""
         kinds = {kind: some[: self._sizes.elsewhere_prompts] for kind, some in elsewhere().items()}
         asked = [(kind, text) for kind, some in kinds.items() for text in some] * self._sizes.elsewhere_replies
         seeds = [one.seed for one in spoken]
@@ -133,6 +145,8 @@ class Scales:
                 plain = [self._subject.prompt(asked[n][1]) for n in own]
                 line.elsewhere[kind] = _rounded(self._cost(one, plain, [replies[n] for n in own]))
                 line.texts[kind] = self._one_line(replies[own[0]])
+        self._chat(spoken, lines)
+        self._tool(spoken, lines)
         questions, sizes = exact()[: self._sizes.exact_questions], self._sizes
         prompts = [[one.prompt(q.question) for q in questions] for one in spoken]
         answers = self._said(prompts, seeds, 1, sizes.exact_tokens, GREEDY)
@@ -147,6 +161,49 @@ class Scales:
             rights = [p.is_right(self._one_line(r)) for p, r in zip(self._problems, replies, strict=True)]
             line.problems = statistics.fmean(rights)
 
+    def _chat(self, spoken: Sequence[Spoken], lines: Sequence[Line]) -> None:
+        """Hold the long chats, each with the policy's own replies, and fill in the cost of the last turns."""
+        asked = chat()[: self._sizes.chat_turns]
+        held: list[list[list[str]]] = [[[] for _ in range(self._sizes.elsewhere_replies)] for _ in spoken]
+        measured: list[list[tuple[Ids, Reply]]] = [[] for _ in spoken]
+        seeds = [one.seed for one in spoken]
+        for turn, text in enumerate(asked):
+            for own in held:
+                for messages in own:
+                    messages.append(text)
+            prompts = [
+                [self._subject.prompt(*messages, system=one.system) for messages in own]
+                for one, own in zip(spoken, held, strict=True)
+            ]
+            said = self._said(prompts, seeds, 910_000 + 1000 * turn, chunk=len(prompts[0]))
+            for own, replies, its in zip(held, said, measured, strict=True):
+                for messages, reply in zip(own, replies, strict=True):
+                    if turn >= len(asked) - CHAT_MEASURED:
+                        its.append((self._subject.prompt(*messages), reply))
+                    messages.append(self._subject.text(reply.ids))
+        for one, its, line in zip(spoken, measured, lines, strict=True):
+            line.chat = _rounded(self._cost(one, [plain for plain, _ in its], [reply for _, reply in its]))
+            line.texts["chat"] = self._one_line(its[-1][1])
+
+    def _tool(self, spoken: Sequence[Spoken], lines: Sequence[Line]) -> None:
+        """Fill in how far each policy keeps the form of a call: by its own replies, and on well-formed calls."""
+        form, values = ToolForm(self._subject, tool()), tool().values[1 : self._sizes.tool_questions + 1]
+        prompts = [[form.prompt(value, system=one.system) for value in values] for one in spoken]
+        seeds, tokens = [one.seed for one in spoken], self._sizes.tool_tokens
+        said = self._said(prompts, seeds, 920_000, tokens, chunk=len(values))
+        for one, own, replies, line in zip(spoken, prompts, said, lines, strict=True):
+            texts = [self._subject.text(reply.ids) for reply in replies]
+            told = forced_log_probs(
+                one.policy, [(p, form.call(v, system=one.system)) for p, v in zip(own, values, strict=True)]
+            )
+            with one.policy.reference():
+                base = forced_log_probs(
+                    one.policy, [(form.prompt(v, system=None), form.call(v, system=None)) for v in values]
+                )
+            moved = (sum(map(sum, told)) - sum(map(sum, base))) / sum(map(len, base))
+            line.tool = _rounded({"calls": statistics.fmean(map(form.is_call, texts)), "forced": moved})
+            line.texts["tool"] = " ".join(texts[0].split())
+
     def _said(
         self,
         prompts: Sequence[Sequence[Ids]],
@@ -154,10 +211,12 @@ class Scales:
         offset: int,
         tokens: int | None = None,
         temperature: float | None = None,
+        chunk: int | None = None,
     ) -> list[list[Reply]]:
+        """chunk: prompts of a policy in one call; fewer where prompts are long, since a call is always filled up."""
         own = [offset + seed for seed in seeds]
         heat = self._sizes.temperature if temperature is None else temperature
-        return sample(self._fleet, prompts, tokens or self._sizes.reply_tokens, heat, own, self._sizes.chunk)
+        return sample(self._fleet, prompts, tokens or self._sizes.reply_tokens, heat, own, chunk or self._sizes.chunk)
 
     def _cost(self, one: Spoken, plain: Sequence[Ids], replies: Sequence[Reply]) -> dict[str, float]:
         """Return words, KL to the base per token, and fluency of replies to these prompts."""
@@ -202,6 +261,7 @@ def line_of(run: Practised, preference: str, update: int, seconds: float) -> Lin
         stopped_at=run.stopped_at,
         training=_rounded({key: run.metrics[key] for key in told if key in run.metrics}),
         complaints=sum(one.wish == preference for one in run.pool),
+        conversations=run.arm.later_conversations if update > run.last_mark else 0,
         seconds=round(seconds, 1),
     )
 
@@ -213,10 +273,14 @@ def ends(
     policy = subject.new_policy(TrainerSettings(device=subject.device))
     asked = {preference.question(topic): (n, topic) for n, topic in enumerate(topics("held_out"))}
 
+    def system_of(end: str) -> str | None:
+        if end not in MEMORIES:
+            return None
+        wishes = (preference.hint,) if end == "memory" else preference.fault.said
+        return MEMORY.format("\n".join(f"- {wish}" for wish in wishes))
+
     def prompt_of(end: str) -> Prompt:
-        if end in MEMORIES:
-            wishes = (preference.hint,) if end == "memory" else preference.fault.said
-            system = MEMORY.format("\n".join(f"- {wish}" for wish in wishes))
+        if (system := system_of(end)) is not None:
             return lambda question: subject.prompt(question, system=system)
 
         def prompt(question: str) -> Ids:
@@ -229,7 +293,7 @@ def ends(
 
     names = (*ENDS, *MEMORIES)
     lines = [Line(name, [preference.name], preference.name, seed, 0, {}) for name in names]
-    spoken = [Spoken(policy, seed, prompt_of(name)) for name in names]
+    spoken = [Spoken(policy, seed, prompt_of(name), system_of(name)) for name in names]
     scales = Scales(subject, Fleet([policy] * len(names), subject.end_id), sizes, problems)
     scales.of([preference] * len(names), spoken, lines)
     scales.elsewhere(spoken, lines)

@@ -12,6 +12,7 @@ from benchmarks.learning.arms import (
     ABLATIONS,
     ANCHORED,
     CONTROLS,
+    DRIFT,
     FEW,
     GUIDED,
     JUDGED_PLACES,
@@ -23,7 +24,7 @@ from benchmarks.learning.fleet import Fleet
 from benchmarks.learning.practice import Practised, Sizes, measure_yardsticks, train_update
 from benchmarks.learning.scope_measures import Line, Scales, ends, line_of, spoken_to
 from benchmarks.learning.subject import Subject
-from openclaw_rl.offline.personas import PREFERENCES, problems
+from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings
 
 REACHED = ("short", "no_lists", "personal")
@@ -42,7 +43,7 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)
     sizes: Sizes = field(default_factory=Sizes)
     has_elsewhere: bool = False
-    """Measure other kinds of prompt after the last update too."""
+    """Measure other kinds of prompt too, after the last mark and after later conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Place:
     device: str
     threads: int
     results: Path
-    problems: Path | None = None
+    problems: tuple[Problem, ...] = ()
+    """Word problems that are asked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def work(job: Job, deadline: float) -> bool:
         return False
     subject = _subject(job.place)
     place = job.place
-    posed = problems(place.problems, job.sizes.problems) if place.problems and job.sizes.problems else ()
+    posed = place.problems[: job.sizes.problems]
     if job.ends_of is not None:
         name, seed = job.ends_of
         for line in ends(subject, PREFERENCES[name], seed, job.sizes, posed):
@@ -109,16 +111,18 @@ def work(job: Job, deadline: float) -> bool:
     scales = Scales(subject, fleet, job.sizes, posed)
     measure_yardsticks(fleet, runs, job.sizes)
     known: dict[tuple[int, str], Line] = {}
-    last = job.sizes.updates * len(runs[0].wishes)
-    for update in range(1, last + 1):
+    last = runs[0].last_mark
+    later = last + max(run.arm.later_updates for run in runs)
+    for update in range(1, later + 1):
         if time.time() > deadline:
             return False
         train_update(fleet, runs, update, job.sizes)
         lines = _measured(scales, runs, update, subject, job, known, time.time() - started)
-        if update == last and job.has_elsewhere:
+        if update in (last, later) and job.has_elsewhere:
             scales.elsewhere([spoken_to(run, subject) for run in runs], lines[-len(runs) :])
         for line in lines:
-            _write(place.results, line)
+            if update <= last or line.conversations:
+                _write(place.results, line)
     return True
 
 
@@ -131,12 +135,15 @@ def _measured(
     known: dict[tuple[int, str], Line],
     seconds: float,
 ) -> list[Line]:
-    """Return the lines of this update: none, those of the wish, or of all wishes given so far.
+    """Return the lines of this update: none, those of the wish, or of all wishes given so far, and again at the end.
 
     known: the newest line of each run and wish. A policy that stopped before it is not measured again.
     """
     sizes, lines = job.sizes, []
-    if len(runs[0].wishes) == 1:
+    later = update - runs[0].last_mark
+    if later > 0:
+        given = len(runs[0].wishes) if later == max(run.arm.later_updates for run in runs) else 0
+    elif len(runs[0].wishes) == 1:
         given = 1 if update in sizes.marks else 0
         if update in sizes.glances:
             for run, score in zip(runs, scales.scores(runs), strict=True):
@@ -149,7 +156,7 @@ def _measured(
         own = [line_of(run, p.name, update, seconds) for run, p in zip(runs, preferences, strict=True)]
         for number, (run, line) in enumerate(zip(runs, own, strict=True)):
             before = known.get((number, line.preference))
-            if before is not None and run.stopped_at is not None and run.stopped_at <= before.update:
+            if later <= 0 and before is not None and run.stopped_at is not None and run.stopped_at <= before.update:
                 line.quality, line.passes, line.near = before.quality, before.passes, before.near
                 line.replies = before.replies
             known[number, line.preference] = line
@@ -203,12 +210,23 @@ def smoke(of: Study) -> Study:
         elsewhere_tokens=8,
         exact_questions=4,
         exact_tokens=4,
+        chat_turns=4,
+        tool_questions=2,
+        tool_tokens=8,
         problems=min(of.sizes.problems, 2),
         problem_tokens=8,
         width=4,
         chunk=4,
     )
-    arms = tuple(replace(arm, corrections=min(arm.corrections, 2), replies=4) for arm in of.arms)
+    arms = tuple(
+        replace(
+            arm,
+            corrections=min(arm.corrections, 2),
+            replies=4,
+            later_conversations=min(arm.later_conversations, 6),
+        )
+        for arm in of.arms
+    )
     return replace(of, arms=arms, seeds=of.seeds[:1], sizes=sizes)
 
 
@@ -226,10 +244,12 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(ABLATIONS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
         Study(CONTROLS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
     ),
+    "drift": (Study(DRIFT, (("short",), ("no_lists",)), seeds=(3, 4), sizes=AT_BOTH, has_elsewhere=True),),
     "places": (
         Study(FEW, (("short",), ("personal",)), seeds=(3, 4), sizes=AT_BOTH),
         Study(WHOLE, seeds=(3, 4), sizes=AT_BOTH),
         Study(JUDGED_PLACES, seeds=(3, 4), sizes=AT_BOTH),
     ),
 }
-"""`final`: what we promise. `ablations`: one change at a time. `places`: the hint's place, without neutral words."""
+"""`final`: what we promise. `ablations`: one change at a time. `drift`: before and after 150
+conversations with feedback. `places`: the hint's place, without neutral words."""

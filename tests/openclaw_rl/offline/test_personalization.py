@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from openclaw_rl.cli.main import app
 from openclaw_rl.offline import personalization, personas
 from openclaw_rl.offline.personalization import Plan, Result, Said, draw, interval, load, report, run
-from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Problem, RulePerson, problems
+from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Problem, RulePerson
 
 LONG = "Take the {topic} and then go on, " + "and on, " * 40
 PLAN = Plan(corrections=2, held_out=4, idle_s=60)
@@ -140,15 +140,6 @@ def test_turns_are_counted_to_the_first_streak() -> None:
 )
 def test_the_last_number_answers_a_word_problem(reply: str, is_right: bool) -> None:
     assert Problem("How many?", "1007").is_right(reply) is is_right
-
-
-def test_problems_are_the_first_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps([{"question": "1?", "answer": 1}, {"question": "2?", "answer": "2"}]))
-    assert problems(file, 1) == (Problem("1?", "1"),)
-    file.write_text("{}")
-    with pytest.raises(ExperimentError, match="holds no problems"):
-        problems(file)
 
 
 def test_word_problems_are_asked_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Prompts outside a wish's scope, exact answers, and the report of the practice experiment."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import pytest
 from benchmarks.learning.practice_plot import plot
 from benchmarks.learning.practice_report import load, report
 from benchmarks.learning.scope_measures import Line, turns_until_learned
-from benchmarks.learning.scopes import Exact, anchors, elsewhere, exact, near_forms
+from benchmarks.learning.scopes import Exact, anchors, chat, elsewhere, exact, near_forms, tool
 from openclaw_rl.offline.personas import topics
 
 
 def test_no_anchor_is_a_prompt_that_is_measured() -> None:
     measured = {prompt for some in elsewhere().values() for prompt in some} | {one.question for one in exact()}
+    measured |= {*chat(), *(tool().question.format(value) for value in tool().values)}
     assert not measured & set(anchors("mixed"))
     assert set(anchors("mixed")) == set(anchors("like")) | set(anchors("other"))
     assert len(elsewhere()) == 5
@@ -75,9 +77,35 @@ def test_the_report_compares_arms_with_the_base_and_tries_stops(tmp_path: Path) 
     assert (tmp_path / "curves.svg").read_text().count("</svg>") == 1
 
 
-def test_lines_of_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    from dataclasses import asdict
+def test_the_report_shows_a_long_chat_tool_calls_and_word_problems_beside_the_base() -> None:
+    at_base = line("base", 0, 0.0, chat={"words": 50.0, "kl": 0.0}, tool={"calls": 0.75, "forced": 0.0}, problems=0.04)
+    after = {"chat": {"words": 40.0, "kl": 0.12}, "tool": {"calls": 0.5, "forced": -0.031}, "problems": 0.02}
+    older = line("opd", 9, 0.5)
+    text = report([at_base, line("combined", 9, 0.5, **after), older], {})
+    table = text.split("## Elsewhere")[1].split("\n## ")[0]
+    rows = {row.split(" | ")[0]: row for row in table.splitlines() if row.startswith("| ")}
+    assert "| 50 words | 0.75 | 1.00 | 0.04 |" in rows["| base"]
+    assert "| -20%, KL 0.12 | 0.50, forced -0.03 | 1.00 | 0.02 |" in rows["| combined"]
+    assert "| – | – | 1.00 | – |" in rows["| opd"]
 
+
+def test_the_report_of_drift_sets_both_measures_side_by_side() -> None:
+    arm = "combined, 4 corrections, shipped anchors"
+    heard = [{"update": n, "shares": {}, "score": None, "complained": c} for n, c in enumerate((1.0, None, 0.5, 0.25))]
+    before = line(arm, 17, 0.9, chat={"words": 9.0, "kl": 0.1})
+    after = replace(line(arm, 37, 0.8, chat={"words": 9.0, "kl": 0.3}), steps=heard, conversations=150)
+    text = report([line("base", 0, 0.0), before, after], {})
+    table = text.split("## Drift")[1].split("\n## ")[0]
+    (row,) = [row for row in table.splitlines() if row.startswith(f"| {arm}")]
+    assert row.startswith(f"| {arm} | short | 1 | 150 | 0.50 → 0.25 | 0.90 → 0.80 |")
+    assert "| 0.10 → 0.30 |" in row
+    assert f"| {arm}, 150 conversations later | short | 1 |" in text
+    assert "| 5.5 |" in text
+    assert "| 155.5 |" in text  # turns until learned: the corrections, and the later conversations
+    assert "## Drift" not in report([before], {})
+
+
+def test_lines_of_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text(json.dumps(asdict(line("combined", 9, 0.5))) + "\n\n")
     assert load([file]) == [line("combined", 9, 0.5)]
