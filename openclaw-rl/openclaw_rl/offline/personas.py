@@ -214,6 +214,33 @@ PERSONAL = Preference(
     ),
     needs=re.compile(r"\b(?:i|i'(?:d|ll|ve|m)|my)\b.*\b(?:i|i'(?:d|ll|ve|m)|my)\b", re.DOTALL),
 )
+LIVELY = Preference(
+    name="lively",
+    form="What is the best way to {}?",
+    hint="Be enthusiastic and use exclamation marks!",
+    too_long=None,
+    has_list=None,
+    off_topic=Complaint(
+        "off_topic",
+        (
+            "That is not what I asked. Please answer my question. Be enthusiastic and use exclamation marks!",
+            "No, that does not answer my question. Tell me how to do it, with enthusiasm and exclamation marks!",
+        ),
+    ),
+    max_words=10_000,
+    min_words=8,
+    echo=re.compile(r"\bexclamation\b|\benthusias\w+\b"),
+    missing=Complaint(
+        "flat",
+        (
+            "No, that is too dry. Be enthusiastic and use exclamation marks!",
+            "No, be more enthusiastic please! Use exclamation marks.",
+            "Please do not be so dry. Be enthusiastic, with exclamation marks!",
+        ),
+        ("No, more enthusiasm please!", "No, that is too dry.", "No, with more energy please!"),
+    ),
+    needs=re.compile(r"!.*!", re.DOTALL),
+)
 FRIEND = Preference(
     name="friend",
     form="What is the best way to {}?",
@@ -240,7 +267,7 @@ FRIEND = Preference(
     ),
     needs=re.compile(r"^\W*my dear friend\b"),
 )
-PREFERENCES = {preference.name: preference for preference in (SHORT, NO_LISTS, FRIEND, PERSONAL)}
+PREFERENCES = {preference.name: preference for preference in (SHORT, NO_LISTS, LIVELY, FRIEND, PERSONAL)}
 MEASURED = ("short", "no_lists")
 """Preferences of the tables in the README files of the three methods."""
 

@@ -31,7 +31,8 @@ from openclaw_rl.methods.base import Dropped
 from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.practice.deps import PracticeDeps
 from openclaw_rl.practice.measuring import KL_REPLIES
-from openclaw_rl.practice.plan import Exercise, Owner, plan
+from openclaw_rl.practice.plan import AnchorUse, Exercise, Owner, plan
+from openclaw_rl.practice.share import mean_kl
 from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.practice.stops import rule
 from openclaw_rl.settings import PracticeSettings
@@ -94,7 +95,7 @@ class PracticeLoop:
         """Wishes of the last batch that was written."""
         self._shares: dict[int, list[float]] = {}
         self._measured_in: int | None = None
-        self._anchored: Counter[str] = Counter()
+        self._anchored = AnchorUse()
         self._empty: Counter[int] = Counter()
         self._answered: dict[int, deque[bool]] = {}
         """By wish: whether each of its newest replies answered its request."""
@@ -196,7 +197,7 @@ class PracticeLoop:
             user, policy = owner
             anchors[owner] = await self._deps.ledger.anchor_turns(user=user, policy=policy, limit=_ANCHORS)
         known = {turn_id for turns in anchors.values() for turn_id in turns} | set(BUILT_IN)
-        self._anchored = Counter({place: n for place, n in self._anchored.items() if place in known})
+        self._anchored = self._anchored.only(known)
         # Users' samples that wait fill the batch up, so it leaves room for them, and they for half of it.
         room_left = self._deps.batch_size - min(room.real, self._deps.batch_size // 2)
         todo = plan(
@@ -266,7 +267,7 @@ class PracticeLoop:
             return
         for reply in replies:
             if reply.kind is PracticeKind.ANCHOR:
-                self._anchored[reply.of or reply.request.messages[0].text()] += 1
+                self._anchored.add(reply.of or reply.request.messages[0].text(), _leak(reply))
         self._last = frozenset(reply.wish_id for reply in replies if reply.wish_id is not None)
         for reply in replies:
             if reply.wish_id is not None:
@@ -373,6 +374,12 @@ class PracticeLoop:
 
     def _show(self, wishes: Sequence[Wish], waits: str | None = None) -> None:
         self.status = PracticeStatus.of(wishes, aim=self._deps.aim, waits=waits)
+
+
+def _leak(anchor: PracticeReply) -> float | None:
+    """Return how far an anchor's reply is from the base: its teacher is the base without a hint."""
+    policy, base = anchor.sample.student_log_probs, anchor.sample.teacher_log_probs
+    return None if policy is None or base is None else mean_kl([(policy, base)])
 
 
 def _raise_first(task: "asyncio.Task[None]") -> None:

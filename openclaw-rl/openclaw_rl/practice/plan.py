@@ -2,11 +2,14 @@
 
 What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Each prompt is
 practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure on.
+
+A wish leaks most into the prompts that are most like its own. So every second anchor is the prompt whose newest reply
+was the farthest from the base; the others take turns, so that each prompt is looked at.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.types import PracticeKind, Wish, WishSource
@@ -38,6 +41,31 @@ class Exercise:
         return self.turn_id or self.text or ""
 
 
+@dataclass(slots=True)
+class AnchorUse:
+    """Use of prompts as anchors, by the prompt's name."""
+
+    times: Counter[str] = field(default_factory=Counter)
+    leaks: dict[str, float] = field(default_factory=dict)
+    """Distance of the newest reply from the base, in nats a token."""
+
+    def add(self, place: str, leak: float | None) -> None:
+        self.times[place] += 1
+        if leak is not None:
+            self.leaks[place] = leak
+
+    def choice(self, places: Sequence[str], number: int) -> str:
+        """Return the prompt of anchor `number` of an update: by turns the farthest from the base, the least used."""
+        if number % 2 and (known := [place for place in places if self.leaks.get(place, 0.0) > 0]):
+            return max(known, key=self.leaks.__getitem__)
+        return min(places, key=self.times.__getitem__)
+
+    def only(self, places: Collection[str]) -> "AnchorUse":
+        """Return a copy without the prompts that are gone."""
+        times = Counter({place: n for place, n in self.times.items() if place in places})
+        return AnchorUse(times, {place: leak for place, leak in self.leaks.items() if place in places})
+
+
 def practised_sources(wish: Wish) -> list[WishSource]:
     """Return the sources that are practised: those on which no newer wish holds, without the held-back ones."""
     sources = [source for source in wish.sources if not source.is_over]
@@ -58,12 +86,11 @@ def plan(
     *,
     replies: int,
     anchor_share: float,
-    anchored: Counter[str],
+    anchored: AnchorUse,
 ) -> list[Exercise]:
     """Return the exercises of one update, `replies` at most; an empty list when no wish has a prompt.
 
-    wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: how often each prompt
-    was an anchor before.
+    wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: their use so far.
     """
     rehearsed = [wish for wish in wishes if practised_sources(wish)]
     if not rehearsed:
@@ -98,20 +125,19 @@ def _of_wishes(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = (
 
 
 def _anchors(
-    owners: Sequence[Owner], turns: Mapping[Owner, Sequence[str]], count: int, anchored: Counter[str]
+    owners: Sequence[Owner], turns: Mapping[Owner, Sequence[str]], count: int, anchored: AnchorUse
 ) -> list[Exercise]:
     """Return `count` anchors for these owners in turn: their own turns, each once, then built-in prompts."""
-    used = Counter(anchored)
+    used = AnchorUse(Counter(anchored.times), anchored.leaks)
     taken: set[str] = set()
     found: list[Exercise] = []
     for number in range(count):
         owner = owners[number % len(owners)]
         own = [turn_id for turn_id in turns.get(owner, ()) if turn_id not in taken]
-        if own:
-            one = Exercise(PracticeKind.ANCHOR, owner, min(own, key=lambda turn_id: used[turn_id]))
-        else:
-            one = Exercise(PracticeKind.ANCHOR, owner, text=min(BUILT_IN, key=lambda text: used[text]))
-        taken.add(one.place)
-        used[one.place] += 1
-        found.append(one)
+        built_in = [text for text in BUILT_IN if text not in taken] or list(BUILT_IN)
+        place = used.choice(own or built_in, number)
+        turn_id, text = (place, None) if own else (None, place)
+        found.append(Exercise(PracticeKind.ANCHOR, owner, turn_id, text))
+        taken.add(place)
+        used.times[place] += 1
     return found

@@ -64,8 +64,9 @@ def _changed(name: str, arm: Arm, settings: str = "", **fields: object) -> Arm:
     return replace(arm, name=name, settings=joined, **fields)  # type: ignore[arg-type]
 
 
-AGAINST = "guidance=2,neutral_hint=Thank you."
-"""The guided teacher as we ship it for the bundled model: the hint's effect is taken against neutral words."""
+AGAINST = "guidance=2,neutral_hint=Thank you.,request_guidance=0.2,top_k=20"
+"""The guided teacher as we ship it for the bundled model: the hint's effect is taken against neutral words, and the
+request's own effect is added."""
 ALONE = "guidance=1,neutral_hint="
 """A guided teacher without neutral words, as published for sampling; w = 1 was the best of 0, .5, 1 and 2."""
 AIM = 1.8
@@ -74,11 +75,9 @@ GUIDED = Arm("combined", settings=f"{JUDGED},{AGAINST}", stop_share=AIM)
 OPD = Arm("opd", "opd", settings=f"hint_source=judge,{AGAINST}", stop_share=AIM)
 OWN = Arm("no judge", "opd", settings=AGAINST, has_judge=False, stop_share=AIM)
 MAIN = (GUIDED, _changed("combined, 4 corrections", GUIDED, corrections=4), OPD, OWN)
-ANCHORED = (
-    _changed("combined, anchors", GUIDED, anchors=0.5, least_relevance=0.5),
-    _changed("no judge, 4 corrections, anchors", OWN, corrections=4, anchors=0.5, least_relevance=0.5),
-)
-"""The server by its defaults, with a judge and without: a wish holds where it was asked."""
+ANCHORED = (_changed("combined, half anchors", GUIDED, anchors=0.5, least_relevance=0.5),)
+QUARTER = (_changed("combined, quarter anchors", GUIDED, anchors=0.25, least_relevance=0.5),)
+"""The server with a judge: a wish holds where it was asked."""
 DRIFT = (
     _changed(
         "combined, 4 corrections, shipped anchors",
@@ -116,7 +115,9 @@ ABLATIONS = (
     _changed("8 replies an update", GUIDED, replies=8),
     _changed("rate 1e-4", GUIDED, "learning_rate=1e-4"),
     _changed("rate 1e-3", GUIDED, "learning_rate=1e-3"),
-    _changed("top-k 20", GUIDED, "top_k=20"),
+    _changed("token level", GUIDED, "top_k=0"),
+    _changed("no guidance by the request", GUIDED, "request_guidance=0"),
+    _changed("more guidance by the request", GUIDED, "request_guidance=0.5"),
     _changed("KL term .05", GUIDED, "kl_coef=0.05"),
     _changed("teacher one token late", GUIDED, shift=1),
     _changed("half anchors", GUIDED, anchors=0.5),
@@ -138,7 +139,7 @@ FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for
 JUDGED_PLACES = (JUDGED_ALONE, _changed("combined, between", JUDGED_ALONE, AGAIN))
 FAMILIES: Mapping[str, tuple[Arm, ...]] = {
     "main": MAIN,
-    "anchored": ANCHORED,
+    "anchored": (*ANCHORED, *QUARTER),
     "drift": DRIFT,
     "controls": CONTROLS,
     "ablations": ABLATIONS,

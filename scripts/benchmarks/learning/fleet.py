@@ -164,3 +164,25 @@ def _left_padded(prompts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :], visible[row, width - len(prompt) :] = torch.tensor(prompt), True
     return ids, visible
+
+
+def sample(
+    fleet: Fleet, prompts: Sequence[Sequence[Ids]], tokens: int, temperature: float, seeds: Sequence[int], chunk: int
+) -> list[list[Reply]]:
+    """Sample one reply for each prompt of each policy, in calls of `chunk` prompts a policy.
+
+    Policies may have different numbers of prompts: the last prompt fills a call up, and its replies are left out.
+    """
+    most = max(map(len, prompts))
+    found: list[list[Reply]] = [[] for _ in prompts]
+    for part, start in enumerate(range(0, most, chunk)):
+        filled = [_filled(own, start + chunk)[start : start + chunk] for own in prompts]
+        seeds_here = [seed + 10_000_000 * part for seed in seeds]
+        for own, replies in zip(found, fleet.generate(filled, tokens, temperature, seeds_here), strict=True):
+            own += replies
+    return [own[: len(its)] for own, its in zip(found, prompts, strict=True)]
+
+
+def _filled(some: Sequence[Ids], length: int) -> list[Ids]:
+    """Return the items with the last repeated, up to `length`; more items stay."""
+    return [*some, *[some[-1]] * (length - len(some))]

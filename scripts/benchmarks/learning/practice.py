@@ -22,7 +22,7 @@ from typing import TypeVar
 from benchmarks.learning.arms import Arm
 from benchmarks.learning.engine import DisplacedEngine, ForwardEngine
 from benchmarks.learning.experiment import ask_as, method_of
-from benchmarks.learning.fleet import Fleet, Reply
+from benchmarks.learning.fleet import Fleet, Reply, sample
 from benchmarks.learning.scopes import anchors
 from benchmarks.learning.share import Yardstick, yardstick
 from benchmarks.learning.simulation import Asked, Simulation
@@ -31,7 +31,9 @@ from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.offline.personas import PREFERENCES, THANKS, Topic, topics
+from openclaw_rl.practice.plan import AnchorUse
 from openclaw_rl.practice.relevance import Relevance
+from openclaw_rl.practice.share import mean_kl
 from openclaw_rl.practice.stops import LEARNED, rule
 from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.trainers.base import NoStep
@@ -138,6 +140,7 @@ class Practised:
         self.sampling = SamplingParams(sizes.reply_tokens, temperature=sizes.temperature)
         self.pool: list[Corrected] = []
         self.anchors = anchors(arm.anchor_kind)
+        self._anchored = AnchorUse()
         self.steps: list[Step] = []
         self.metrics: dict[str, float] = {}
         self.stopped_at: int | None = None
@@ -216,9 +219,16 @@ class Practised:
         chosen: list[Corrected | Asked] = [next(turns[n % len(turns)]) for n in range(self.arm.replies - held)]
         corrected = {one.asked.messages[0] for one in self.pool}
         own = [text for text in self._thanked if text not in corrected]
-        held_prompts = dice.sample(own, min(held, len(own)))
-        held_prompts += islice(_without_end(self.anchors, dice), held - len(held_prompts))
-        return [*chosen, *(Asked(Topic("", ()), (text,)) for text in held_prompts)]
+        return [*chosen, *(Asked(Topic("", ()), (text,)) for text in self._held_prompts(own, held))]
+
+    def _held_prompts(self, own: Sequence[str], count: int) -> list[str]:
+        """Return the anchors of an update, chosen as the server chooses them."""
+        used, found = AnchorUse(Counter(self._anchored.times), self._anchored.leaks), list[str]()
+        for number in range(count):
+            places = [text for text in own if text not in found] or [t for t in self.anchors if t not in found]
+            found.append(used.choice(places or self.anchors, number))
+            used.times[found[-1]] += 1
+        return found
 
     # -- what is learned -----------------------------------------------------------------------------------------------
 
@@ -286,6 +296,10 @@ class Practised:
             found = await asyncio.gather(*(self._method.practise(turn, hint, tools) for turn, hint in jobs))
         step.dropped = dict(Counter(f"{one.reason}: {one.detail}" for one in found if isinstance(one, Dropped)))
         step.passed = sum(verdict == 1 for verdict in verdicts) / max(1, len(verdicts))
+        for (turn, hint), made in zip(jobs, found, strict=True):
+            if hint is None and not isinstance(made, Dropped):
+                sides = (made.student_log_probs or (), made.teacher_log_probs or ())
+                self._anchored.add(turn.request.messages[0].text(), mean_kl([sides]))
         return [one for one in found if not isinstance(one, Dropped)]
 
     async def _answers(self, turn: JudgedTurn, hint: str | None) -> bool:
@@ -340,23 +354,6 @@ class Practised:
         return [self._subject.prompt(messages[0].text()) for messages in told if messages is not None]
 
 
-def sample(
-    fleet: Fleet, prompts: Sequence[Sequence[Ids]], tokens: int, temperature: float, seeds: Sequence[int], chunk: int
-) -> list[list[Reply]]:
-    """Sample one reply for each prompt of each policy, in calls of `chunk` prompts a policy.
-
-    Policies may have different numbers of prompts: the last prompt fills a call up, and its replies are left out.
-    """
-    most = max(map(len, prompts))
-    found: list[list[Reply]] = [[] for _ in prompts]
-    for part, start in enumerate(range(0, most, chunk)):
-        filled = [_filled(own, start + chunk)[start : start + chunk] for own in prompts]
-        seeds_here = [seed + 10_000_000 * part for seed in seeds]
-        for own, replies in zip(found, fleet.generate(filled, tokens, temperature, seeds_here), strict=True):
-            own += replies
-    return [own[: len(its)] for own, its in zip(found, prompts, strict=True)]
-
-
 def train_update(fleet: Fleet, runs: Sequence[Practised], update: int, sizes: Sizes) -> None:
     """Make one update of every run."""
     prompts = [run.ask(update) for run in runs]
@@ -391,8 +388,3 @@ def _without_end(some: Sequence[_T], dice: random.Random) -> Iterator[_T]:
     """Yield the items in a new random order again and again."""
     while True:
         yield from dice.sample(list(some), len(some))
-
-
-def _filled(some: Sequence[_T], length: int) -> list[_T]:
-    """Return the items with the last repeated, up to `length`; more items stay."""
-    return [*some, *[some[-1]] * (length - len(some))]

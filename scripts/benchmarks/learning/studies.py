@@ -14,9 +14,9 @@ from benchmarks.learning.arms import (
     CONTROLS,
     DRIFT,
     FEW,
-    GUIDED,
     JUDGED_PLACES,
     MAIN,
+    QUARTER,
     WHOLE,
     Arm,
 )
@@ -27,8 +27,8 @@ from benchmarks.learning.subject import Subject
 from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings
 
-REACHED = ("short", "no_lists", "personal")
-"""Wishes that the base meets in at most a tenth of its replies, and the base that reads them in two fifths or more."""
+REACHED = ("short", "no_lists", "lively")
+"""Length, form and tone: wishes that the base meets in at most a tenth of its replies."""
 EACH = tuple((name,) for name in REACHED)
 IN_TURN = (REACHED,)
 """All wishes, one after the other."""
@@ -235,10 +235,10 @@ NINE = Sizes(updates=9, marks=(9,), replies=1, glances=())
 AT_BOTH = Sizes(glances=(), replies=1)
 STUDIES: dict[str, tuple[Study, ...]] = {
     "final": (
-        Study(MAIN, seeds=(3, 4, 5), sizes=AT_BOTH),
-        Study((ANCHORED[0],), IN_TURN, seeds=(3, 4, 5), sizes=Sizes(updates=9, replies=1)),
+        Study(QUARTER, IN_TURN, seeds=(3, 4, 5), sizes=Sizes(updates=13, replies=1, glances=())),
         Study(ANCHORED, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
-        Study((GUIDED,), SHORT_ALONE, seeds=(6,), sizes=AT_BOTH, has_elsewhere=True),
+        Study(QUARTER, SHORT_ALONE, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
+        Study(MAIN, seeds=(3, 4, 5), sizes=AT_BOTH),
     ),
     "ablations": (
         Study(ABLATIONS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),

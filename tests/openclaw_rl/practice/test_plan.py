@@ -5,14 +5,20 @@ from collections import Counter
 import pytest
 
 from openclaw_rl.practice.anchors import BUILT_IN
-from openclaw_rl.practice.plan import held_back, plan, practised_sources
+from openclaw_rl.practice.plan import AnchorUse, held_back, plan, practised_sources
 from openclaw_rl.types import PracticeKind
 
 ANN, BOB = ("ann", "policy"), ("bob", "policy")
 
 
-def made(wishes, anchors=None, *, replies=8, share=0.5, anchored=None):
-    return plan(wishes, anchors or {}, replies=replies, anchor_share=share, anchored=anchored or Counter())
+def made(wishes, anchors=None, *, replies=8, share=0.5, anchored=None, leaks=None):
+    return plan(
+        wishes,
+        anchors or {},
+        replies=replies,
+        anchor_share=share,
+        anchored=AnchorUse(anchored or Counter(), leaks or {}),
+    )
 
 
 def counted(exercises):
@@ -91,3 +97,22 @@ def test_an_update_has_its_size_and_at_least_one_wish(wish, replies, share):
 
 def test_without_a_wish_nothing_is_practised():
     assert made([], {ANN: ["a"]}) == []
+
+
+def test_every_second_anchor_is_the_prompt_whose_reply_was_farthest_from_the_base(wish):
+    leaks = {"a": 0.1, "b": -0.5, "d": 0.4, BUILT_IN[7]: 0.2}
+    found = made([wish(1)], {ANN: ["a", "b", "c", "d"]}, replies=8, leaks=leaks)
+    assert [one.turn_id for one in found if one.hint is None] == ["a", "d", "b", "c"], "no other place is known to leak"
+    found = made([wish(1)], replies=8, leaks=leaks)
+    assert [one.text for one in found if one.hint is None] == [*BUILT_IN[:1], BUILT_IN[7], BUILT_IN[1], BUILT_IN[2]]
+
+
+def test_the_use_of_anchors_forgets_prompts_that_are_gone():
+    use = AnchorUse()
+    use.add("a", 0.3)
+    use.add("a", None)
+    use.add("b", 0.5)
+    kept = use.only({"a", "c"})
+    assert (kept.times, kept.leaks) == (Counter(a=2), {"a": 0.3})
+    assert kept.choice(["a", "c"], 1) == "a"
+    assert kept.choice(["a", "c"], 0) == "c"

@@ -14,8 +14,8 @@ from tolerances import rel
 from benchmarks import learning_practice
 from benchmarks.learning.arms import ARMS, Arm
 from benchmarks.learning.engine import DisplacedEngine, ForwardEngine
-from benchmarks.learning.fleet import Fleet, Reply
-from benchmarks.learning.practice import Corrected, Practised, Sizes, measure_yardsticks, sample, train_update
+from benchmarks.learning.fleet import Fleet, Reply, sample
+from benchmarks.learning.practice import Corrected, Practised, Sizes, measure_yardsticks, train_update
 from benchmarks.learning.practice_report import load, report
 from benchmarks.learning.scope_measures import Line, Scales, Spoken, spoken_to
 from benchmarks.learning.scopes import anchors, chat
