@@ -1,7 +1,9 @@
 """Choice of the prompts of one update: all wishes are rehearsed together, and anchors hold the rest in place.
 
-What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Each prompt is
-practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure on.
+What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Beside open
+wishes those that rest have a quarter of the places: a new wish needs many replies, and a learned one is kept by few.
+Each prompt is practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure
+on.
 
 A wish leaks most into the prompts that are most like its own. So every second anchor is the prompt whose newest reply
 was the farthest from the base; the others take turns, so that each prompt is looked at.
@@ -16,6 +18,9 @@ from openclaw_rl.types import PracticeKind, Wish, WishSource
 
 HOLD_BACK_FROM = 4
 """Corrected prompts of one wish from which on every fourth is held back."""
+
+REHEARSED = 0.25
+"""Share of the wishes' places for those that rest, while another is open."""
 
 Owner = tuple[str, str]
 """User and policy."""
@@ -95,16 +100,25 @@ def plan(
     rehearsed = [wish for wish in wishes if practised_sources(wish)]
     if not rehearsed:
         return []
-    wished = _of_wishes(rehearsed, max(1, replies - round(replies * anchor_share)))
+    wished = _open_first(rehearsed, max(1, replies - round(replies * anchor_share)))
     local = [one for one in wished if not _is_general(one, rehearsed)]
     # In proportion to the wishes that stay where they were asked; the room of the others is theirs.
     count = min(replies - len(wished), round(len(local) * anchor_share / (1 - anchor_share)))
-    wished += _of_wishes(rehearsed, replies - len(wished) - count, after=wished)
+    wished += _open_first(rehearsed, replies - len(wished) - count, after=wished)
     return wished + _anchors([one.owner for one in local], anchors, count, anchored)
 
 
 def _is_general(exercise: Exercise, wishes: Sequence[Wish]) -> bool:
     return any(wish.wish_id == exercise.wish_id and wish.is_general for wish in wishes)
+
+
+def _open_first(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = ()) -> list[Exercise]:
+    """Return `count` exercises, of which wishes that rest have `REHEARSED`, where others are open."""
+    open_ones, resting = [one for one in wishes if one.is_open], [one for one in wishes if not one.is_open]
+    if not open_ones or not resting:
+        return _of_wishes(wishes, count, after)
+    rehearsed = int(count * REHEARSED)
+    return [*_of_wishes(open_ones, count - rehearsed, after), *_of_wishes(resting, rehearsed, after)]
 
 
 def _of_wishes(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = ()) -> list[Exercise]:

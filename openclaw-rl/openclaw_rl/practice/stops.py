@@ -12,7 +12,7 @@ from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.types import Wish
 
 LEARNED = "learned"
-_FALLS_BELOW = 0.85
+FALLS_BELOW = 0.85
 """A learned wish needs practice again when its share falls below this part of the aim."""
 _PROGRESS = 0.02
 """Least rise of the learned share that counts as progress."""
@@ -43,7 +43,7 @@ def rule(
         return Ruling(stopped=f"its replies are {kl:.2f} nats a token from the base (practice.max_kl)")
     if wish.rests is not None and wish.rests != LEARNED:
         return Ruling(rests=wish.rests)
-    if share is not None and share >= (aim if wish.rests is None else _FALLS_BELOW * aim):
+    if share is not None and share >= (aim if wish.rests is None else FALLS_BELOW * aim):
         return Ruling(rests=LEARNED)
     if wish.updates >= settings.max_updates:
         return Ruling(rests=f"it had {wish.updates} updates (practice.max_updates)")

@@ -26,58 +26,21 @@ from benchmarks.learning.fleet import Fleet, Reply, sample
 from benchmarks.learning.scopes import anchors
 from benchmarks.learning.share import Yardstick, yardstick
 from benchmarks.learning.simulation import Asked, Simulation
+from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.subject import Subject
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.offline.personas import PREFERENCES, THANKS, Topic, topics
-from openclaw_rl.practice.plan import AnchorUse
+from openclaw_rl.practice.plan import REHEARSED, AnchorUse
 from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.practice.share import mean_kl
-from openclaw_rl.practice.stops import LEARNED, rule
+from openclaw_rl.practice.stops import FALLS_BELOW, LEARNED, rule
 from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.trainers.base import NoStep
 from openclaw_rl.types import Ids, JudgedTurn, Sample, SamplingParams, Verdict, Wish, WishState
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a run."""
-
-    updates: int = 17
-    """Updates of a wish, the first of them the user's own turns."""
-    marks: tuple[int, ...] = (9, 17)
-    """Updates after which a run of one wish is measured; one of several wishes is measured after each wish."""
-    glances: tuple[int, ...] = (3, 5, 7, 12)
-    """Updates after which the score alone is measured."""
-    reply_tokens: int = 96
-    held_out: int = 48
-    replies: int = 2
-    """Replies per held-out topic at a mark."""
-    others: int = 3
-    temperature: float = 0.7
-    yardstick_prompts: int = 8
-    """Prompts of a wish, held back from practice, on which the learned share is measured."""
-    yardstick_tokens: int = 48
-    elsewhere_prompts: int = 6
-    """Prompts of each other kind."""
-    elsewhere_replies: int = 3
-    elsewhere_tokens: int = 160
-    exact_questions: int = 60
-    exact_tokens: int = 24
-    chat_turns: int = 8
-    """Turns of the long neutral chat."""
-    tool_questions: int = 12
-    tool_tokens: int = 48
-    problems: int = 96
-    """Word problems, where the user names some."""
-    problem_tokens: int = 200
-    width: int = 16
-    """Prompts of a policy in one call of the sampler during an update, whatever their number: draws depend on it."""
-    chunk: int = 48
-    """The same in measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +177,24 @@ class Practised:
         """Return the practice of an update: prompts of all wishes in turn, then anchors."""
         dice = random.Random(77 * self.seed + update)
         held = round(self.arm.replies * self.arm.anchors)
-        by_wish = [[one for one in self.pool if one.wish == wish] for wish in self.wishes]
-        turns = [iter(_without_end(own, dice)) for own in by_wish if own]
-        chosen: list[Corrected | Asked] = [next(turns[n % len(turns)]) for n in range(self.arm.replies - held)]
+        chosen: list[Corrected | Asked] = [*self._rehearsed(self.arm.replies - held, dice)]
         corrected = {one.asked.messages[0] for one in self.pool}
         own = [text for text in self._thanked if text not in corrected]
         return [*chosen, *(Asked(Topic("", ()), (text,)) for text in self._held_prompts(own, held))]
+
+    def _rehearsed(self, count: int, dice: random.Random) -> list[Corrected]:
+        """Return corrected prompts, those of each wish in turn; wishes that rest have the server's share of places."""
+        given = [wish for wish in self.wishes if any(one.wish == wish for one in self.pool)]
+        shares = self.steps[-1].shares if self.steps else {}
+        level = math.inf if self.arm.stop_share is None else FALLS_BELOW * self.arm.stop_share
+        resting = [wish for wish in given if shares.get(wish, 0.0) >= level]
+        still_open = [wish for wish in given if wish not in resting]
+        kept = int(count * REHEARSED) if resting and still_open else 0
+        found = []
+        for wishes, places in ((still_open or given, count - kept), (resting, kept)):
+            turns = [_without_end([one for one in self.pool if one.wish == wish], dice) for wish in wishes]
+            found += [next(turns[n % len(turns)]) for n in range(places)]
+        return found
 
     def _held_prompts(self, own: Sequence[str], count: int) -> list[str]:
         """Return the anchors of an update, chosen as the server chooses them."""

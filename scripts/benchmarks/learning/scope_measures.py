@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from benchmarks.learning.experiment import ENDS, ask_as, kept
 from benchmarks.learning.fleet import Fleet, Reply, sample
 from benchmarks.learning.measures import Answers, quality
-from benchmarks.learning.practice import Practised, Sizes
+from benchmarks.learning.practice import Practised
 from benchmarks.learning.scopes import chat, elsewhere, exact, near_forms, tool
+from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.subject import Subject, forced_log_probs
 from benchmarks.learning.tool_form import ToolForm
 from openclaw_rl.offline.personas import PREFERENCES, Preference, Problem, Topic, topics

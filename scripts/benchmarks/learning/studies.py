@@ -21,8 +21,9 @@ from benchmarks.learning.arms import (
     Arm,
 )
 from benchmarks.learning.fleet import Fleet
-from benchmarks.learning.practice import Practised, Sizes, measure_yardsticks, train_update
+from benchmarks.learning.practice import Practised, measure_yardsticks, train_update
 from benchmarks.learning.scope_measures import Line, Scales, ends, line_of, spoken_to
+from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.subject import Subject
 from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings

@@ -15,12 +15,13 @@ from benchmarks import learning_practice
 from benchmarks.learning.arms import ARMS, Arm
 from benchmarks.learning.engine import DisplacedEngine, ForwardEngine
 from benchmarks.learning.fleet import Fleet, Reply, sample
-from benchmarks.learning.practice import Corrected, Practised, Sizes, measure_yardsticks, train_update
+from benchmarks.learning.practice import Corrected, Practised, measure_yardsticks, train_update
 from benchmarks.learning.practice_report import load, report
 from benchmarks.learning.scope_measures import Line, Scales, Spoken, spoken_to
 from benchmarks.learning.scopes import anchors, chat
 from benchmarks.learning.share import Yardstick
 from benchmarks.learning.simulation import Asked
+from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.studies import STUDIES, Job, Place, _measured, ends_jobs, jobs_of, smoke, work
 from benchmarks.learning.subject import Subject
 from openclaw_rl.offline.personas import PREFERENCES, Problem
