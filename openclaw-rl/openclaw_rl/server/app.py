@@ -31,6 +31,7 @@ import asyncio
 import gc
 import signal
 import socket
+import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -79,6 +80,10 @@ from openclaw_rl.telemetry.alerts import Alert, Alerts
 from openclaw_rl.types import Ids, LogProbs
 
 log = structlog.get_logger()
+
+_SWITCH_S = 0.0005
+"""Longest time that the event loop waits for another thread to give up Python's lock; Python's own value is 0.005.
+The loop needs the lock again after each wait for its sockets, so beside the ledger's threads a chat waits often."""
 
 
 async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
@@ -169,6 +174,7 @@ async def _serve(
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
     async with announced(core.data, url, proof_key=core.proof_key):
         version = core.serving.current
         door.open(app)
