@@ -30,6 +30,8 @@ _MOST_REPLIES, _MOST_PARTS = 8, 64
 """Most replies and sentences of a `Place`: they bound the memory that an open turn takes (1 kB)."""
 _MOST_BLOCKS = 16
 """Most decorations on each side of a message."""
+_MOST_KNOWN_TEXTS, _MOST_KNOWN_PLACES = 10_000, 1000
+"""Most digests of messages, and places, that `Known` keeps: 2 MB and 1 MB."""
 _DIGITS = re.compile(r"\d+")
 _PARTS = re.compile(r"\n+|(?<=[.!?…。！？])\s+")
 _FIRST_BRACKET = re.compile(r"\[[^\[\]\n]{1,200}\]\s*")
@@ -113,6 +115,35 @@ def grouped(reply_hash: str, group: str | None) -> str:
     return reply_hash if group is None else _digest([reply_hash, group])
 
 
+class Known:
+    """Digests of messages and histories that came before: every request brings its whole history again."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, str] = {}
+        self._places: dict[str, Place] = {}
+
+    def digest(self, message: Message) -> str:
+        """Return `digest(message)`."""
+        if message.tool_calls or not isinstance(message.content, str):
+            return digest(message)
+        key = hash((message.role, message.content))  # 64 bits with the process's own seed; the text itself is not kept
+        known = self._digests.get(key)
+        if known is None:
+            if len(self._digests) >= _MOST_KNOWN_TEXTS:
+                self._digests.clear()
+            known = self._digests[key] = digest(message)
+        return known
+
+    def place(self, messages: Sequence[Message], digests: Sequence[str], whole: str) -> Place:
+        """Return the place of a reply behind these messages. The digests of all messages determine it."""
+        known = self._places.get(whole)
+        if known is None:
+            if len(self._places) >= _MOST_KNOWN_PLACES:
+                self._places.clear()
+            known = self._places[whole] = _place(messages, digests)
+        return known
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The messages before a reply, without system prompts and ephemeral messages, as digests."""
@@ -124,31 +155,34 @@ class History:
     place: Place
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> "History":
+    def of(cls, messages: Sequence[Message], known: Known) -> "History":
         """Return the digests of a `conversation`."""
-        digests = [digest(message) for message in messages]
-        replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
-        asked = "\n".join(canonical_text(message) for message in messages[replies[-1] + 1 if replies else 0 :])
-        parts = [part for part in _PARTS.split(asked) if part.strip()]
-        if len(parts) > _MOST_PARTS:
-            parts = parts[: _MOST_PARTS // 2] + parts[-_MOST_PARTS // 2 :]
-        own = undecorated(asked)
-        return cls(
-            whole=_digest(digests),
-            before=digests[-1] if digests else "",
-            place=Place(
-                depth=len(replies),
-                replies="".join(digests[at][:_SHORT] for at in replies[-_MOST_REPLIES:]),
-                words=_short(own) if own else "",
-                parts="".join(map(_short, parts)),
-                shape=_short(_DIGITS.sub("0", asked)) if asked else "",
-            ),
-        )
+        digests = list(map(known.digest, messages))
+        whole = _digest(digests)
+        return cls(whole, digests[-1] if digests else "", known.place(messages, digests, whole))
 
 
-def turn_key(messages: Sequence[Message], reply: Message, group: str | None = None) -> TurnKey:
+def _place(messages: Sequence[Message], digests: Sequence[str]) -> Place:
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    asked = "\n".join(canonical_text(message) for message in messages[replies[-1] + 1 if replies else 0 :])
+    parts = [part for part in _PARTS.split(asked) if part.strip()]
+    if len(parts) > _MOST_PARTS:
+        parts = parts[: _MOST_PARTS // 2] + parts[-_MOST_PARTS // 2 :]
+    own = undecorated(asked)
+    return Place(
+        depth=len(replies),
+        replies="".join(digests[at][:_SHORT] for at in replies[-_MOST_REPLIES:]),
+        words=_short(own) if own else "",
+        parts="".join(map(_short, parts)),
+        shape=_short(_DIGITS.sub("0", asked)) if asked else "",
+    )
+
+
+def turn_key(
+    messages: Sequence[Message], reply: Message, group: str | None = None, known: Known | None = None
+) -> TurnKey:
     """Return the key of `reply` in its conversation; `messages` and `group` are the request's."""
-    history = History.of(conversation(messages))
+    history = History.of(conversation(messages), known or Known())
     return TurnKey(grouped(digest(reply), group), history.before, history.whole, history.place)
 
 

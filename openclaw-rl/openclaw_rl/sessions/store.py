@@ -17,7 +17,6 @@ import structlog
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
-from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.settings import SessionSettings
 from openclaw_rl.types import DropReason, EndedTurn, NextState, OpenTurn, Request, Scope, Turn, TurnKey
@@ -93,7 +92,7 @@ class Sessions:
 
         The caller sends the finish chunk after this.
         """
-        key = turn_key(request.messages, turn.reply, request.group)
+        key = self._pairing.key(request, turn.reply)
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, FunctionCall, Message, ToolCall
-from openclaw_rl.sessions.conversation_key import canonical_arguments, conversation, digest, turn_key
+from openclaw_rl.sessions.conversation_key import Known, canonical_arguments, conversation, digest, turn_key
 
 
 def call(name: str, arguments: object, call_id: str = "call_1") -> Message:
@@ -158,3 +158,21 @@ def test_turn_key_ignores_system_and_ephemeral_messages() -> None:
     assert turn_key([*system, hi, context], reply) == turn_key([hi], reply)
     assert turn_key(system, reply).before_hash == ""
     assert turn_key([hi], reply) != turn_key([hi, reply, hi], reply)
+
+
+def test_keys_of_known_messages_are_those_of_new_ones() -> None:
+    known, reply = Known(), Message(role="assistant", content="hello")
+    parts = Message(role="user", content=[ContentPart(type="text", text="hi")])
+    messages = [Message(role="user", content="hi"), reply, call("f", {"a": 1}), call("f", {"a": 2}), parts]
+    messages += [Message(role="assistant", content="hi"), Message(role="user", content="[1] hi\n\nthere. Now?")]
+    for _ in range(2):
+        for size in range(len(messages) + 1):
+            assert turn_key(messages[:size], reply, known=known) == turn_key(messages[:size], reply)
+
+
+def test_a_key_stays_when_known_messages_are_forgotten() -> None:
+    known, reply, hi = Known(), Message(role="assistant", content="hello"), Message(role="user", content="hi")
+    first = turn_key([hi], reply, known=known)
+    for n in range(12_000):
+        known.digest(Message(role="user", content=str(n)))
+    assert turn_key([hi], reply, known=known) == first
