@@ -212,7 +212,8 @@ class Generation:
     def _request(self, attempt: int) -> GenerateRequest:
         assert self._use is not None
         done = self.sampled.ids
-        return GenerateRequest(
+        # Without validation, which would look at each of the ids.
+        return GenerateRequest.model_construct(
             input_ids=[*self._prompt_ids, *done],
             sampling_params=self._decoding.for_engine(len(done)),
             # A prefix, no suffix: SGLang aborts every request whose id begins with the given one.
