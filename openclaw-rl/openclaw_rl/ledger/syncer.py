@@ -29,6 +29,8 @@ Told = Callable[[OSError | None], None]
 class _Commit:
     told: Told | None
     """Callback once the commit is on disk, or cannot be; None: no job of the group waits."""
+    groups: int
+    """Groups committed since the one before."""
 
 
 class Syncer:
@@ -42,6 +44,8 @@ class Syncer:
         self._log_path = Path()
         self.failure: str | None = None
         """Reason that the last fsync failed; None: it did not."""
+        self._unsaid = 0
+        """Groups of which this thread was not told yet."""
         self.is_log_long = False
         """True if writes never pause: then the writer moves the log into the file, between two commits."""
 
@@ -54,7 +58,12 @@ class Syncer:
         self._thread.join()
 
     def committed(self, told: Told | None) -> None:
-        self._commits.put(_Commit(told))
+        # A group that waits for no fsync is that of a chat's request. To wake this thread for it would delay the chat's
+        # first token, because both need Python's lock. The end of the request follows, and needs an fsync.
+        self._unsaid += 1
+        if told is not None or self._unsaid >= _CHECKPOINT_GROUPS:
+            self._commits.put(_Commit(told, self._unsaid))
+            self._unsaid = 0
 
     def sync(self, db: sqlite3.Connection) -> None:
         """Write the log to the disk. Raises OSError."""
@@ -91,7 +100,7 @@ class Syncer:
                 continue
             commits, is_last = self._take(first)
             self._tell(db, [commit.told for commit in commits if commit.told is not None])
-            groups += len(commits)
+            groups += sum(commit.groups for commit in commits)
             if groups >= _CHECKPOINT_GROUPS and not self.is_log_long:
                 checkpoint(db)  # most of the log; the writer moves the newest commits
                 self.is_log_long = True
