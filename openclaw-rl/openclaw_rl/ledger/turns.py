@@ -13,6 +13,7 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import append_event, find_turn, move
 from openclaw_rl.ledger.store import LedgerPart, chat_write, read, write
 from openclaw_rl.types import (
@@ -123,6 +124,17 @@ class Turns(LedgerPart):
             )
             for row in rows
         ]
+
+    @read
+    def deleted(self, db: sqlite3.Connection, turn_ids: Collection[str]) -> list[str]:
+        """Return those of the turns that are not here: they were deleted."""
+        here: set[str] = set()
+        for some in cut(list(turn_ids)):
+            marks, values = in_list(some)
+            here.update(
+                found for (found,) in db.execute(f"SELECT turn_id FROM turn WHERE turn_id IN ({marks})", values)
+            )
+        return [turn_id for turn_id in turn_ids if turn_id not in here]
 
     # Without an fsync, as `begin`: after a power cut the turns are open again.
     @chat_write(is_synced=False)

@@ -93,6 +93,11 @@ class Pairing:
     def __len__(self) -> int:
         return len(self._turns)
 
+    @property
+    def turn_ids(self) -> list[str]:
+        """The turns that are known, open and ended."""
+        return [*self._turns, *self._ended]
+
     def key(self, request: Request, reply: Message) -> TurnKey:
         """Return the key of the reply to this request."""
         return turn_key(request.messages, reply, request.group, self._known)
@@ -146,13 +151,21 @@ class Pairing:
         gone = [turn_id for turn_id in turn_ids if turn_id in self._turns]
         for turn_id in gone:
             self._ended[turn_id] = self._turns.pop(turn_id)
-        for turn_id in list(islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))):
-            turn = self._ended.pop(turn_id)
-            for key in _keys(turn):
+        self.forget(list(islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))))
+        return gone
+
+    def forget(self, turn_ids: Iterable[str]) -> None:
+        """Remove turns, ended ones too, with their digests; later requests pair as if they had never been."""
+        for turn_id in turn_ids:
+            turn = self._turns.pop(turn_id, None) or self._ended.pop(turn_id, None)
+            for key in () if turn is None else _keys(turn):
                 del self._index[key][turn_id]
                 if not self._index[key]:
                     del self._index[key]
-        return gone
+
+    def forget_words(self) -> None:
+        """Drop all digests that belong to no turn here."""
+        self._known.clear()
 
     def close(self, scope: Scope) -> list[str]:
         """Remove all open turns of a session that is over; return their ids. Without a session id: no turn."""

@@ -17,6 +17,7 @@ import structlog
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.messages import Message
+from openclaw_rl.sessions.conversation_key import turn_key
 from openclaw_rl.sessions.pairing import Paired, Pairing
 from openclaw_rl.settings import SessionSettings
 from openclaw_rl.types import DropReason, EndedTurn, NextState, OpenTurn, Request, Scope, Turn, TurnKey
@@ -47,6 +48,8 @@ class SessionLedger(Protocol):
     async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None: ...
 
     async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
+
+    async def deleted(self, turn_ids: Collection[str]) -> list[str]: ...
 
     async def expire(self, older_than: float) -> list[str]: ...
 
@@ -118,6 +121,14 @@ class Sessions:
     async def done(self, scope: Scope) -> None:
         """End a session, after its last reply was `served`."""
         await self._drop(self._pairing.close(scope), DropReason.NO_NEXT_STATE, "session done")
+
+    async def forget_deleted(self) -> None:
+        """Forget what the ledger has deleted: its turns, and all digests of words. Raises LedgerError."""
+        # The digests name no turn. All go, because they cost no more than to be computed again.
+        self._pairing.forget_words()
+        deleted = await self._ledger.deleted(self._pairing.turn_ids)
+        self._pairing.forget(deleted)
+        self._ended.difference_update(deleted)
 
     async def refill(self) -> None:
         """Load the turns that were open when the server last stopped, and the newest that had ended.

@@ -170,9 +170,23 @@ def test_keys_of_known_messages_are_those_of_new_ones() -> None:
             assert turn_key(messages[:size], reply, known=known) == turn_key(messages[:size], reply)
 
 
-def test_a_key_stays_when_known_messages_are_forgotten() -> None:
+def test_known_messages_are_bounded_and_those_used_last_stay() -> None:
     known, reply, hi = Known(), Message(role="assistant", content="hello"), Message(role="user", content="hi")
     first = turn_key([hi], reply, known=known)
     for n in range(12_000):
         known.digest(Message(role="user", content=str(n)))
+        turn_key([hi], reply, known=known)
+    assert (len(known._digests), len(known._places)) == (10_000, 1)
+    keys = set(known._digests)
     assert turn_key([hi], reply, known=known) == first
+    assert set(known._digests) == keys, "it was computed again"
+
+
+def test_known_messages_hold_no_text_and_can_be_forgotten() -> None:
+    known, word = Known(), "quokka"
+    messages = [Message(role="user", content=f"{word} {n}. {word}!") for n in range(50)]
+    turn_key(messages, Message(role="assistant", content=word), known=known)
+    assert (len(known._digests), len(known._places)) == (50, 1)
+    assert word not in repr((known._digests, known._places))
+    known.clear()
+    assert (len(known._digests), len(known._places)) == (0, 0)
