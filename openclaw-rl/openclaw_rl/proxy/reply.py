@@ -17,9 +17,8 @@ import asyncio
 import math
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -55,8 +54,7 @@ _BY_REQUEST = {
 """Reasons that hold for every turn of a client, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):  # as `Delta`
     """The text that one engine event made visible, and its tokens."""
 
     delta: Delta | None
