@@ -215,6 +215,9 @@ class Turns(LedgerPart):
 
 def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: int, outcome: str) -> int:
     """Insert the row of a request and return its id. The caller has masked its secrets."""
+    # The first token waits for this: all pieces are looked up at once.
+    prompt, messages = blobs.prompt_pieces(request.prompt_ids), blobs.message_pieces(request.messages)
+    sampling, *rest = blobs.put(db, [blobs.text_piece(orjson.dumps(request.sampling).decode()), *prompt, *messages])
     row = db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
         " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
@@ -229,12 +232,12 @@ def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: i
             request.episode,
             request.task,
             request.step,
-            blobs.put_text(db, orjson.dumps(request.sampling).decode()),
+            sampling,
             blobs.put_text(db, request.tools_json),
             blobs.put_text(db, request.template_kwargs_json),
             prompt_tokens,
-            blobs.put_prompt(db, request.prompt_ids),
-            pack_ids(blobs.put_messages(db, request.messages)),
+            pack_ids(rest[: len(prompt)]),
+            pack_ids(rest[len(prompt) :]),
         ),
     ).lastrowid
     return int(row or 0)
