@@ -1,13 +1,16 @@
-"""Overhead of the proxy: added time to first token, and CPU time per streamed token.
+"""Overhead of the proxy: added time to first token, CPU time per streamed token, short requests a second.
 
-    scripts/benchmarks.sh proxy_overhead [--rounds 100] [--out FILE.json]
+    scripts/benchmarks.sh proxy_overhead [--rounds 5] [--out FILE.json]
+    scripts/benchmarks.sh proxy_overhead --litellm VENV/bin/litellm --router OTHER_VENV/bin/python
 
-The real server (with ledger and sessions) runs over the stub engine, which answers at once and then streams 25 tokens a
-second. Bare and proxied requests alternate in one run: `POST /generate` with the ids of a 2k-token prompt straight to
-the stub, and a chat with a prompt of that length through the proxy. In a `new` chat only the system message was seen
-before; `next turn` continues a conversation. The time to first token is that of the first text, not of the role. With
-16 streams each client holds its stream open for two seconds before the next request, so that 16 run at any time. Every
-figure comes with the load generator's own delay: the lateness of its event loop.
+The real server (ledger, sessions, one API key) runs over a stub engine. The stub answers at once and then streams 25
+tokens a second to each stream. Beside it run a bare asyncio relay of the engine's bytes, and the forwarders whose
+programs are given: LiteLLM's proxy, and sglang-router in an interpreter that has it. Both only pass on. All get one
+client, the same chats and the same key. Blocks of the programs take turns, and the order rotates with the rounds.
+
+"Added" is a quantile through a program minus the median of its own upstream asked directly in that round. A *new* chat
+has 2k tokens, of which only the system message was seen before. Its *next turn* goes on with the reply that came, so
+the former turn is paired. Each figure is a median of the rounds, with the least and the most.
 """
 
 import argparse
@@ -15,186 +18,173 @@ import asyncio
 import json
 import os
 import platform
-import random
-import subprocess
-import sys
+import secrets
+import statistics
 import tempfile
-import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+import httpx
+import uvloop
 
 from benchmarks.chat_load import loop_delay, quantile
-from openclaw_rl.testing.running_server import RunningServer
+from benchmarks.proxy import load
+from benchmarks.proxy.load import Target
+from benchmarks.proxy.targets import Targets
 
-WORDS = ["time", "people", "water", "light", "house", "story", "world", "point", "hand", "night", "money", "paper"]
-PROMPT_TOKENS = 2000
-TEXT = b'"delta":{"content":"'
-ROLE = b'"role":"assistant"'
-
-
-def words(count: int, seed: int) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=count))
-
-
-async def first_token_s(url: str, path: str, body: dict[str, object]) -> tuple[float, int]:
-    """Return the seconds from sending to the first text, and the number of events."""
-    # A plain socket: the cost of a client library would hide the proxy's.
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
-    sent = time.perf_counter()
-    writer.write(request)
-    first: float | None = None
-    events = 0
-    async for line in reader:
-        if line.startswith(b"data: "):
-            if line.startswith(b"data: [DONE]"):
-                break
-            events += 1
-            is_text = path == "/generate" or (TEXT in line and ROLE not in line)
-            if first is None and is_text:
-                first = time.perf_counter() - sent
-        elif line.startswith(b"HTTP/1.1") and b" 200 " not in line:
-            raise RuntimeError(line.decode())
-    writer.close()
-    if first is None:
-        raise RuntimeError("no text came")
-    return first, events
+PACE = 25.0
+"""Tokens a second of one stream."""
+BLOCK_S = 120.0
+STREAMS = {1: (20, 4), 16: (2, 50), 64: (1, 50)}
+"""Loops of each client, and tokens of a reply, by number of streams. Long replies keep all streams open."""
+LENGTHS = (20, 170)
+"""Tokens of the replies whose cost gives the slope."""
+Rows = dict[str, dict[str, list[float]]]
+"""Values of the rounds, by figure and by program."""
 
 
-def chat_body(turn: int, seed: int, tokens: int) -> dict[str, object]:
-    """Return a chat of about PROMPT_TOKENS tokens; turn n + 1 continues turn n."""
-    messages: list[dict[str, str]] = [{"role": "system", "content": words(PROMPT_TOKENS // 2, 0)}]
-    messages.append({"role": "user", "content": words(PROMPT_TOKENS // 2, seed)})
-    for number in range(turn):
-        messages.append({"role": "assistant", "content": words(30, seed + 7 * number)})
-        messages.append({"role": "user", "content": words(30, seed + 11 * number)})
-    return {"model": "policy", "messages": messages, "stream": True, "max_tokens": tokens}
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The aim of a figure of ours: on itself, or as a ratio to a program's."""
+
+    figure: str
+    limit: float
+    beside: str | None = None
+    """None: the figure itself."""
+    at_least: bool = False
+
+    def value(self, medians: Mapping[str, Mapping[str, float]]) -> float | None:
+        found = medians.get(self.figure, {})
+        if self.beside is None:
+            return found.get("ours")
+        return found["ours"] / found[self.beside] if self.beside in found else None
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit if self.at_least else value <= self.limit
 
 
-def generate_body(tokens: int) -> dict[str, object]:
-    ids = [300 + i % 1500 for i in range(PROMPT_TOKENS)]
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": tokens},
-        "stream": True,
-        "return_logprob": True,
-    }
+def added(streams: int, q: str, kind: str = "next turn") -> str:
+    return f"ms added to the first token, {kind}, {streams} streams, {q}"
 
 
-async def time_to_first_token(server: str, engine: str, streams: int, rounds: int) -> dict[str, object]:
-    found: dict[str, list[float]] = {"bare": [], "new": [], "next turn": []}
-    tokens = 4 if streams == 1 else 50  # at 25 tokens a second
-    pause = random.Random(streams)
+CPU, RATE, COST = "µs CPU a streamed token, 64 streams", "short requests a second, 16 clients", "ms CPU a short request"
+AIMS = (
+    Aim(added(1, "p50"), 1.5),
+    Aim(added(16, "p50"), 2.0),
+    Aim(added(1, "p99"), 6.0),
+    Aim(added(16, "p99"), 6.0),
+    Aim(added(64, "p50"), 5.0),
+    Aim(added(1, "p50"), 3.0, "sglang-router"),
+    Aim(added(16, "p50"), 3.0, "sglang-router"),
+    Aim(added(1, "p50"), 0.1, "LiteLLM"),
+    Aim(CPU, 1.3, "sglang-router"),
+    Aim(RATE, 400.0, at_least=True),
+)
 
-    async def client(number: int) -> None:
-        await asyncio.sleep(pause.random() * tokens / 25)
-        for at in range(rounds):
-            seed = 1000 * number + at + 100_000 * streams
-            found["bare"].append((await first_token_s(engine, "/generate", generate_body(tokens)))[0])
-            for kind, turn in (("new", 0), ("next turn", 1)):
-                body = chat_body(turn, seed, tokens)
-                found[kind].append((await first_token_s(server, "/v1/chat/completions", body))[0])
 
+async def measure(targets: Mapping[str, Target], rounds: int, key: str) -> Rows:
+    """Run the blocks of all rounds. Each row gets one value a round."""
+    rows: Rows = defaultdict(lambda: defaultdict(list))
+    proxies = {name: target for name, target in targets.items() if not name.startswith("engine")}
+    engine = targets["engine"]
+    async with httpx.AsyncClient() as client:
+
+        async def pace(tokens_per_s: float) -> None:
+            (await client.get(f"http://127.0.0.1:{engine.port}/pace/{tokens_per_s}")).raise_for_status()
+
+        for target in proxies.values():
+            one = load.generate(8) if target.is_native else load.new_chat(8)
+            for _ in range(3):
+                await asyncio.gather(*(load.ask(target, one, key) for _ in range(16)))
+        for number in range(rounds):
+            await pace(PACE)
+            for streams in STREAMS:
+                await _first_tokens(rows, _rotated(targets, number), streams, key)
+            for target in _rotated(proxies, number):
+                cost = load.token_cost(target, key, streams=64, lengths=LENGTHS)
+                token, _ = await asyncio.wait_for(cost, BLOCK_S)
+                rows[CPU][target.name].append(1e6 * token)
+            await pace(0)
+            for target in _rotated(proxies, number):
+                rate, cpu = await load.requests_a_second(target, key, clients=16, seconds=2.0)
+                rows[RATE][target.name].append(rate)
+                rows[COST][target.name].append(1e3 * cpu)
+            for target in proxies.values():
+                rows["MB resident"][target.name].append(load.resident_mb(target.pid))
+    return rows
+
+
+def _rotated(targets: Mapping[str, Target], by: int) -> list[Target]:
+    order = list(targets.values())
+    return order[by % len(order) :] + order[: by % len(order)]
+
+
+async def _first_tokens(rows: Rows, order: list[Target], streams: int, key: str) -> None:
+    loops, tokens = STREAMS[streams]
+    found = {}
     stop = asyncio.Event()
     own = asyncio.create_task(loop_delay(stop))
-    await asyncio.gather(*(client(number) for number in range(streams)))
+    for target in order:
+        work = load.first_tokens(target, key, streams=streams, loops=loops, tokens=tokens, pace=PACE)
+        found[target.name] = await asyncio.wait_for(work, BLOCK_S)
     stop.set()
-    late = await own
-    bare = quantile(found["bare"], 0.5)
+    rows[f"ms that the load generator itself was late, {streams} streams, p99"]["-"].append(
+        1e3 * quantile(await own, 0.99)
+    )
+    for target in order:
+        if target.name.startswith("engine"):
+            continue
+        upstream = found["engine" if target.is_native or target.name == "ours" else "engine, OpenAI"]
+        base = quantile(upstream.new + upstream.next_turn, 0.5)
+        for q, name in ((0.5, "p50"), (0.99, "p99")):
+            rows[added(streams, name)][target.name].append(1e3 * (quantile(found[target.name].next_turn, q) - base))
+        new = quantile(found[target.name].new, 0.5) - base
+        rows[added(streams, "p50", "new")][target.name].append(1e3 * new)
 
-    def row(values: list[float]) -> dict[str, float]:
-        return {f"p{int(100 * q)} ms": round(1e3 * quantile(values, q), 2) for q in (0.5, 0.9, 0.99)}
 
+def medians_of(rows: Rows) -> dict[str, dict[str, float]]:
     return {
-        "streams": streams,
-        "requests of each kind": len(found["bare"]),
-        **{kind: row(values) for kind, values in found.items()},
-        **{f"added, {kind}": row([value - bare for value in found[kind]]) for kind in ("new", "next turn")},
-        "ratio p50 next turn / bare": round(quantile(found["next turn"], 0.5) / bare, 2),
-        "load generator's own delay": row(late),
+        figure: {name: statistics.median(values) for name, values in found.items()} for figure, found in rows.items()
     }
 
 
-def cpu_s(pid: int) -> float:
-    """Return the user and system time of a process, over all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mb(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
-
-
-async def cpu_per_token(server: str, pid: int, engine: str, engine_pid: int, streams: int) -> dict[str, object]:
-    """Return the CPU time of a token: the slope between two reply lengths; the rest is the cost of a request."""
-    points = []
-    for tokens in (20, 320):
-        proxy, stub, began = cpu_s(pid), cpu_s(engine_pid), time.perf_counter()
-        bodies = [chat_body(0, 9_000_000 + tokens * 1000 + i, tokens) for i in range(streams)]
-        replies = await asyncio.gather(*(first_token_s(server, "/v1/chat/completions", body) for body in bodies))
-        events = sum(events for _, events in replies)
-        points.append((events, cpu_s(pid) - proxy, cpu_s(engine_pid) - stub, time.perf_counter() - began))
-    (e0, c0, s0, _), (e1, c1, s1, seconds) = points
-    return {
-        "streams": streams,
-        "tokens a second in sum": round(e1 / seconds),
-        "proxy, us CPU per streamed token": round(1e6 * (c1 - c0) / (e1 - e0), 1),
-        "proxy, us CPU per token, requests included": round(1e6 * c1 / e1, 1),
-        "proxy, ms CPU per request": round(1e3 * (c0 - e0 * (c1 - c0) / (e1 - e0)) / streams, 2),
-        "stub engine, us CPU per token": round(1e6 * (s1 - s0) / (e1 - e0), 1),
-    }
-
-
-def start_stub(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    where = folder / "engine.json"
-    argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(where), "--mean-tokens", "0"]
-    process = subprocess.Popen([*argv, "--tokens-per-s", "25"], env=os.environ | {"PYTHONSAFEPATH": "1"})
-    end = time.monotonic() + 60
-    while not where.is_file():
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError("the stub engine did not start")
-        time.sleep(0.1)
-    return process, json.loads(where.read_text())["url"]
-
-
-async def measure(server: RunningServer, engine: str, engine_pid: int, rounds: int) -> dict[str, object]:
-    assert server.process is not None
-    pid = server.process.pid
-    await asyncio.gather(*(first_token_s(server.url, "/v1/chat/completions", chat_body(0, i, 8)) for i in range(8)))
-    return {
-        "time to first token": [
-            await time_to_first_token(server.url, engine, 1, rounds),
-            await time_to_first_token(server.url, engine, 16, max(4, rounds // 10)),
-        ],
-        "CPU": await cpu_per_token(server.url, pid, engine, engine_pid, 64),
-        "resident MB of the server": resident_mb(pid),
-    }
+def table(rows: Rows, say: Callable[[str], None] = print) -> None:
+    """Print each figure: the median of the rounds, the least and the most; then the aims."""
+    for figure, found in rows.items():
+        say(figure)
+        for name, values in found.items():
+            say(f"    {name:14s} {statistics.median(values):9.2f}  ({min(values):.2f} - {max(values):.2f})")
+    medians = medians_of(rows)
+    for aim in AIMS:
+        value = aim.value(medians)
+        beside = "" if aim.beside is None else f", times {aim.beside}'s"
+        if value is not None:
+            word = "met    " if aim.holds(value) else "NOT MET"
+            say(f"{word} {aim.figure}{beside}: {value:.2f} [{'>=' if aim.at_least else '<='} {aim.limit:g}]")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--litellm", type=Path, help="the program `litellm` of an environment of its own")
+    parser.add_argument("--router", type=Path, help="a Python interpreter that has sglang-router")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "proxy_overhead.json")
     args = parser.parse_args()
+    key = f"sk-{secrets.token_hex(16)}"
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stub, engine = start_stub(folder)
-        try:
-            options = {"engine.kind": "url", "engine.url": engine, "trainer.kind": "external"}
-            flags = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
-            with RunningServer(folder / "data", flags) as server:
-                figures = asyncio.run(measure(server, engine, stub.pid, args.rounds))
-        finally:
-            stub.terminate()
-            stub.wait()
-    figures["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
-    text = json.dumps(figures, indent=2)
-    print(text)
+        with Targets(Path(name), key, litellm=args.litellm, router=args.router) as targets:
+            rows = uvloop.run(measure(targets, args.rounds, key))
+    table(rows)
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load before": load_before}
+    rounded = {
+        figure: {name: [round(v, 3) for v in values] for name, values in found.items()}
+        for figure, found in rows.items()
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text + "\n")
+    args.out.write_text(json.dumps({"rounds": args.rounds, "figures": rounded, "machine": machine}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
+import msgspec
 import orjson
 import structlog
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
@@ -56,6 +58,7 @@ from openclaw_rl.types import Ids, LogProbs
 
 log = structlog.get_logger()
 
+_REPLY = msgspec.json.Decoder(GenerateReply)
 _ABORT_S = 2.0
 _BLOCK_VALUES = 4096
 """Most log-probs of given ids in one answer: some 100 KB of JSON, which is read between two chunks of a chat."""
@@ -294,10 +297,10 @@ def _json(request: GenerateRequest) -> bytes:
 
 def _parse(data: bytes) -> GenerateReply:
     try:
-        reply = GenerateReply.model_validate_json(data)
-    except ValidationError as error:
-        raise EngineGone(f"engine sent what is no reply: {error.error_count()} problems") from error
-    if reply.meta_info.finish_reason is None and not reply.output_ids and "error" in (reply.model_extra or {}):
+        reply = _REPLY.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EngineGone(f"engine sent what is no reply: {error}") from error
+    if reply.error is not None and reply.meta_info.finish_reason is None and not reply.output_ids:
         # SGLang has answered 200 by the time it refuses a streamed request.
         raise EngineRefused(error_message(data), status=400)
     return reply
@@ -315,7 +318,7 @@ def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
         return reply
     lists = {"output_token_logprobs": meta.output_token_logprobs, "output_top_logprobs": meta.output_top_logprobs}
     cut = {name: values[:new] for name, values in lists.items() if values is not None}
-    return reply.model_copy(update={"output_ids": reply.output_ids[:new], "meta_info": meta.model_copy(update=cut)})
+    return replace(reply, output_ids=reply.output_ids[:new], meta_info=replace(meta, **cut))
 
 
 def _scoring(prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None) -> GenerateRequest:

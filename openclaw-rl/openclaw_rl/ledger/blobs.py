@@ -113,16 +113,20 @@ def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:
         watch.touched.update(ids)
 
 
-def put(db: sqlite3.Connection, kind: bytes, contents: Sequence[bytes]) -> list[int]:
-    """Store the contents that are new; return the ids of all, in order."""
-    digests = [blake2b(content, digest_size=16, person=kind).digest() for content in contents]
+Piece = tuple[bytes, bytes]
+"""Kind and content."""
+
+
+def put(db: sqlite3.Connection, pieces: Sequence[Piece]) -> list[int]:
+    """Store the pieces that are new, whatever their kinds; return the ids of all, in order."""
+    digests = [blake2b(content, digest_size=16, person=kind).digest() for kind, content in pieces]
     ids: dict[bytes, int] = {}
     wanted = list(dict.fromkeys(digests))
     for some in cut(wanted):
         marks, values = in_list(some)
         ids.update(db.execute(f"SELECT digest, id FROM piece WHERE digest IN ({marks})", values))
     touch(db, ids.values())
-    for digest, content in zip(digests, contents, strict=True):
+    for digest, (_, content) in zip(digests, pieces, strict=True):
         if digest not in ids:
             row = db.execute("INSERT INTO piece (digest, data) VALUES (?, ?)", (digest, pack_bytes(content)))
             ids[digest] = row.lastrowid or 0
@@ -141,7 +145,11 @@ def get(db: sqlite3.Connection, ids: Iterable[int]) -> list[bytes]:
 
 
 def put_text(db: sqlite3.Connection, text: str | None) -> int | None:
-    return None if text is None else put(db, b"text", [text.encode()])[0]
+    return None if text is None else put(db, [text_piece(text)])[0]
+
+
+def text_piece(text: str) -> Piece:
+    return b"text", text.encode()
 
 
 def get_text(db: sqlite3.Connection, piece: int | None) -> str | None:
@@ -149,8 +157,12 @@ def get_text(db: sqlite3.Connection, piece: int | None) -> str | None:
 
 
 def put_messages(db: sqlite3.Connection, messages: Sequence[Message]) -> list[int]:
-    """Store messages without the fields that the client left out: a message read back equals the one stored."""
-    return put(db, b"message", [message.model_dump_json(exclude_unset=True).encode() for message in messages])
+    return put(db, message_pieces(messages))
+
+
+def message_pieces(messages: Sequence[Message]) -> list[Piece]:
+    """Return messages without the fields that the client left out: a message read back equals the one stored."""
+    return [(b"message", message.model_dump_json(exclude_unset=True).encode()) for message in messages]
 
 
 def get_messages(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[Message, ...]:
@@ -166,8 +178,13 @@ def _message(content: bytes) -> Message:
 
 
 def put_prompt(db: sqlite3.Connection, prompt: Ids) -> bytes:
-    cuts = range(0, len(prompt), PROMPT_PIECE)
-    return pack_ids(put(db, b"prompt", [pack_ids(prompt[start : start + PROMPT_PIECE]) for start in cuts]))
+    return pack_ids(put(db, prompt_pieces(prompt)))
+
+
+def prompt_pieces(prompt: Ids) -> list[Piece]:
+    return [
+        (b"prompt", pack_ids(prompt[start : start + PROMPT_PIECE])) for start in range(0, len(prompt), PROMPT_PIECE)
+    ]
 
 
 def get_prompt(db: sqlite3.Connection, blob: bytes) -> Ids:

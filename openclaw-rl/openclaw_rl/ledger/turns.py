@@ -13,6 +13,7 @@ import orjson
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import append_event, find_turn, move
 from openclaw_rl.ledger.store import LedgerPart, chat_write, read, write
 from openclaw_rl.types import (
@@ -124,6 +125,17 @@ class Turns(LedgerPart):
             for row in rows
         ]
 
+    @read
+    def deleted(self, db: sqlite3.Connection, turn_ids: Collection[str]) -> list[str]:
+        """Return those of the turns that are not here: they were deleted."""
+        here: set[str] = set()
+        for some in cut(list(turn_ids)):
+            marks, values = in_list(some)
+            here.update(
+                found for (found,) in db.execute(f"SELECT turn_id FROM turn WHERE turn_id IN ({marks})", values)
+            )
+        return [turn_id for turn_id in turn_ids if turn_id not in here]
+
     # Without an fsync, as `begin`: after a power cut the turns are open again.
     @chat_write(is_synced=False)
     def pair(
@@ -203,6 +215,9 @@ class Turns(LedgerPart):
 
 def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: int, outcome: str) -> int:
     """Insert the row of a request and return its id. The caller has masked its secrets."""
+    # The first token waits for this: all pieces are looked up at once.
+    prompt, messages = blobs.prompt_pieces(request.prompt_ids), blobs.message_pieces(request.messages)
+    sampling, *rest = blobs.put(db, [blobs.text_piece(orjson.dumps(request.sampling).decode()), *prompt, *messages])
     row = db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
         " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
@@ -217,12 +232,12 @@ def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: i
             request.episode,
             request.task,
             request.step,
-            blobs.put_text(db, orjson.dumps(request.sampling).decode()),
+            sampling,
             blobs.put_text(db, request.tools_json),
             blobs.put_text(db, request.template_kwargs_json),
             prompt_tokens,
-            blobs.put_prompt(db, request.prompt_ids),
-            pack_ids(blobs.put_messages(db, request.messages)),
+            pack_ids(rest[: len(prompt)]),
+            pack_ids(rest[len(prompt) :]),
         ),
     ).lastrowid
     return int(row or 0)

@@ -142,9 +142,11 @@ class Writer:
         is_last = False
         while not is_last:
             try:
-                job = self._jobs.get(timeout=self._probe_in_s)
+                job = self._jobs.get(timeout=self._wait_s)
             except Empty:
-                self._probe(db)
+                self._syncer.tell()
+                if self._probe_in_s == 0.0:
+                    self._probe(db)
                 continue
             if job is None:
                 return
@@ -224,6 +226,11 @@ class Writer:
                 job.answer.set_exception(outcome.error)
             else:
                 job.answer.set_result(outcome.value)
+
+    @property
+    def _wait_s(self) -> float | None:
+        """Longest wait for a job."""
+        return min((s for s in (self._probe_in_s, self._syncer.tell_in_s) if s is not None), default=None)
 
     @property
     def _probe_in_s(self) -> float | None:

@@ -212,7 +212,8 @@ class Generation:
     def _request(self, attempt: int) -> GenerateRequest:
         assert self._use is not None
         done = self.sampled.ids
-        return GenerateRequest(
+        # Without validation, which would look at each of the ids.
+        return GenerateRequest.model_construct(
             input_ids=[*self._prompt_ids, *done],
             sampling_params=self._decoding.for_engine(len(done)),
             # A prefix, no suffix: SGLang aborts every request whose id begins with the given one.
@@ -256,10 +257,9 @@ class Generation:
         if finish.type != "abort":
             self.sampled.finish = finish.type
             return True
-        status = (finish.model_extra or {}).get("status_code")
-        if isinstance(status, int) and 400 <= status < 500:
+        if finish.status_code is not None and 400 <= finish.status_code < 500:
             message = (finish.message or "the engine refused the request")[:MOST_WORDS]
-            raise EngineRefused(message, status=status)
+            raise EngineRefused(message, status=finish.status_code)
         return False  # a weight swap aborted the reply; our own aborts close the stream and never come here
 
     async def _take_version(self, within_s: float | None = None) -> None:

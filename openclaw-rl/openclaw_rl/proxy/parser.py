@@ -12,6 +12,7 @@ second call. A reply under a grammar of calls is JSON, and no text of it is show
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -42,8 +43,7 @@ class ReplyFormat:
         return bool(token.strip()) and any(token.strip() in marker for marker in self.markers)
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):  # one is made for each token: half the time of a frozen dataclass
     """Newly visible parts of a reply."""
 
     reasoning: str = ""

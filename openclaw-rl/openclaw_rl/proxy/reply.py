@@ -17,9 +17,8 @@ import asyncio
 import math
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -55,8 +54,7 @@ _BY_REQUEST = {
 """Reasons that hold for every turn of a client, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):  # as `Delta`
     """The text that one engine event made visible, and its tokens."""
 
     delta: Delta | None
@@ -93,7 +91,7 @@ class Reply:
             is_forced=prepared.is_forced,
         )
         self._is_main = prepared.classified.type is TurnType.MAIN
-        self._arrival: asyncio.Task[None] | None = None
+        self._arrival: tuple[asyncio.Task[None], ...] = ()
         self._is_begun = self._is_committed = self._is_lost = False
         self._status = 200
 
@@ -114,9 +112,11 @@ class Reply:
         return "tool_calls" if finish == "stop" and self._parser.has_calls else finish
 
     async def __aenter__(self) -> Self:
-        # The task first runs when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
+        # The tasks first run when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
         # latency. If the process dies before the commit, the ledger has no such request and the client has no token.
-        self._arrival = asyncio.create_task(self._arrive())
+        # In this order: both writes are queued before either waits, so one commit of the ledger takes them together.
+        works = (self._begin(), self._observe()) if self._is_main else (self._observe_side(),)
+        self._arrival = tuple(map(asyncio.create_task, works))
         self._deps.activity.begin()
         return self
 
@@ -204,21 +204,21 @@ class Reply:
     @property
     def has_arrived(self) -> bool:
         """True once the ledger has the request and the pairing of the former turn, or the log has the reason."""
-        arrival = self._arrival
-        return arrival is not None and arrival.done() and not arrival.cancelled() and arrival.exception() is None
+        return bool(self._arrival) and all(
+            task.done() and not task.cancelled() and task.exception() is None for task in self._arrival
+        )
 
     async def _arrived(self) -> None:
         """Wait for the arrival. It runs to its end even if the caller is cancelled."""
-        assert self._arrival is not None
-        await asyncio.shield(self._arrival)
+        for task in self._arrival:
+            await asyncio.shield(task)
 
-    async def _arrive(self) -> None:
+    async def _observe(self) -> None:
+        await self._deps.sessions.observe(self._prepared.request)
+
+    async def _observe_side(self) -> None:
         request = self._prepared.request
-        if self._is_main:
-            # Both writes are queued before either waits, so one commit of the ledger takes them together.
-            await asyncio.gather(self._begin(), self._deps.sessions.observe(request))
-        else:
-            await self._deps.sessions.observe_side(request.scope, request.messages, request.group)
+        await self._deps.sessions.observe_side(request.scope, request.messages, request.group)
 
     async def _begin(self) -> None:
         try:

@@ -35,6 +35,8 @@ from openclaw_rl.web.sse import EventSender
 
 log = structlog.get_logger()
 
+_Headers = Mapping[str, str]
+"""The headers by lower-case name, the first one of each name."""
 _OPEN_AFTER_S = 0.1
 """A stream's head waits this long for a refusal of the engine, which comes within milliseconds; then it is sent."""
 _RETRY_AFTER_S = 2
@@ -142,7 +144,7 @@ class _Endpoint:
         self._shared, self._deps, self._dialect = shared, shared.deps, dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, request_id = Headers(scope=scope), _new_id()
+        headers, request_id = _headers_of(scope), _new_id()
         data, is_read = b"", False
         self._shared.running += 1
         try:
@@ -169,7 +171,7 @@ class _Endpoint:
         finally:
             self._shared.running -= 1
 
-    def _own_key(self, headers: Headers) -> str | None:
+    def _own_key(self, headers: _Headers) -> str | None:
         """Return the key of this dialect's own header, as an Authorization header."""
         key = headers.get(self._dialect.key_header) if self._dialect.key_header else None
         return f"Bearer {key}" if key else None
@@ -178,7 +180,7 @@ class _Endpoint:
         return self._dialect.read(data)
 
     async def _answer(
-        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+        self, caller: Caller, headers: _Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
         raise NotImplementedError
 
@@ -190,7 +192,7 @@ class _CountRoute(_Endpoint):
         return messages_request.read_count(data)
 
     async def _answer(
-        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+        self, caller: Caller, headers: _Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
         prompt = await render(self._deps, caller, body.chat)
         text = orjson.dumps({"input_tokens": len(prompt.rendered.ids)})
@@ -201,7 +203,7 @@ class _ChatRoute(_Endpoint):
     """A chat: one `Reply`, written as JSON or as server-sent events, or the answer to a command."""
 
     async def _answer(
-        self, caller: Caller, headers: Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
+        self, caller: Caller, headers: _Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
         only_version = self._shared.names.wanted_version(body.chat.model)
         self._shared.warn(body)
@@ -283,6 +285,11 @@ class _ChatRoute(_Endpoint):
 
     def _model(self, body: ParsedBody) -> str:
         return body.chat.model or self._deps.model_name
+
+
+def _headers_of(scope: Scope) -> _Headers:
+    # A chat looks a score of names up, and `Headers` would walk its list for each.
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def _new_id() -> str:

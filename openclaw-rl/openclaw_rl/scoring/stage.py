@@ -45,7 +45,7 @@ class RetryTimes:
     poll_s: float = 10.0
     """Between two polls of the ledger when no event wakes the loop."""
     gather_s: float = 0.05
-    """From the wake of an idle loop to its poll."""  # a chat's request wakes it, and its first token goes first
+    """From the wake of a loop to its poll, unless turns were left."""  # a chat wakes it: its first token goes first
     first_rest_s: float = 5.0
     """A turn's rest after its first failure; each further failure doubles it."""
     longest_rest_s: float = 600.0
@@ -205,6 +205,7 @@ class Stage:
         async with asyncio.TaskGroup() as group:
             while True:
                 wake.clear()
+                room = self._limits.workers - len(self._busy)
                 turns = await self._take(fetch)
                 for turn in turns:
                     self._busy.add(turn.turn.turn_id)
@@ -212,7 +213,7 @@ class Stage:
                 try:
                     async with asyncio.timeout(self._wait_s()):
                         await wake.wait()
-                        if not turns:
+                        if len(turns) < room:  # all that waited
                             await asyncio.sleep(self._times.gather_s)
                 except TimeoutError:
                     pass

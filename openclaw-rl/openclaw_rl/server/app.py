@@ -31,6 +31,7 @@ import asyncio
 import gc
 import signal
 import socket
+import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -67,9 +68,9 @@ from openclaw_rl.server.engine_readiness import EngineReadiness
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.lifecycle import Lifetime, announced, ready_to_listen
 from openclaw_rl.server.practice import practice_loop
-from openclaw_rl.server.privacy import Retention
+from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.server.regression import RegressionMonitor
-from openclaw_rl.server.routes import chat_routes, served_app
+from openclaw_rl.server.routes import chat_routes, served_app, trainer_routes
 from openclaw_rl.server.startup import Core, open_core
 from openclaw_rl.server.tracking import Tracking
 from openclaw_rl.server.trainer_watchdog import TrainerHeartbeat, end_when_hung, report_silence
@@ -79,6 +80,10 @@ from openclaw_rl.telemetry.alerts import Alert, Alerts
 from openclaw_rl.types import Ids, LogProbs
 
 log = structlog.get_logger()
+
+_SWITCH_S = 0.0005
+"""Longest time that the event loop waits for another thread to give up Python's lock; Python's own value is 0.005.
+The loop needs the lock again after each wait for its sockets, so beside the ledger's threads a chat waits often."""
 
 
 async def run(settings: Settings, *, frontend: FrontEnd | None = None) -> None:
@@ -124,7 +129,7 @@ async def _serve(
     publisher = await _publisher(settings, core, alerts, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
-    retention = Retention(core.ledger, settings.retention, clock=core.clock)
+    retention = Retention(core.ledger, sessions, settings.retention, clock=core.clock)
     activity = ChatActivity()
     tools = start_judging(settings, core, method, events, client=client, life=life, stack=stack)
     practice = practice_loop(settings, core, method, tools, events, activity, client)
@@ -160,15 +165,16 @@ async def _serve(
         settings,
         core,
         events,
-        life,
         chats=chat_routes(settings, core, events, sessions, activity),
+        trainer=trainer_routes(core, events, life, publisher, alerts.raise_alert),
         publisher=publisher,
         condition=condition,
-        alert=alerts.raise_alert,
+        forgetting=Forgetting(core.ledger, sessions, publisher, core.data.root),
     )
     # The objects of now live as long as the server: a full collection over them would stall every stream for 0.2 s.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
     async with announced(core.data, url, proof_key=core.proof_key):
         version = core.serving.current
         door.open(app)

@@ -1,8 +1,8 @@
 """Deletion of personal data: `Forgetting` on request, `Retention` by age and size.
 
-Forgetting means a session, the conversation of a turn, or a user. `Ledger.forget*` deletes the rows. A version's folder
-holds the commit that published it, with prompts and replies of its batch: they are taken out of it. A checkpoint that
-can never be committed is deleted.
+Forgetting means a session, the conversation of a turn, or a user. `Ledger.forget*` deletes the rows, then `Sessions`
+drops its digests of their words. A version's folder holds the commit that published it, with prompts and replies of its
+batch: they are taken out of it. A checkpoint that can never be committed is deleted.
 
 With `rebuild` the policy goes back to the newest version before the forgotten turns. What it learned after that version
 is abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
@@ -23,6 +23,7 @@ from openclaw_rl.errors import EngineError, LedgerError
 from openclaw_rl.ledger import Forgotten, Ledger
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import RetentionSettings
 from openclaw_rl.trainers import checkpoint
 
@@ -49,6 +50,7 @@ class Forgetting:
     """Deletes a session, a conversation or a user. Every method raises LedgerError."""
 
     ledger: Ledger
+    sessions: Sessions
     publisher: Publisher
     root: Path
     """The data directory."""
@@ -63,6 +65,7 @@ class Forgetting:
         return await self._everywhere(await self.ledger.forget_user(name))
 
     async def _everywhere(self, forgotten: Forgotten) -> Forgotten:
+        await self.sessions.forget_deleted()
         for number in forgotten.trained_in:
             folder = (await self.ledger.version(number)).folder
             if folder is not None:
@@ -112,9 +115,11 @@ class Retention:
     `is_full`: the ledger is over `retention.max_gb`, and every turn that is left in it still waits.
     """
 
-    def __init__(self, ledger: Ledger, settings: RetentionSettings, *, clock: Clock = time.time) -> None:
+    def __init__(
+        self, ledger: Ledger, sessions: Sessions, settings: RetentionSettings, *, clock: Clock = time.time
+    ) -> None:
         """clock: the clock of `received_at`. A wall clock that is set ahead would make every turn old."""
-        self._ledger, self._settings, self._clock = ledger, settings, clock
+        self._ledger, self._sessions, self._settings, self._clock = ledger, sessions, settings, clock
         self.is_full = False
 
     async def run(self) -> None:
@@ -133,6 +138,8 @@ class Retention:
                 older_than=None if age is None else self._clock() - age * _DAY_S,
                 most_bytes=None if size is None else int(size * _GB),
             )
+            if done.turns:
+                await self._sessions.forget_deleted()
         except LedgerError as error:
             log.warning("retention_failed", error=str(error))
             return False

@@ -35,19 +35,19 @@ def served_app(
     settings: Settings,
     core: Core,
     events: ServerEvents,
-    life: Lifetime,
     *,
     chats: APIRouter,
+    trainer: APIRouter,
     publisher: Publisher,
     condition: Condition,
-    alert: Alert,
+    forgetting: Forgetting,
 ) -> ASGIApp:
     app = http_app()
     app.include_router(chats)
-    app.include_router(_trainer(core, events, life, publisher, alert))
+    app.include_router(trainer)
     app.include_router(_pushes(settings, core, events, publisher))
     app.include_router(build_page_router())
-    app.include_router(_admin(settings, core, events, publisher, condition))
+    app.include_router(_admin(settings, core, events, publisher, condition, forgetting))
     app.include_router(build_feedback_router(_feedback(settings, core, events)))
     app.include_router(_turns(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
@@ -89,7 +89,7 @@ def chat_routes(
     )
 
 
-def _trainer(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:
+def trainer_routes(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:
     def committed(_: int) -> None:
         for child in life.children:
             if child.name == TRAINER:
@@ -125,7 +125,12 @@ def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Pub
 
 
 def _admin(
-    settings: Settings, core: Core, events: ServerEvents, publisher: Publisher, condition: Condition
+    settings: Settings,
+    core: Core,
+    events: ServerEvents,
+    publisher: Publisher,
+    condition: Condition,
+    forgetting: Forgetting,
 ) -> APIRouter:
     return build_admin_router(
         core.admin_key,
@@ -143,7 +148,7 @@ def _admin(
         Controls(
             ledger=core.ledger,
             publisher=publisher,
-            forgetting=Forgetting(core.ledger, publisher, core.data.root),
+            forgetting=forgetting,
             train_now=events.lease_wait.train_now,
             training=settings.training,
             comparison=Comparison(publisher, core.engine, core.frontend),

@@ -12,16 +12,20 @@ blanks at line ends, and invisible characters.
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from openclaw_rl.messages import DEEPEST, Message, in_call_order, is_deeper
 from openclaw_rl.sessions.openclaw import is_ephemeral, strip_wrapping, unstamped
 from openclaw_rl.sessions.thoughts import without_thoughts
 from openclaw_rl.types import Place, TurnKey
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 _DIGEST_SIZE = 16
 _SHORT = 12
@@ -30,6 +34,8 @@ _MOST_REPLIES, _MOST_PARTS = 8, 64
 """Most replies and sentences of a `Place`: they bound the memory that an open turn takes (1 kB)."""
 _MOST_BLOCKS = 16
 """Most decorations on each side of a message."""
+_MOST_KNOWN_TEXTS, _MOST_KNOWN_PLACES = 10_000, 1000
+"""Most digests of messages, and places, that `Known` keeps: at most 2 MB and 2 MB, as each has a bounded size."""
 _DIGITS = re.compile(r"\d+")
 _PARTS = re.compile(r"\n+|(?<=[.!?…。！？])\s+")
 _FIRST_BRACKET = re.compile(r"\[[^\[\]\n]{1,200}\]\s*")
@@ -113,6 +119,44 @@ def grouped(reply_hash: str, group: str | None) -> str:
     return reply_hash if group is None else _digest([reply_hash, group])
 
 
+class Known:
+    """Digests of messages and places of histories that came last: every request brings its whole history again.
+
+    It holds no text, but digests tell that a text was there: `clear` belongs to each deletion of turns.
+    """
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[int, str] = OrderedDict()
+        self._places: OrderedDict[str, Place] = OrderedDict()
+
+    def clear(self) -> None:
+        self._digests.clear()
+        self._places.clear()
+
+    def digest(self, message: Message) -> str:
+        """Return `digest(message)`."""
+        if message.tool_calls or not isinstance(message.content, str):
+            return digest(message)
+        key = hash((message.role, message.content))  # 64 bits with the process's own seed, for 10,000 of them
+        return _recall(self._digests, key, _MOST_KNOWN_TEXTS, lambda: digest(message))
+
+    def place(self, messages: Sequence[Message], digests: Sequence[str], whole: str) -> Place:
+        """Return the place of a reply behind these messages. The digests of all messages determine it."""
+        return _recall(self._places, whole, _MOST_KNOWN_PLACES, lambda: _place(messages, digests))
+
+
+def _recall(kept: OrderedDict[K, V], key: K, most: int, compute: Callable[[], V]) -> V:
+    """Return the value that is kept under `key`, else compute and keep it; the one unused for longest goes for it."""
+    value = kept.get(key)
+    if value is not None:
+        kept.move_to_end(key)
+        return value
+    value = kept[key] = compute()
+    if len(kept) > most:
+        kept.popitem(last=False)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The messages before a reply, without system prompts and ephemeral messages, as digests."""
@@ -124,31 +168,35 @@ class History:
     place: Place
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> "History":
+    def of(cls, messages: Sequence[Message], known: Known | None = None) -> "History":
         """Return the digests of a `conversation`."""
-        digests = [digest(message) for message in messages]
-        replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
-        asked = "\n".join(canonical_text(message) for message in messages[replies[-1] + 1 if replies else 0 :])
-        parts = [part for part in _PARTS.split(asked) if part.strip()]
-        if len(parts) > _MOST_PARTS:
-            parts = parts[: _MOST_PARTS // 2] + parts[-_MOST_PARTS // 2 :]
-        own = undecorated(asked)
-        return cls(
-            whole=_digest(digests),
-            before=digests[-1] if digests else "",
-            place=Place(
-                depth=len(replies),
-                replies="".join(digests[at][:_SHORT] for at in replies[-_MOST_REPLIES:]),
-                words=_short(own) if own else "",
-                parts="".join(map(_short, parts)),
-                shape=_short(_DIGITS.sub("0", asked)) if asked else "",
-            ),
-        )
+        known = known or Known()
+        digests = list(map(known.digest, messages))
+        whole = _digest(digests)
+        return cls(whole, digests[-1] if digests else "", known.place(messages, digests, whole))
 
 
-def turn_key(messages: Sequence[Message], reply: Message, group: str | None = None) -> TurnKey:
+def _place(messages: Sequence[Message], digests: Sequence[str]) -> Place:
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    asked = "\n".join(canonical_text(message) for message in messages[replies[-1] + 1 if replies else 0 :])
+    parts = [part for part in _PARTS.split(asked) if part.strip()]
+    if len(parts) > _MOST_PARTS:
+        parts = parts[: _MOST_PARTS // 2] + parts[-_MOST_PARTS // 2 :]
+    own = undecorated(asked)
+    return Place(
+        depth=len(replies),
+        replies="".join(digests[at][:_SHORT] for at in replies[-_MOST_REPLIES:]),
+        words=_short(own) if own else "",
+        parts="".join(map(_short, parts)),
+        shape=_short(_DIGITS.sub("0", asked)) if asked else "",
+    )
+
+
+def turn_key(
+    messages: Sequence[Message], reply: Message, group: str | None = None, known: Known | None = None
+) -> TurnKey:
     """Return the key of `reply` in its conversation; `messages` and `group` are the request's."""
-    history = History.of(conversation(messages))
+    history = History.of(conversation(messages), known)
     return TurnKey(grouped(digest(reply), group), history.before, history.whole, history.place)
 
 

@@ -29,22 +29,25 @@ An open turn holds its ids and digests, no messages. The caller keeps the ledger
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from itertools import islice
 
 from openclaw_rl.messages import Message
 from openclaw_rl.sessions.conversation_key import (
     History,
+    Known,
     canonical_text,
     conversation,
     digest,
     grouped,
     is_decorated,
     is_renumbered,
+    turn_key,
 )
 from openclaw_rl.sessions.openclaw import is_background, is_summary, unmerged
 from openclaw_rl.sessions.reactions import is_taken_back, reactions
 from openclaw_rl.sessions.thoughts import without_quote
-from openclaw_rl.types import NextState, OpenTurn, Place, Scope
+from openclaw_rl.types import NextState, OpenTurn, Place, Request, Scope, TurnKey
 
 _MAX_CUTS = 64
 """Line ends at which a merged reply is cut to find the recorded part; OpenClaw appends a few lines."""
@@ -85,9 +88,19 @@ class Pairing:
         self._ended: dict[str, OpenTurn] = {}  # oldest first
         self._index: dict[tuple[str, Scope, str], dict[str, OpenTurn]] = {}
         """Open and ended turns by reply and by history; oldest first."""
+        self._known = Known()
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    @property
+    def turn_ids(self) -> list[str]:
+        """The turns that are known, open and ended."""
+        return [*self._turns, *self._ended]
+
+    def key(self, request: Request, reply: Message) -> TurnKey:
+        """Return the key of the reply to this request."""
+        return turn_key(request.messages, reply, request.group, self._known)
 
     def add(self, turn: OpenTurn) -> list[str]:
         """Add an open turn. Return the ids of the oldest turns, which were removed for it."""
@@ -138,13 +151,21 @@ class Pairing:
         gone = [turn_id for turn_id in turn_ids if turn_id in self._turns]
         for turn_id in gone:
             self._ended[turn_id] = self._turns.pop(turn_id)
-        for turn_id in list(islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))):
-            turn = self._ended.pop(turn_id)
-            for key in _keys(turn):
+        self.forget(list(islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))))
+        return gone
+
+    def forget(self, turn_ids: Iterable[str]) -> None:
+        """Remove turns, ended ones too, with their digests; later requests pair as if they had never been."""
+        for turn_id in turn_ids:
+            turn = self._turns.pop(turn_id, None) or self._ended.pop(turn_id, None)
+            for key in () if turn is None else _keys(turn):
                 del self._index[key][turn_id]
                 if not self._index[key]:
                     del self._index[key]
-        return gone
+
+    def forget_words(self) -> None:
+        """Drop all digests that belong to no turn here."""
+        self._known.clear()
 
     def close(self, scope: Scope) -> list[str]:
         """Remove all open turns of a session that is over; return their ids. Without a session id: no turn."""
@@ -184,7 +205,7 @@ class Pairing:
             turns = self._index.get(("reply", scope, grouped(reply_hash, group)))
             if not turns:
                 continue
-            request = request or _Before(scope, history[:last], history[last])
+            request = request or _Before(scope, history[:last], history[last], self._known)
             if is_cut and request.is_compacted:
                 return None
             # The index of histories holds the strongest evidence, so only the newest of many turns are compared.
@@ -226,20 +247,33 @@ class Pairing:
 class _Before:
     """The messages of a request before the reply that it answers, and their evidence for a turn."""
 
-    def __init__(self, scope: Scope, history: Sequence[Message], reply: Message) -> None:
-        digests = History.of(history)
+    def __init__(self, scope: Scope, history: Sequence[Message], reply: Message, known: Known) -> None:
+        digests = History.of(history, known)
+        self._history, self._reply = history, reply
         self.is_session = scope.session_id is not None
         self.whole, self._before, self._place = digests.whole, digests.before, digests.place
         self.is_compacted = self.is_session and (not history or is_summary(history[-1]))
         """The messages before were replaced or cut off within a session: only the reply can match."""
-        self._hashes = {self._before}
-        """Of the message before the reply, and of the last messages that a client merged into it."""
-        if history:
-            self._hashes.update(digest(history[-1], text) for text in unmerged(history[-1]))
-        self._has_summary = any(map(is_summary, history))
-        self._is_call = bool(reply.tool_calls)
-        self._reply_chars = len(canonical_text(reply))
-        self._chars = self._reply_chars + (len(canonical_text(history[-1])) if history else 0)
+
+    # Most requests repeat the whole history of their turn, and need none of these.
+
+    @cached_property
+    def _hashes(self) -> frozenset[str]:
+        """Digests of the message before the reply, and of the last messages that a client merged into it."""
+        merged = unmerged(self._history[-1]) if self._history else ()
+        return frozenset((self._before, *(digest(self._history[-1], text) for text in merged)))
+
+    @cached_property
+    def _has_summary(self) -> bool:
+        return any(map(is_summary, self._history))
+
+    @cached_property
+    def _reply_chars(self) -> int:
+        return len(canonical_text(self._reply))
+
+    @cached_property
+    def _chars(self) -> int:
+        return self._reply_chars + (len(canonical_text(self._history[-1])) if self._history else 0)
 
     def evidence(self, turn: OpenTurn, *, is_cut: bool) -> Evidence | None:
         """Return the evidence for a turn with this reply but another history; `is_cut`: with a part of this reply."""
@@ -249,7 +283,7 @@ class _Before:
                 return Evidence.BEFORE
         elif self._before and turn.key.before_hash in self._hashes and agrees:
             return Evidence.BEFORE
-        if is_cut or not (self._reply_chars or self._is_call):
+        if is_cut or not (self._reply_chars or self._reply.tool_calls):
             return None
         if not self._before:
             return Evidence.ALONE if self._reply_chars >= _LONG_REPLY else None

@@ -49,6 +49,8 @@ class SessionLedger(Protocol):
 
     async def drop(self, turn_id: str, reason: DropReason, detail: str = "") -> None: ...
 
+    async def deleted(self, turn_ids: Collection[str]) -> list[str]: ...
+
     async def expire(self, older_than: float) -> list[str]: ...
 
 
@@ -93,7 +95,7 @@ class Sessions:
 
         The caller sends the finish chunk after this.
         """
-        key = turn_key(request.messages, turn.reply, request.group)
+        key = self._pairing.key(request, turn.reply)
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:
@@ -119,6 +121,14 @@ class Sessions:
     async def done(self, scope: Scope) -> None:
         """End a session, after its last reply was `served`."""
         await self._drop(self._pairing.close(scope), DropReason.NO_NEXT_STATE, "session done")
+
+    async def forget_deleted(self) -> None:
+        """Forget what the ledger has deleted: its turns, and all digests of words. Raises LedgerError."""
+        # The digests name no turn. All go, because they cost no more than to be computed again.
+        self._pairing.forget_words()
+        deleted = await self._ledger.deleted(self._pairing.turn_ids)
+        self._pairing.forget(deleted)
+        self._ended.difference_update(deleted)
 
     async def refill(self) -> None:
         """Load the turns that were open when the server last stopped, and the newest that had ended.

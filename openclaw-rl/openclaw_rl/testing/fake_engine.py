@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo, ModelInfo, TokenLogProb
 from openclaw_rl.errors import EngineGone, EngineRefused
@@ -149,7 +151,7 @@ class FakeEngine:
             meta = reply.meta_info
             ids += reply.output_ids
             log_probs += meta.output_token_logprobs or []
-        return GenerateReply(output_ids=ids, meta_info=meta.model_copy(update={"output_token_logprobs": log_probs}))
+        return GenerateReply(output_ids=ids, meta_info=replace(meta, output_token_logprobs=log_probs))
 
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -40,7 +41,7 @@ def stub_app(engine: FakeEngine) -> ASGIApp:
                 if request.stream:
                     await _stream(engine, request, receive, send)
                     return
-                answer: object = (await engine.generate(request)).model_dump()
+                answer: object = msgspec.to_builtins(await engine.generate(request))
             else:
                 answer = await _control(engine, scope["path"], body)
         except ValidationError as error:
@@ -98,9 +99,9 @@ async def _stream(engine: FakeEngine, request: GenerateRequest, receive: Receive
 
         async def relay() -> None:
             if first is not None:
-                await _event(send, first.model_dump_json().encode())
+                await _event(send, msgspec.json.encode(first))
             async for reply in replies:
-                await _event(send, reply.model_dump_json().encode())
+                await _event(send, msgspec.json.encode(reply))
             await _event(send, b"[DONE]")
 
         work, gone = asyncio.ensure_future(relay()), asyncio.ensure_future(_disconnected(receive))

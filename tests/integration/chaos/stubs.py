@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chaos.faults import met
@@ -48,8 +49,7 @@ class TimedEngine(FakeEngine):
         """Log-probs that are not those of the ids: none, or one too many."""
         entries = reply.meta_info.output_token_logprobs or []
         wrong = [] if self._chance.random() < 0.5 else [*entries, (-1.0, 0, None)]
-        meta = reply.meta_info.model_copy(update={"output_token_logprobs": wrong})
-        return reply.model_copy(update={"meta_info": meta})
+        return replace(reply, meta_info=replace(reply.meta_info, output_token_logprobs=wrong))
 
 
 def verdict_of(said: str) -> int:

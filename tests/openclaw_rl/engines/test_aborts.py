@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from engine_client import collect, raw_server, request, served
 from waiting import until
@@ -58,8 +59,8 @@ def _events(*events: tuple[list[int], list[int], int, str | None]) -> bytes:
         finish = None if message is None else {"type": "abort", "message": message}
         meta = {"completion_tokens": count, "finish_reason": finish}
         meta["output_token_logprobs"] = [[-0.1 * token, token, None] for token in scored]
-        event = GenerateReply.model_validate({"output_ids": ids, "meta_info": meta})
-        body += b"data: " + event.model_dump_json().encode() + b"\n\n"
+        event = msgspec.convert({"output_ids": ids, "meta_info": meta}, GenerateReply)
+        body += b"data: " + msgspec.json.encode(event) + b"\n\n"
     return body + b"data: [DONE]\n\n"
 
 

@@ -4,20 +4,21 @@ import asyncio
 import socket
 from contextlib import aclosing
 
+import msgspec
 import pytest
 import uvicorn
 from engine_client import SETTINGS, collect, raw_server, request, served
 from waiting import until
 
 from openclaw_rl.engines.client import HttpEngine
-from openclaw_rl.engines.dialect import GenerateReply
+from openclaw_rl.engines.dialect import FinishReason, GenerateReply, MetaInfo
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
 
 
 async def test_an_answer_in_any_pieces_is_the_same_answer() -> None:
-    event = GenerateReply.model_validate({"output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}})
-    body = b"data: " + event.model_dump_json().encode() + b"\r\n\r\ndata: [DONE]\n\n"
+    event = GenerateReply(output_ids=[7], meta_info=MetaInfo(finish_reason=FinishReason(type="stop")))
+    body = b"data: " + msgspec.json.encode(event) + b"\r\n\r\ndata: [DONE]\n\n"
     cut = len(body) // 3
     chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(part), part) for part in (body[:cut], body[cut:])) + b"0\r\n\r\n"
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks

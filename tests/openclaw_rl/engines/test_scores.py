@@ -2,13 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from engine_client import raw_server, request, served
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.engines import client
-from openclaw_rl.engines.dialect import GenerateReply
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.types import Ids, LogProbs
@@ -79,7 +79,7 @@ def test_blocks_cover_each_position_once_and_stay_small(rows: list[list[int]], m
 async def test_rows_that_do_not_hold_the_given_ids_are_refused(rows: list[object] | None) -> None:
     entries = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
     meta = {"input_token_logprobs": entries, "input_token_ids_logprobs": rows}
-    text = GenerateReply.model_validate({"meta_info": meta}).model_dump_json().encode()
+    text = msgspec.json.encode({"meta_info": meta})
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
     async with raw_server(answer) as engine:
         with pytest.raises(AlignmentError, match="given ids"):
@@ -117,7 +117,7 @@ async def test_a_table_that_disagrees_with_its_tokens_is_refused(
 async def score_answered_by(told: list[int], asked: Ids) -> LogProbs:
     """What scoring gives where the engine says that these were the tokens."""
     entries = [[None, 1, None], *([-float(n), token, None] for n, token in enumerate(told, start=1))]
-    text = GenerateReply.model_validate({"meta_info": {"input_token_logprobs": entries}}).model_dump_json().encode()
+    text = msgspec.json.encode({"meta_info": {"input_token_logprobs": entries}})
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
     async with raw_server(answer) as engine:
         return (await engine.score((1,), asked, lora_path=None, extra_key=None)).log_probs

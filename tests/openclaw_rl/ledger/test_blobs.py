@@ -35,7 +35,7 @@ def test_conversations_of_all_lengths_need_few_statements(db: Recording) -> None
     """SQLite keeps each one it prepared: one for each length would be a leak of days."""
     for length in range(1, 700):
         contents = [b"%d" % number for number in range(length)]
-        ids = blobs.put(db, b"text", contents)
+        ids = blobs.put(db, [(b"text", content) for content in contents])
         assert blobs.get(db, ids) == contents
     assert len(db.texts) <= 2 * 10 + 1
 

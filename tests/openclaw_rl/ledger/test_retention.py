@@ -7,7 +7,8 @@ import pytest
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import deletion, forget
 from openclaw_rl.server.privacy import Retention
-from openclaw_rl.settings import RetentionSettings
+from openclaw_rl.sessions.store import Sessions
+from openclaw_rl.settings import RetentionSettings, SessionSettings
 from openclaw_rl.types import DropReason, Feedback, SideCount
 
 
@@ -32,6 +33,10 @@ async def every_state(driver, ledger) -> dict[str, str]:
     turns["leased"] = await driver.sampled(version=trained)
     await ledger.lease(trainer="a", now=True)
     return turns
+
+
+def retention(ledger, settings, clock):
+    return Retention(ledger, Sessions(ledger, SessionSettings()), settings, clock=clock)
 
 
 async def test_old_turns_that_are_over_go_and_those_that_wait_stay(ledger, driver):
@@ -59,8 +64,8 @@ async def test_age_goes_by_the_clock_that_requests_are_received_by(ledger, drive
     at = 1001.0  # the driver's
     await driver.served(drop=DropReason.OPTED_OUT)
     day = RetentionSettings(max_age_days=1)
-    assert not await Retention(ledger, day, clock=lambda: at + 86_399).round()
-    assert await Retention(ledger, day, clock=lambda: at + 86_401).round()
+    assert not await retention(ledger, day, clock=lambda: at + 86_399).round()
+    assert await retention(ledger, day, clock=lambda: at + 86_401).round()
 
 
 async def test_what_is_shared_stays_and_what_nobody_has_goes(ledger, driver, ledger_path):
@@ -154,7 +159,7 @@ async def test_a_full_ledger_lets_the_oldest_go_until_it_fits_again(ledger, driv
 async def test_a_ledger_full_of_turns_that_wait_says_so_and_loses_none(ledger, driver, clock):
     for _ in range(5):
         await driver.served()
-    job = Retention(ledger, RetentionSettings(max_gb=1e-6), clock=clock)
+    job = retention(ledger, RetentionSettings(max_gb=1e-6), clock=clock)
     assert not await job.round()
     assert job.is_full
     assert (await ledger.counts())["served"] == 5
@@ -165,7 +170,9 @@ async def test_a_ledger_that_cannot_be_written_is_tried_again_later(ledger, monk
         raise LedgerUnavailable("disk full")
 
     monkeypatch.setattr(ledger, "retain", broken)
-    assert not await Retention(ledger, RetentionSettings(max_age_days=1), clock=clock).round()
+    assert not await Retention(
+        ledger, Sessions(ledger, SessionSettings()), RetentionSettings(max_age_days=1), clock=clock
+    ).round()
 
 
 async def test_chats_go_on_while_rows_are_let_go(ledger, driver, make_driver):
@@ -183,4 +190,4 @@ async def test_chats_go_on_while_rows_are_let_go(ledger, driver, make_driver):
 
 
 async def test_without_limits_the_job_does_nothing(ledger, clock):
-    await asyncio.wait_for(Retention(ledger, RetentionSettings(), clock=clock).run(), 120)
+    await asyncio.wait_for(retention(ledger, RetentionSettings(), clock=clock).run(), 120)

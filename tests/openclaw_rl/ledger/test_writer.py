@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger import syncer
 from openclaw_rl.ledger.open import connect
+from openclaw_rl.ledger.syncer import Syncer
 from openclaw_rl.ledger.writer import Writer
 
 
@@ -319,3 +321,35 @@ async def test_a_log_under_constant_writing_is_begun_anew(writer, path, monkeypa
         if a > 200 and log.stat().st_size < a * 5000 / 2:
             return
     pytest.fail(f"{log.stat().st_size} bytes")
+
+
+async def test_a_write_without_an_fsync_is_in_the_file_soon_though_no_other_comes(writer, path):
+    def in_file():
+        with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as db:  # reads no log
+            return [a for (a,) in db.execute("SELECT a FROM t")]
+
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint")  # the table
+    for a in (1, 2):  # in the log that a checkpoint left, too
+        await writer.write(insert(a), is_synced=False)
+        async with asyncio.timeout(120):
+            while a not in in_file():
+                await asyncio.sleep(0.02)
+
+
+async def test_writes_without_an_fsync_make_no_long_log(writer, path, monkeypatch):
+    """The syncing thread is told of them all at once, after as many as begin a new log."""
+    monkeypatch.setattr(syncer, "_CHECKPOINT_GROUPS", 5)
+    monkeypatch.setattr(syncer, "_IDLE_S", 3600)
+    told, wake = [], Syncer._wake
+
+    def watched(self, reply):
+        told.append(self._untold)
+        wake(self, reply)
+
+    monkeypatch.setattr(Syncer, "_wake", watched)
+    for a in range(12):
+        await writer.write(insert(a), is_synced=False)
+    assert told == [5, 5]
+    await writer.write(insert(12))
+    assert told == [5, 5, 3]

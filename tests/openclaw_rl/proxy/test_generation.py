@@ -148,7 +148,7 @@ async def test_progress_renews_the_patience(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_an_abort_that_is_a_refusal_is_one() -> None:
     class Refusing(FakeEngine):
         async def stream(self, request):
-            finish = FinishReason.model_validate({"type": "abort", "message": "too long", "status_code": 400})
+            finish = FinishReason(type="abort", message="too long", status_code=400)
             yield GenerateReply(meta_info=MetaInfo(finish_reason=finish))
 
     with pytest.raises(EngineRefused, match="too long"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.messages import ContentPart, FunctionCall, Message, ToolCall
-from openclaw_rl.sessions.conversation_key import canonical_arguments, conversation, digest, turn_key
+from openclaw_rl.sessions.conversation_key import Known, canonical_arguments, conversation, digest, turn_key
 
 
 def call(name: str, arguments: object, call_id: str = "call_1") -> Message:
@@ -158,3 +158,35 @@ def test_turn_key_ignores_system_and_ephemeral_messages() -> None:
     assert turn_key([*system, hi, context], reply) == turn_key([hi], reply)
     assert turn_key(system, reply).before_hash == ""
     assert turn_key([hi], reply) != turn_key([hi, reply, hi], reply)
+
+
+def test_keys_of_known_messages_are_those_of_new_ones() -> None:
+    known, reply = Known(), Message(role="assistant", content="hello")
+    parts = Message(role="user", content=[ContentPart(type="text", text="hi")])
+    messages = [Message(role="user", content="hi"), reply, call("f", {"a": 1}), call("f", {"a": 2}), parts]
+    messages += [Message(role="assistant", content="hi"), Message(role="user", content="[1] hi\n\nthere. Now?")]
+    for _ in range(2):
+        for size in range(len(messages) + 1):
+            assert turn_key(messages[:size], reply, known=known) == turn_key(messages[:size], reply)
+
+
+def test_known_messages_are_bounded_and_those_used_last_stay() -> None:
+    known, reply, hi = Known(), Message(role="assistant", content="hello"), Message(role="user", content="hi")
+    first = turn_key([hi], reply, known=known)
+    for n in range(12_000):
+        known.digest(Message(role="user", content=str(n)))
+        turn_key([hi], reply, known=known)
+    assert (len(known._digests), len(known._places)) == (10_000, 1)
+    keys = set(known._digests)
+    assert turn_key([hi], reply, known=known) == first
+    assert set(known._digests) == keys, "it was computed again"
+
+
+def test_known_messages_hold_no_text_and_can_be_forgotten() -> None:
+    known, word = Known(), "quokka"
+    messages = [Message(role="user", content=f"{word} {n}. {word}!") for n in range(50)]
+    turn_key(messages, Message(role="assistant", content=word), known=known)
+    assert (len(known._digests), len(known._places)) == (50, 1)
+    assert word not in repr((known._digests, known._places))
+    known.clear()
+    assert (len(known._digests), len(known._places)) == (0, 0)

@@ -361,3 +361,35 @@ async def test_a_reaction_in_a_heartbeat_is_a_next_state(client: Client, traffic
     record = await client.ledger.turn("t0")
     assert (record.next_state.messages, record.next_state.reactions) == ((), ("👍",))
     assert record.state is TurnState.PAIRED
+
+
+async def test_a_forgotten_turn_leaves_no_digest_in_memory(ledger: Ledger, client: Client, chat) -> None:
+    other = Scope("uma", "other")
+    await client.ask(chat("my secret"), "hello")
+    await client.ask(chat("my secret", "hello", "more"), "sure")
+    await client.ask(chat("hi"), "welcome", scope=other)
+    pairing = client.sessions._pairing
+    assert pairing.turn_ids == ["t1", "t2", "t0"]
+    await ledger.forget("s")
+    await client.sessions.forget_deleted()
+    assert pairing.turn_ids == ["t2"]
+    assert {scope for _, scope, _ in pairing._index} == {other}
+    assert not pairing._known._digests
+    assert (await client.ask(chat("my secret", "hello", "more", "sure", "go on"), "no"))[1] is None
+    assert (await client.ask(chat("hi", "welcome", "thanks"), "bye", scope=other))[1] == "t2"
+    assert await ledger.audit() == []
+
+
+async def test_what_is_forgotten_while_the_ledger_is_asked_stays_forgotten(
+    ledger: Ledger, client: Client, chat, monkeypatch
+) -> None:
+    await client.ask(chat("hi"), "hello")
+
+    async def deleted(turn_ids: list[str]) -> list[str]:
+        await client.sessions.done(S)  # t0 ended meanwhile
+        client.sessions._pairing.forget(turn_ids)
+        return turn_ids
+
+    monkeypatch.setattr(ledger, "deleted", deleted)
+    await client.sessions.forget_deleted()
+    assert client.sessions._pairing.turn_ids == []

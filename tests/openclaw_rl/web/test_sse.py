@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from openclaw_rl.web.client_gone import until_gone
 from openclaw_rl.web.sse import EventSender
 
@@ -45,6 +47,53 @@ async def test_a_client_that_takes_nothing_counts_as_one_that_left() -> None:
     async with asyncio.timeout(60):
         assert not await until_gone(stays, work())
     assert (sent, ended) == ([b"1", b"2"], [True])
+
+
+async def test_a_client_that_takes_some_time_gets_every_event_once() -> None:
+    """A send may wait more than once, for the client and for other tasks."""
+    sent: list[bytes] = []
+
+    async def takes_time(message: Any) -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        if body := message.get("body"):
+            sent.append(body)
+        await asyncio.sleep(0)
+
+    stream = sender(takes_time, stall_s=60)
+    for event in (b"1", b"2"):
+        await stream.event(event)
+    await stream.end(b"3")
+    assert sent == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2])
+async def test_a_fault_of_the_connection_reaches_the_reply(waits: int) -> None:
+    async def breaks(message: Any) -> None:
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await sender(breaks, stall_s=60).event(b"1")
+
+
+async def test_a_send_that_waits_ends_when_its_caller_is_cancelled() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def waits(message: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(sender(waits, stall_s=60).event(b"1"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
 
 
 async def test_a_keep_alive_that_nobody_takes_ends_no_reply() -> None:

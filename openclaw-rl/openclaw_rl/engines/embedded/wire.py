@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -115,7 +116,9 @@ def reply(job: Job, begin: int, end: int, *, weight_version: str, text: str = ""
         "finish_reason": None,
     }
     if job.finish is not None and end == job.visible:
-        meta["finish_reason"] = job.finish.model_dump(exclude_none=True)
+        meta["finish_reason"] = {
+            name: value for name, value in msgspec.structs.asdict(job.finish).items() if value is not None
+        }
     if job.wanted.output:
         pairs = zip(job.log_probs[begin:end], job.output[begin:end], strict=True)
         meta["output_token_logprobs"] = [(log_prob, token, None) for log_prob, token in pairs]
