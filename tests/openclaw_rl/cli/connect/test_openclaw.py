@@ -112,7 +112,7 @@ def test_exact_puts_the_old_file_back_and_keeps_the_changed_one(server, client_f
     assert kept.read_text() == "{changed: true}"
 
 
-@pytest.mark.parametrize("gateway", ["", "1"])
+@pytest.mark.parametrize("gateway", ["", "starts", "1"])
 def test_check_finds_the_message_and_its_session(server, client_file, run, monkeypatch, gateway):
     monkeypatch.setenv("FAKE_GATEWAY", gateway)
     assert run("openclaw", "--yes", "--key", "chat-key").exit_code == 0
