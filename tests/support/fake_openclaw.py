@@ -49,8 +49,11 @@ def main(argv):
             if "--dry-run" in flags:
                 print(json.dumps({"ok": True, "checks": {"schema": True}}))
                 return 0
+            text, size = json.dumps(new, indent=2), len(json.dumps(load(), indent=2))
+            if size >= 512 and len(text) < size // 2:
+                return fail(f"Config write rejected: {CONFIG} (size-drop:{size}->{len(text)})")
             CONFIG.parent.mkdir(parents=True, exist_ok=True)
-            CONFIG.write_text(json.dumps(new, indent=2))
+            CONFIG.write_text(text)
             print("Restart the gateway to apply.")
         case ["health", *_]:
             return 0 if os.environ.get("FAKE_GATEWAY") == "1" else 1

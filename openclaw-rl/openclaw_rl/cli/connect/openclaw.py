@@ -215,6 +215,21 @@ def plan(
     return Plan(patch, back, old, tuple(_remarks(served, old, reference, is_small=is_small)), provider)
 
 
+def steps_back(back: Mapping[str, Any], models: Any) -> Iterator[dict[str, Any]]:
+    """Yield patches that together do what `back` does: the client refuses a write that halves its file.
+
+    models: that branch of the configuration. A provider of ours shrinks before it goes, the default model goes first.
+    """
+    yield {key: value for key, value in back.items() if key != "models"}
+    for name, value in back["models"]["providers"].items():
+        entries = _at(models, "providers", name, "models")
+        if value is None and isinstance(entries, list):
+            for kept in (("id", "name", "reasoning", "contextWindow", "maxTokens"), ("id", "name")):
+                smaller = [{key: entry[key] for key in kept if key in entry} for entry in entries]
+                yield {"models": {"providers": {name: {"models": smaller}}}}
+    yield {"models": back["models"]}
+
+
 def without_session_headers(plan: Plan) -> Plan:
     """Return the plan for a version of the client that does not know the key of the session headers."""
     patch: dict[str, Any] = json.loads(json.dumps(plan.patch))
