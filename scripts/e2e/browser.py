@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -16,26 +17,37 @@ PATIENCE_MS = 60_000
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        # Root, as in a container, has no sandbox of its own; the page is ours.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        browser = playwright.chromium.launch(executable_path=executable(), args=launch_arguments())
         try:
             yield browser
         finally:
             browser.close()
 
 
-def opened(browser: Browser, server: RunningServer, *, is_dark: bool = False, width: int = 1200) -> Page:
+def executable() -> str | None:
+    """Return Debian's Chromium; None: the one that `playwright install` brought."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def launch_arguments() -> list[str]:
+    # Root, as in a container, has no sandbox of its own; the page is ours.
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
+def page_url(server: RunningServer) -> str:
+    """Return the page's address with the admin key, as `openclaw-rl page` opens it."""
+    key = (server.data_dir / "keys" / "admin.key").read_text().strip()
+    return f"{server.url}/#{quote(key, safe='')}"
+
+
+def opened(browser: Browser, server: RunningServer, *, is_dark: bool = False) -> Page:
     """Open the page with the admin key, in a fresh context."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme="dark" if is_dark else "light", locale="en-GB"
-    )
+    scheme: Literal["dark", "light"] = "dark" if is_dark else "light"
+    context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme=scheme, locale="en-GB")
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
-    key = (server.data_dir / "keys" / "admin.key").read_text().strip()
-    page.goto(f"{server.url}/#{quote(key, safe='')}")
+    page.goto(page_url(server))
     page.wait_for_selector("nav a[aria-current]")
     return page
 
