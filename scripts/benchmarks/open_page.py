@@ -33,7 +33,7 @@ from openclaw_rl.testing.running_server import RunningServer
 
 VIEW = "#/versions"
 ASKED = (("/v1/admin/status", 2.0), ("/v1/admin/status", 3.0), ("/v1/admin/history?verdicts=1", 3.0))
-"""What a page with that view asks for, and how often, in seconds."""
+"""Requests of a page with that view, and their periods in seconds."""
 PROMPT_WORDS, REPLY_TOKENS, CHATS_EACH = 1000, 50, 3
 
 
@@ -113,7 +113,7 @@ async def block(server: RunningServer, streams: int, seed: int) -> Block:
 
         async def talk(number: int) -> None:
             await asyncio.sleep(random.Random(number).random())
-            messages = [{"role": "user", "content": words(PROMPT_WORDS, 1000 * seed + number)}]
+            messages: list[dict[str, Any]] = [{"role": "user", "content": words(PROMPT_WORDS, 1000 * seed + number)}]
             for turn in range(CHATS_EACH):
                 reply = await chat(
                     client, messages, session=f"{seed}-{number}-{time.time_ns()}", max_tokens=REPLY_TOKENS
