@@ -10,22 +10,17 @@ recorded turn of Codex's thread, each turn is paired with the command's output o
 """
 
 import argparse
-import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from tokenizers import Tokenizer
 
+from e2e.local_app import served
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -70,7 +65,10 @@ def main() -> int:
     template = folder / "template.jinja"
     template.write_text(TEMPLATE)
     fake = FakeEngine(context_length=CONTEXT)
-    with stub(fake) as engine, RunningServer(folder / f"data-{int(time.time())}", settings(engine, template)) as server:
+    with (
+        served(stub_app(fake)) as engine,
+        RunningServer(folder / f"data-{int(time.time())}", settings(engine, template)) as server,
+    ):
         script(fake, server.data_dir)
         client = Codex(binary, folder / "codex", server.data_dir)
         said = [client.say(text) for text in (FIRST, COMMAND, THANKS)]
@@ -89,20 +87,6 @@ def install(folder: Path) -> Path:
         (inst / "package.json").write_text('{"private": true}')
         subprocess.run(["npm", "i", "--no-fund", "--no-audit", "--loglevel=error", CODEX], cwd=inst, check=True)
     return binary
-
-
-@contextmanager
-def stub(fake: FakeEngine) -> Iterator[str]:
-    """Serve the engine from a thread; yield its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    runner = uvicorn.Server(uvicorn.Config(stub_app(fake), log_level="warning", access_log=False, lifespan="off"))
-    thread = threading.Thread(target=lambda: asyncio.run(runner.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        runner.should_exit = True
-        thread.join(30)
 
 
 def settings(engine: str, template: Path) -> list[str]:

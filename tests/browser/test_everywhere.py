@@ -61,6 +61,14 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(browser, lived_in, 
         shot(page, f"{view}-phone")
 
 
+def test_a_small_phone_shows_the_name_of_the_view_that_is_open(browser, lived_in):
+    with visiting(browser, lived_in, viewport={"width": 280, "height": 600}) as visitor:
+        page = visitor.open("#/state", as_admin=True)
+        last = page.locator("nav a[aria-current]")
+        expect(last).to_have_text("State")
+        expect(last).to_be_in_viewport(ratio=0.9)
+
+
 def focused(page: Page, selector: str) -> None:
     """Press Shift+Tab until an element of this selector has the focus."""
     for _ in range(60):

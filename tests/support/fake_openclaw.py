@@ -49,11 +49,14 @@ def main(argv):
             if "--dry-run" in flags:
                 print(json.dumps({"ok": True, "checks": {"schema": True}}))
                 return 0
+            text, size = json.dumps(new, indent=2), len(json.dumps(load(), indent=2))
+            if size >= 512 and len(text) < size // 2:
+                return fail(f"Config write rejected: {CONFIG} (size-drop:{size}->{len(text)})")
             CONFIG.parent.mkdir(parents=True, exist_ok=True)
-            CONFIG.write_text(json.dumps(new, indent=2))
+            CONFIG.write_text(text)
             print("Restart the gateway to apply.")
         case ["health", *_]:
-            return 0 if os.environ.get("FAKE_GATEWAY") else 1
+            return 0 if os.environ.get("FAKE_GATEWAY") == "1" else 1
         case ["agent", "--session-key", key, "--message", message, "--json", "--timeout", _, *local]:
             return agent(key, message, local)
         case _:
@@ -64,6 +67,8 @@ def main(argv):
 def agent(key, message, local):
     if not local and not os.environ.get("FAKE_GATEWAY"):
         return fail("gateway closed")
+    if local and os.environ.get("FAKE_GATEWAY") == "starts":
+        return fail("A Gateway is running for this state directory (pid 1, port 2). Run without --local to use it.")
     config = load()
     name, _, model = config["agents"]["defaults"]["model"]["primary"].partition("/")
     provider, session = config["models"]["providers"].get(name), f"id-of-{key}"

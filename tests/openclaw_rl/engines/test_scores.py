@@ -103,7 +103,7 @@ async def test_a_table_that_disagrees_with_its_tokens_is_refused(
     entries = [[None, 1, None], [-0.5, 2, None], [own, 3, None]]
     tops = [None, [[-0.1, 9, None], [-0.5, 2, None]], [[-0.2, 9, None], [listed, 3, None]]]
     meta = {"input_token_logprobs": entries, "input_top_logprobs": tops}
-    text = GenerateReply.model_validate({"meta_info": meta}).model_dump_json().encode()
+    text = msgspec.json.encode({"meta_info": meta})
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
     async with raw_server(answer) as engine:
         asked = engine.score((1,), (2, 3), lora_path=None, extra_key=None, top_k=2)

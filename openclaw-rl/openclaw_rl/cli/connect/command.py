@@ -243,7 +243,9 @@ def _undo_openclaw(kept: Kept, client: str, *, yes: bool, exact: bool) -> None:
         program = OpenClaw(client)
         program.patch(back, is_dry=True)
         _confirm("Write it?", yes=yes)
-        print(program.patch(back))
+        for step in openclaw_module.steps_back(back, program.values(("models",)).get("models")):
+            said = program.patch(step)
+        print(said)
     kept.forget()
 
 

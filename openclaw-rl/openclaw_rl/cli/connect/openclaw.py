@@ -30,6 +30,8 @@ SMALL: Mapping[str, Any] = {
 }
 """OpenClaw's smallest profile: about 1,800 tokens of prompt, no tools."""
 _CALL_S, _WRITE_S, _TURN_S = 120.0, 300.0, 600.0
+_GATEWAY_RUNS = "Gateway is running"
+"""Words of the client's refusal to run beside its gateway."""
 _INCLUDE = re.compile(r"""\$include["']?\s*:\s*(\[[^\]]*\]|"[^"\n]*"|'[^'\n]*')""")
 _QUOTED = re.compile(r"""["']([^"'\n]+)["']""")
 
@@ -95,12 +97,18 @@ class OpenClaw:
 
     def has_gateway(self) -> bool:
         """Return True if the gateway answers."""
-        return self._start("health", "--json", "--timeout", "5000").returncode == 0
+        # Without a gateway the connection is refused at once; a busy one takes its time.
+        return self._start("health", "--json", "--timeout", "30000").returncode == 0
 
     def say(self, message: str, session_key: str, *, is_local: bool) -> Said:
         """Send one message to the default agent. is_local: without the gateway. Raises ClientError."""
         argv = ["agent", "--session-key", session_key, "--message", message, "--json", "--timeout", f"{_TURN_S:.0f}"]
-        answer = _object(self._run(*argv, *(["--local"] if is_local else []), timeout_s=_TURN_S + 120))
+        try:
+            answer = _object(self._run(*argv, *(["--local"] if is_local else []), timeout_s=_TURN_S + 120))
+        except ClientError as error:
+            if not (is_local and _GATEWAY_RUNS in str(error)):
+                raise
+            return self.say(message, session_key, is_local=False)  # it was starting, and did not answer yet
         result = answer.get("result") or answer
         meta = (result.get("meta") or {}).get("agentMeta") or {}
         texts = [str(part.get("text") or "") for part in result.get("payloads") or []]
@@ -205,6 +213,21 @@ def plan(
     model = _at(old, "agents", "defaults", "model")
     back["agents"]["defaults"]["model"] = {"primary": model.get("primary")} if isinstance(model, dict) else model
     return Plan(patch, back, old, tuple(_remarks(served, old, reference, is_small=is_small)), provider)
+
+
+def steps_back(back: Mapping[str, Any], models: Any) -> Iterator[dict[str, Any]]:
+    """Yield patches that together do what `back` does: the client refuses a write that halves its file.
+
+    models: that branch of the configuration. A provider of ours shrinks before it goes, the default model goes first.
+    """
+    yield {key: value for key, value in back.items() if key != "models"}
+    for name, value in back["models"]["providers"].items():
+        entries = _at(models, "providers", name, "models")
+        if value is None and isinstance(entries, list):
+            for kept in (("id", "name", "reasoning", "contextWindow", "maxTokens"), ("id", "name")):
+                smaller = [{key: entry[key] for key in kept if key in entry} for entry in entries]
+                yield {"models": {"providers": {name: {"models": smaller}}}}
+    yield {"models": back["models"]}
 
 
 def without_session_headers(plan: Plan) -> Plan:

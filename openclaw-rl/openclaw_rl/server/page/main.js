@@ -44,8 +44,10 @@ function route() {
   document.title = `${view.title} · OpenClaw-RL`;
   document.body.dataset.view = shown;
   for (const link of nav.children) {
-    if (link.dataset.view === shown) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === shown) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a small phone the names take more than its width
+    } else link.removeAttribute("aria-current");
   }
   put(main);
   main.scrollTop = 0;

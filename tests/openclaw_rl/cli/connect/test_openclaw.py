@@ -101,6 +101,19 @@ def test_undo_after_others_changed_the_file_takes_out_our_values_alone(server, c
     }
 
 
+def test_undo_where_nearly_all_of_the_file_is_ours(server, client_file, run):
+    """The client refuses a write that halves its file."""
+    assert run("openclaw", "--yes").exit_code == 0
+    found = json.loads(client_file.read_text()) | {"channels": {"discord": {"enabled": True}}}
+    client_file.write_text(json.dumps(found))
+    done = run("openclaw", "--undo", "--yes")
+    assert done.exit_code == 0, done.output
+    left = json.loads(client_file.read_text())
+    assert left["channels"] == {"discord": {"enabled": True}}
+    assert left["models"] == {"providers": {}}
+    assert left["agents"] == {"defaults": {}}
+
+
 def test_exact_puts_the_old_file_back_and_keeps_the_changed_one(server, client_file, run, tmp_path):
     before = write(client_file, OTHERS)
     assert run("openclaw", "--yes").exit_code == 0
@@ -112,7 +125,7 @@ def test_exact_puts_the_old_file_back_and_keeps_the_changed_one(server, client_f
     assert kept.read_text() == "{changed: true}"
 
 
-@pytest.mark.parametrize("gateway", ["", "1"])
+@pytest.mark.parametrize("gateway", ["", "starts", "1"])
 def test_check_finds_the_message_and_its_session(server, client_file, run, monkeypatch, gateway):
     monkeypatch.setenv("FAKE_GATEWAY", gateway)
     assert run("openclaw", "--yes", "--key", "chat-key").exit_code == 0
