@@ -15,6 +15,8 @@ import json
 import os
 import platform
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -27,7 +29,7 @@ import httpx
 from playwright.async_api import Browser, async_playwright
 
 from benchmarks.chat_load import chat, loop_delay, quantile
-from benchmarks.proxy_overhead import start_stub, words
+from benchmarks.proxy.load import words
 from e2e.browser import executable, launch_arguments, page_url
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -80,6 +82,19 @@ def main() -> None:
     print(text)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text + "\n")
+
+
+def start_stub(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start a stub engine of 25 tokens a second; return it and its URL."""
+    where = folder / "engine.json"
+    argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(where), "--mean-tokens", "0"]
+    process = subprocess.Popen([*argv, "--tokens-per-s", "25"], env=os.environ | {"PYTHONSAFEPATH": "1"})
+    end = time.monotonic() + 60
+    while not where.is_file():
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError("the stub engine did not start")
+        time.sleep(0.1)
+    return process, json.loads(where.read_text())["url"]
 
 
 async def measure(server: RunningServer, options: argparse.Namespace) -> dict[str, Any]:

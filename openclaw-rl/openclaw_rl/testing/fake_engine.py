@@ -387,16 +387,14 @@ def _event(
 ) -> GenerateReply:
     values: list[TokenLogProb] | None = None
     if request.return_logprob:
-        padded = (*ids, *([0] * (len(log_probs) - len(ids))))
+        padded = itertools.chain(ids, itertools.repeat(0))
         values = [(log_prob, token, None) for log_prob, token in zip(log_probs, padded, strict=False)]
-    return GenerateReply(
-        output_ids=list(ids),
-        meta_info=MetaInfo(
-            id=request.rid or "",
-            prompt_tokens=len(request.input_ids),
-            completion_tokens=count,
-            weight_version=str(weight_version),
-            finish_reason=finish,
-            output_token_logprobs=values,
-        ),
+    meta = MetaInfo(
+        id=request.rid or "",
+        prompt_tokens=len(request.input_ids),
+        completion_tokens=count,
+        weight_version=str(weight_version),
+        finish_reason=finish,
+        output_token_logprobs=values,
     )
+    return GenerateReply(output_ids=list(ids), meta_info=meta)
