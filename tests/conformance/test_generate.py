@@ -192,7 +192,7 @@ async def test_our_client_asks_for_other_ids_at_each_position(http, served, monk
     monkeypatch.setattr(client, "_BLOCK_VALUES", 30)
     ids, response = prompt(served, 19), prompt(served, 9, seed=1)
     wanted = [tuple(prompt(served, 4, seed=50 + t)) for t in range(len(response))]
-    engine = HttpEngine(served.url, settings=EngineSettings())
+    engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
     try:
         score = await engine.score_ids(tuple(ids), tuple(response), wanted, lora_path=None, extra_key="blocks")
         whole = await engine.score(tuple(ids), tuple(response), lora_path=None, extra_key="whole")

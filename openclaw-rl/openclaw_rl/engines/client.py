@@ -22,6 +22,7 @@ It corrects SGLang's differences from the dialect:
 """
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -179,6 +180,8 @@ class HttpEngine:
     async def score_ids(
         self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
     ) -> Score:
+        if not self._scores_ids:
+            raise RuntimeError("this client was made without scores_ids: SGLang could die of the mixed batch")
         # The dialect takes one list of ids for all positions, so the response is scored in blocks. The blocks after the
         # first find their prefix in the engine's cache.
         log_probs: list[float] = []
@@ -298,12 +301,20 @@ def _json(request: GenerateRequest) -> bytes:
 def _parse(data: bytes) -> GenerateReply:
     try:
         reply = _REPLY.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EngineGone(f"engine sent what is no reply: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        reply = _parse_loosely(data)
     if reply.error is not None and reply.meta_info.finish_reason is None and not reply.output_ids:
         # SGLang has answered 200 by the time it refuses a streamed request.
         raise EngineRefused(error_message(data), status=400)
     return reply
+
+
+def _parse_loosely(data: bytes) -> GenerateReply:
+    """Parse what other engines write and msgspec refuses: NaN, Infinity, numbers of another type than the dialect's."""
+    try:
+        return msgspec.convert(json.loads(data), GenerateReply, strict=False)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, and so are those of json
+        raise EngineGone(f"engine sent what is no reply: {error}") from error
 
 
 def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:

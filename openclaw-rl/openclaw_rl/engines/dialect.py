@@ -106,8 +106,8 @@ class FinishReason(_Answer, frozen=True):
     """For `stop`: the end token's id, or the stop string."""
     length: int | None = None
     message: str | None = None
-    status_code: int | None = None
-    """For `abort`: the HTTP status of a refusal."""
+    status_code: Any = None
+    """For `abort`: the HTTP status of a refusal, where it is a number."""
 
 
 class MetaInfo(_Answer, frozen=True):

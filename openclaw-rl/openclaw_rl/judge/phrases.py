@@ -75,6 +75,7 @@ _CORRECTS = _phrases(
     start over
     one more time
     (?:don't|do not|never) {do}
+    (?:don't|do not) be (?:so|too) (?!hard|sorry|sure|modest|shy|kind)\w+
     stop {doing}
     (?:no|without|skip the|drop the|lose the|not a|not in|don't want(?: an?)?) (?:numbered |long )?{format}
     why (?:did|do|would|are|didn't|don't) you

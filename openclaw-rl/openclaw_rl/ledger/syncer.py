@@ -108,8 +108,10 @@ class Syncer:
             try:
                 first = self._commits.get(timeout=_IDLE_S if groups else None)
             except Empty:
-                checkpoint(db)
-                groups = 0
+                # Beside a reader a checkpoint may move nothing, and then it syncs nothing either.
+                if self._tried_to_sync(db) is None:
+                    checkpoint(db)
+                    groups = 0
                 continue
             commits, is_last = self._take(first)
             self._tell(db, [commit.told for commit in commits if commit.told is not None])
@@ -133,16 +135,20 @@ class Syncer:
     def _tell(self, db: sqlite3.Connection, waiting: list[Told]) -> None:
         if not waiting:
             return
-        fault: OSError | None = None
+        fault = self._tried_to_sync(db)
+        for told in waiting:
+            told(fault)
+
+    def _tried_to_sync(self, db: sqlite3.Connection) -> OSError | None:
+        """Sync the log; return the error instead of raising it."""
         try:
             self.sync(db)
         except OSError as error:
-            fault = error
             if self.failure is None:
                 log.error("ledger_cannot_sync", error=str(error))
             self.failure = f"the log cannot be synced: {error.strerror or error}"
-        for told in waiting:
-            told(fault)
+            return error
+        return None
 
 
 def checkpoint(db: sqlite3.Connection) -> bool:

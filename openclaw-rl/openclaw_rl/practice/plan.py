@@ -104,7 +104,8 @@ def plan(
     local = [one for one in wished if not _is_general(one, rehearsed)]
     # In proportion to the wishes that stay where they were asked; the room of the others is theirs.
     count = min(replies - len(wished), round(len(local) * anchor_share / (1 - anchor_share)))
-    wished += _open_first(rehearsed, replies - len(wished) - count, after=wished)
+    general = [wish for wish in rehearsed if wish.is_general]
+    wished += _open_first(general or rehearsed, replies - len(wished) - count, after=wished)
     return wished + _anchors([one.owner for one in local], anchors, count, anchored)
 
 
@@ -117,7 +118,10 @@ def _open_first(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = 
     open_ones, resting = [one for one in wishes if one.is_open], [one for one in wishes if not one.is_open]
     if not open_ones or not resting:
         return _of_wishes(wishes, count, after)
-    rehearsed = int(count * REHEARSED)
+    # At most what equal places would be: of many open wishes none may have less than one that rests.
+    rehearsed = min(int(count * REHEARSED), count * len(resting) // len(wishes))
+    if not rehearsed:
+        return _of_wishes(wishes, count, after)
     return [*_of_wishes(open_ones, count - rehearsed, after), *_of_wishes(resting, rehearsed, after)]
 
 
@@ -149,7 +153,9 @@ def _anchors(
         owner = owners[number % len(owners)]
         own = [turn_id for turn_id in turns.get(owner, ()) if turn_id not in taken]
         built_in = [text for text in BUILT_IN if text not in taken] or list(BUILT_IN)
-        place = used.choice(own or built_in, number)
+        # By turns for each owner, and over updates: a batch may have one anchor of his alone.
+        so_far = sum(used.times[place] for place in (turns[owner] if own else BUILT_IN))
+        place = used.choice(own or built_in, so_far)
         turn_id, text = (place, None) if own else (None, place)
         found.append(Exercise(PracticeKind.ANCHOR, owner, turn_id, text))
         taken.add(place)

@@ -257,9 +257,9 @@ class Generation:
         if finish.type != "abort":
             self.sampled.finish = finish.type
             return True
-        if finish.status_code is not None and 400 <= finish.status_code < 500:
-            message = (finish.message or "the engine refused the request")[:MOST_WORDS]
-            raise EngineRefused(message, status=finish.status_code)
+        status = finish.status_code
+        if isinstance(status, int) and 400 <= status < 500:
+            raise EngineRefused((finish.message or "the engine refused the request")[:MOST_WORDS], status=status)
         return False  # a weight swap aborted the reply; our own aborts close the stream and never come here
 
     async def _take_version(self, within_s: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """Deletion of personal data: `Forgetting` on request, `Retention` by age and size.
 
-Forgetting means a session, the conversation of a turn, or a user. `Ledger.forget*` deletes the rows, then `Sessions`
-drops its digests of their words. A version's folder holds the commit that published it, with prompts and replies of its
-batch: they are taken out of it. A checkpoint that can never be committed is deleted.
+Forgetting means a session, the conversation of a turn, or a user. `Ledger.forget*` deletes the rows, and at last
+`Sessions` drops its digests of their words. A version's folder holds the commit that published it, with prompts and
+replies of its batch: they are taken out of it. A checkpoint that can never be committed is deleted.
 
 With `rebuild` the policy goes back to the newest version before the forgotten turns. What it learned after that version
 is abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
@@ -12,7 +12,7 @@ Backups and exports are their owner's to delete.
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,16 +56,22 @@ class Forgetting:
     """The data directory."""
 
     async def session(self, session_id: str, user: str | None) -> Forgotten:
-        return await self._everywhere(await self.ledger.forget(session_id, user))
+        return await self._everywhere(self.ledger.forget(session_id, user))
 
     async def conversation(self, turn_id: str) -> Forgotten:
-        return await self._everywhere(await self.ledger.forget_turn(turn_id))
+        return await self._everywhere(self.ledger.forget_turn(turn_id))
 
     async def user(self, name: str) -> Forgotten:
-        return await self._everywhere(await self.ledger.forget_user(name))
+        return await self._everywhere(self.ledger.forget_user(name))
 
-    async def _everywhere(self, forgotten: Forgotten) -> Forgotten:
-        await self.sessions.forget_deleted()
+    async def _everywhere(self, deletion: Awaitable[Forgotten]) -> Forgotten:
+        try:
+            return await self._folders(await deletion)
+        finally:
+            # Last, and always: a deletion may have committed its rows before it failed.
+            await self.sessions.forget_deleted()
+
+    async def _folders(self, forgotten: Forgotten) -> Forgotten:
         for number in forgotten.trained_in:
             folder = (await self.ledger.version(number)).folder
             if folder is not None:
@@ -134,11 +140,12 @@ class Retention:
         """Delete one round of turns. Return True when a turn was deleted: more may be due."""
         age, size = self._settings.max_age_days, self._settings.max_gb
         try:
-            done = await self._ledger.retain(
-                older_than=None if age is None else self._clock() - age * _DAY_S,
-                most_bytes=None if size is None else int(size * _GB),
-            )
-            if done.turns:
+            try:
+                done = await self._ledger.retain(
+                    older_than=None if age is None else self._clock() - age * _DAY_S,
+                    most_bytes=None if size is None else int(size * _GB),
+                )
+            finally:  # it deletes in batches: some rows may be gone when a later batch fails
                 await self._sessions.forget_deleted()
         except LedgerError as error:
             log.warning("retention_failed", error=str(error))

@@ -83,12 +83,12 @@ DRIFT = (
         "combined, 4 corrections, shipped anchors",
         GUIDED,
         corrections=4,
-        anchors=0.25,
+        anchors=0.5,
         least_relevance=0.5,
         later_conversations=150,
     ),
 )
-"""The bundled model by its defaults, with a judge; then a user who goes on to complain and to thank."""
+"""Combined with the bundled model by its defaults; then a user who goes on to complain and to thank."""
 CONTROLS = (
     _changed("combined, w = 0", GUIDED, "guidance=0"),
     _changed("combined, no neutral words", GUIDED, ALONE),

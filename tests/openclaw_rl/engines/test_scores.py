@@ -1,7 +1,5 @@
 """Forced log-probs: those of the tokens that were asked about, or none."""
 
-from typing import Any
-
 import msgspec
 import pytest
 from engine_client import raw_server, request, served
@@ -44,15 +42,23 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     ]
 
 
-@pytest.mark.parametrize(("scores_ids", "named"), [(True, [[3], [3], [300]]), (False, [None, None, [300]])])
-async def test_where_a_method_scores_given_ids_every_scoring_call_names_one(scores_ids: bool, named: list[Any]) -> None:
+async def test_where_a_method_scores_given_ids_every_scoring_call_names_one() -> None:
     """SGLang's scheduler dies of a batch where one scoring call names ids and another does not."""
     fake = FakeEngine(policy=ToyPolicy())
-    async with served(fake, scores_ids=scores_ids) as engine:
+    async with served(fake) as engine:
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0")
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
         await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
-    assert [call.token_ids_logprob for call in fake.calls] == named
+    assert [call.token_ids_logprob for call in fake.calls] == [[3], [3], [300]]
+
+
+async def test_a_client_that_names_no_ids_scores_none_that_are_given() -> None:
+    fake = FakeEngine(policy=ToyPolicy())
+    async with served(fake, scores_ids=False) as engine:
+        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
+        with pytest.raises(RuntimeError, match="scores_ids"):
+            await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
+    assert [call.token_ids_logprob for call in fake.calls] == [None]
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True), max_size=30), st.integers(1, 60))

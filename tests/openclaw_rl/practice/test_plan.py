@@ -86,7 +86,7 @@ def test_anchors_are_of_the_users_whose_wishes_are_practised(wish):
 
 def test_a_general_wish_has_no_anchors(wish):
     assert counted(made([wish(1, is_general=True)])) == {1: 8}
-    assert counted(made([wish(1, is_general=True), wish(2)])) == {1: 3, 2: 3, None: 2}
+    assert counted(made([wish(1, is_general=True), wish(2)])) == {1: 4, 2: 2, None: 2}, "half of the local one's"
 
 
 @pytest.mark.parametrize("replies", [1, 2, 5, 16])
@@ -119,3 +119,38 @@ def test_the_use_of_anchors_forgets_prompts_that_are_gone():
     assert (kept.times, kept.leaks) == (Counter(a=2), {"a": 0.3})
     assert kept.choice(["a", "c"], 1) == "a"
     assert kept.choice(["a", "c"], 0) == "c"
+
+
+def test_anchors_of_two_owners_both_follow_the_leak_and_look_at_each_prompt(wish):
+    two = [wish(1), wish(2, user="ben")]
+    turns = {ANN: [f"a{n}" for n in range(6)], ("ben", "policy"): [f"b{n}" for n in range(6)]}
+    use = AnchorUse(leaks={"a5": 5.0, "b5": 5.0})
+    for _ in range(12):
+        for one in plan(two, turns, replies=8, anchor_share=0.5, anchored=use):
+            if one.hint is None:
+                use.add(one.place, use.leaks.get(one.place))
+    for name in "ab":
+        times = [use.times[f"{name}{n}"] for n in range(6)]
+        assert sum(times) == 24
+        assert times[5] >= 12, "every second anchor is the prompt that leaks"
+        assert min(times) >= 2, "the others take turns"
+
+
+def test_a_single_anchor_of_an_update_follows_the_leak_every_second_time(wish):
+    use, found = AnchorUse(leaks={"c": 1.0}), []
+    for _ in range(4):
+        (one,) = [
+            one
+            for one in plan([wish(1)], {ANN: ["a", "b", "c"]}, replies=2, anchor_share=0.5, anchored=use)
+            if not one.hint
+        ]
+        use.add(one.place, None)
+        found.append(one.place)
+    assert found == ["a", "c", "b", "c"]
+
+
+def test_no_open_wish_has_less_than_one_that_rests(wish):
+    many = [wish(1, 40, rests="learned"), *(wish(n) for n in range(2, 9))]
+    assert counted(made(many, replies=8, share=0)) == dict.fromkeys(range(1, 9), 1)
+    more = [wish(1, 40, rests="learned"), *(wish(n) for n in range(2, 14))]
+    assert counted(made(more, replies=8, share=0)) == dict.fromkeys(range(2, 10), 1), "the least practised first"
