@@ -13,9 +13,10 @@ import pytest
 from openclaw_rl.errors import LedgerUnavailable
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
+from openclaw_rl.server.privacy import Forgetting, Retention
 from openclaw_rl.sessions import store as store_module
 from openclaw_rl.sessions.store import Sessions
-from openclaw_rl.settings import SessionSettings, TrainingSettings
+from openclaw_rl.settings import RetentionSettings, SessionSettings, TrainingSettings
 from openclaw_rl.types import DropReason, Request, SamplingParams, Scope, Turn, TurnState, TurnType, VersionRun
 
 S = Scope("uma", "s")
@@ -378,6 +379,36 @@ async def test_a_forgotten_turn_leaves_no_digest_in_memory(ledger: Ledger, clien
     assert (await client.ask(chat("my secret", "hello", "more", "sure", "go on"), "no"))[1] is None
     assert (await client.ask(chat("hi", "welcome", "thanks"), "bye", scope=other))[1] == "t2"
     assert await ledger.audit() == []
+
+
+async def test_forgetting_and_retention_leave_no_digest_in_memory(
+    ledger: Ledger, client: Client, chat, tmp_path: Path, monkeypatch
+) -> None:
+    """Through the classes that the server has, also where the deletion fails behind its first rows."""
+    pairing = client.sessions._pairing
+    (tmp_path / "versions").mkdir()
+    forgetting = Forgetting(ledger, client.sessions, publisher=None, root=tmp_path)  # type: ignore[arg-type]
+    await client.ask(chat("my secret"), "hello")
+    await forgetting.session("s", None)
+    assert (pairing.turn_ids, dict(pairing._known._digests)) == ([], {})
+
+    await client.ask(chat("my secret"), "hello")
+    real = ledger.forget
+
+    async def forget_and_fail(session_id: str, user: str | None = None) -> Any:
+        await real(session_id, user)
+        raise LedgerUnavailable("the log could not be moved")
+
+    monkeypatch.setattr(ledger, "forget", forget_and_fail)
+    with pytest.raises(LedgerUnavailable):
+        await forgetting.session("s", None)
+    assert (pairing.turn_ids, dict(pairing._known._digests)) == ([], {})
+
+    await client.ask(chat("my secret"), "hello")
+    await client.sessions.done(S)
+    aged = Retention(ledger, client.sessions, RetentionSettings(max_age_days=1e-9), clock=lambda: 1e12)
+    assert await aged.round()
+    assert (pairing.turn_ids, dict(pairing._known._digests)) == ([], {})
 
 
 async def test_what_is_forgotten_while_the_ledger_is_asked_stays_forgotten(
