@@ -35,12 +35,8 @@ QUESTIONS = (
     "How do I remove a coffee stain from a shirt?",
     "How do I fall asleep on a hot night?",
 )
-CORRECTIONS = (
-    "No, that is far too long. Please answer in one or two short sentences.",
-    "Shorter please. One or two short sentences are enough for me.",
-    "No, too long. Just say it in one or two short sentences.",
-    "No, please keep it to two short sentences.",
-)
+CORRECTION = "No, that is far too long. Please answer in one or two short sentences."
+"""The same words each time: other words would be another wish."""
 NEW = (
     "How do I make pancakes?",
     "How do I clean a muddy pair of boots?",
@@ -55,7 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clone", action="store_true", help="clone this repository, and install as its scripts do")
-    parser.add_argument("--corrections", type=int, default=len(CORRECTIONS))
+    parser.add_argument("--corrections", type=int, default=len(QUESTIONS))
     parser.add_argument("--minutes", type=float, default=12.0, help="longest time to practise")
     options = parser.parse_args()
     folder = options.folder.absolute() / f"hour-{int(time.time())}"
@@ -110,12 +106,12 @@ def live(hour: Hour, server: RunningServer, browser: Browser, corrections: int, 
     with hour.watched(opened(browser, server)) as page:
         hour.note("the page is open")
         before = [words(hour, page, question) for question in NEW]  # nobody answers these: they are not learned from
-        for question, correction in zip(QUESTIONS[:corrections], CORRECTIONS, strict=False):
+        for question in QUESTIONS[:corrections]:
             said = ask(page, question, is_new=True)
             hour.note(f"{question} → {len(said.split())} words")
-            ask(page, correction)
+            ask(page, CORRECTION)
             expect(replies(page).first.locator(".way")).to_contain_text("judged bad", timeout=REPLY_MS)
-            hour.note(f"corrected: {correction}")
+            hour.note(f"corrected: {CORRECTION}")
         expect(replies(page).first.locator(".way")).to_contain_text("wish", timeout=REPLY_MS)
         page.locator(".thread").evaluate("thread => { thread.scrollTop = 0; }")
         hour.shoot(page, "chat-light")
@@ -170,20 +166,21 @@ def replies(page: Page) -> Locator:
 
 
 def practised(hour: Hour, page: Page, longest_s: float) -> bool:
-    """Watch the wishes until each rests or the time is over; return True if one is learned."""
+    """Watch the wishes until each rests or the time is over; return True if each was practised and learned in part."""
     go(page, "#/wishes")
     started, shown = time.monotonic(), ""
     while True:
-        card = page.locator(".card").first
-        card.wait_for()
-        told = " · ".join(
-            line.strip() for line in card.inner_text().splitlines() if re.search("learned|practised|waits", line)
-        )
+        page.locator(".card").first.wait_for()
+        cards = [
+            " · ".join(line.strip() for line in text.splitlines() if re.search("learned|practised|waits", line))
+            for text in page.locator(".card").all_inner_texts()
+        ]
+        told = " | ".join(cards)
         if told != shown:
             hour.note(told)
             shown = told
-        if "rests" in told or time.monotonic() - started > longest_s:
-            return bool(re.search(r"learned [1-9]", told)) and "practised" in told
+        if all("rests" in card for card in cards) or time.monotonic() - started > longest_s:
+            return all(re.search(r"learned [1-9]", card) and "practised" in card for card in cards)
         time.sleep(LOOK_S)
 
 

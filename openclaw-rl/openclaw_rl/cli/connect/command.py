@@ -202,7 +202,7 @@ def _connect(
         return
     _confirm("Write it?", yes=yes)
     is_first = kept.is_empty
-    kept.keep(openclaw_module.config_files(file), plan.back)
+    kept.keep(openclaw_module.config_files(file), plan.back, plan.patch)
     try:
         said = client.patch(plan.patch, replaced=plan.replaced)
     except ClientError:
@@ -236,14 +236,15 @@ def _undo_openclaw(kept: Kept, client: str, *, yes: bool, exact: bool) -> None:
     else:
         changed = ", ".join(map(str, kept.changed())) or "the configuration"
         print(f"{changed} was changed after connect; these values go back, and the other changes stay:")
-        back = dict(kept.back)
+        program = OpenClaw(client)
+        now = program.values(openclaw_module.READ_FIRST)
+        back = openclaw_module.without_theirs(kept.back, kept.ours, now)
         for path, value in openclaw_module.leaves(back):
             print(f"  {'.'.join(path)} = {'(removed)' if value is None else json.dumps(value)}")
         print("(--exact puts the whole old file back instead, and keeps the changed one)")
-        program = OpenClaw(client)
         program.patch(back, is_dry=True)
         _confirm("Write it?", yes=yes)
-        for step in openclaw_module.steps_back(back, program.values(("models",)).get("models")):
+        for step in openclaw_module.steps_back(back, now.get("models")):
             said = program.patch(step)
         print(said)
     kept.forget()

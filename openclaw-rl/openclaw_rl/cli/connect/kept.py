@@ -35,6 +35,8 @@ class _Record:
     files: list[_File] = field(default_factory=list)
     back: dict[str, Any] = field(default_factory=dict)
     """Values that the client's own writer puts back, if the file was changed since."""
+    ours: dict[str, Any] = field(default_factory=dict)
+    """Values that `connect` wrote; empty in a record of an earlier release."""
     is_mixed: bool = False
     """Others changed a file between two of our writes: the old content lacks their changes."""
 
@@ -48,7 +50,7 @@ class Kept:
             try:
                 found = orjson.loads(self._path.read_bytes())
                 files = [_File(**row) for row in found["files"]]
-                self._record = _Record(files, dict(found["back"]), bool(found["is_mixed"]))
+                self._record = _Record(files, dict(found["back"]), dict(found.get("ours", {})), bool(found["is_mixed"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ClientError(f"{self._path} cannot be read: {error}") from error
 
@@ -60,13 +62,23 @@ class Kept:
     def back(self) -> Mapping[str, Any]:
         return self._record.back
 
-    def keep(self, paths: Iterable[Path], back: Mapping[str, Any] | None = None) -> None:
-        """Keep the contents of these files, and `back`, unless an earlier call kept them. Raises OSError."""
+    @property
+    def ours(self) -> Mapping[str, Any]:
+        return self._record.ours
+
+    def keep(
+        self, paths: Iterable[Path], back: Mapping[str, Any] | None = None, ours: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep the contents of these files, and `back`, unless an earlier call kept them. Raises OSError.
+
+        ours: the values that are about to be written. Those of the last call count.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.is_empty:
             self._record.back = dict(back or {})
         else:
             self._record.is_mixed |= bool(self.changed())
+        self._record.ours = dict(ours or {})
         known = {file.path for file in self._record.files}
         for path in paths:
             if str(path) in known:

@@ -215,12 +215,31 @@ def plan(
     return Plan(patch, back, old, tuple(_remarks(served, old, reference, is_small=is_small)), provider)
 
 
+def without_theirs(back: Mapping[str, Any], ours: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `back` without the values that the user has changed since we wrote `ours`. Our provider goes in any case.
+
+    now: the values of READ_FIRST as they are.
+    """
+    written = [(path, value) for path, value in leaves(ours) if path[:2] != ("models", "providers")]
+    found: dict[str, Any] = {}
+    for path, value in leaves(back):
+        under = [(own, is_ours) for own, is_ours in written if own[: len(path)] == path]
+        if any(_at(now, *own) != is_ours for own, is_ours in under):
+            continue
+        inner = found
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = value
+    return found
+
+
 def steps_back(back: Mapping[str, Any], models: Any) -> Iterator[dict[str, Any]]:
     """Yield patches that together do what `back` does: the client refuses a write that halves its file.
 
     models: that branch of the configuration. A provider of ours shrinks before it goes, the default model goes first.
     """
-    yield {key: value for key, value in back.items() if key != "models"}
+    if rest := {key: value for key, value in back.items() if key != "models"}:
+        yield rest
     for name, value in back["models"]["providers"].items():
         entries = _at(models, "providers", name, "models")
         if value is None and isinstance(entries, list):

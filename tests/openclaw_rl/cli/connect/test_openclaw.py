@@ -101,6 +101,20 @@ def test_undo_after_others_changed_the_file_takes_out_our_values_alone(server, c
     }
 
 
+def test_undo_keeps_a_model_that_the_user_chose_after_connect(server, client_file, run):
+    write(client_file, OTHERS)
+    assert run("openclaw", "--yes").exit_code == 0
+    found = json.loads(client_file.read_text())
+    found["agents"]["defaults"]["model"]["primary"] = "another/model"
+    client_file.write_text(json.dumps(found))
+    done = run("openclaw", "--undo", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "agents.defaults.model" not in done.output
+    left = json.loads(client_file.read_text())
+    assert left["agents"]["defaults"]["model"]["primary"] == "another/model"
+    assert "openclaw-rl" not in json.dumps(left["models"])
+
+
 def test_undo_where_nearly_all_of_the_file_is_ours(server, client_file, run):
     """The client refuses a write that halves its file."""
     assert run("openclaw", "--yes").exit_code == 0
