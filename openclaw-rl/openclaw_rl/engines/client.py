@@ -312,7 +312,9 @@ def _parse(data: bytes) -> GenerateReply:
 def _parse_loosely(data: bytes) -> GenerateReply:
     """Parse what other engines write and msgspec refuses: NaN, Infinity, numbers of another type than the dialect's."""
     try:
-        return msgspec.convert(json.loads(data), GenerateReply, strict=False)
+        found = json.loads(data)
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate is no text, for any of our readers
+        return msgspec.convert(found, GenerateReply, strict=False)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, and so are those of json
         raise EngineGone(f"engine sent what is no reply: {error}") from error
 
