@@ -183,8 +183,9 @@ class Eye:
         if len(turns) != len(SAID):
             return {f"{len(SAID)} messages are {len(turns)} turns": False}
         first, second, _ = turns
-        wishes = self.server.admin("GET", "/v1/wishes")["wishes"]
-        sources = {source["turn_id"] for wish in wishes for source in wish["sources"]}
+        end = time.monotonic() + JUDGED_S
+        while second["turn"]["turn_id"] not in (sources := self._sources()) and time.monotonic() < end:
+            time.sleep(1)  # the teacher scores a turn behind its verdict
         is_told = (
             first["next_state"]["reactions"] == ["👍"]
             if isinstance(surface, Telegram)
@@ -201,6 +202,11 @@ class Eye:
             "the correction is the verdict on the second": verdict(second) == -1,
             "and its wish names that turn": second["turn"]["turn_id"] in sources,
         }
+
+    def _sources(self) -> set[str]:
+        """Return the turns that ask for a wish."""
+        wishes = self.server.admin("GET", "/v1/wishes")["wishes"]
+        return {source["turn_id"] for wish in wishes for source in wish["sources"]}
 
     def _on_page(self, machine: str, surface: Surface, turns: list[Any]) -> Checks:
         if len(turns) != len(SAID):

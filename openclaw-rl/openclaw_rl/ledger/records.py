@@ -295,7 +295,7 @@ class TurnSummary:
     source: str | None = None
     """Source of the verdict."""
     asked: str | None = None
-    """Start of the newest message of the request, where the list has texts."""
+    """Start of what the request asks: its newest message, without a client's own context; where the list has texts."""
     said: str | None = None
     """Start of the reply, where the list has texts."""
 

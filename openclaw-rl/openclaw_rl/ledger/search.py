@@ -14,6 +14,9 @@ from openclaw_rl.ledger.blobs import unpack_ids
 from openclaw_rl.ledger.records import TurnSummary, read_summary
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.store import LedgerPart, read
+from openclaw_rl.messages import Message
+from openclaw_rl.sessions.conversation_key import own_words
+from openclaw_rl.sessions.openclaw import is_ephemeral
 from openclaw_rl.types import TurnState
 
 _WAITING = frozenset(TurnState) - {TurnState.TRAINED, TurnState.DROPPED}
@@ -21,6 +24,8 @@ _LOOKED_AT, _READ = 4000, 1000
 """Turns that one search looks at, and those whose words it reads: about 0.1 s of one core."""
 _SPARE = 100
 """Requests that became no turn, for which a page of one condition has room."""
+_NEWEST = 3
+"""Messages of a request that are looked at for what it asks: OpenClaw puts context of its own behind a user's."""
 _SNIPPET = 200
 """Characters of a message in a list."""
 
@@ -181,12 +186,21 @@ def _rows(db: sqlite3.Connection, wanted: TurnFilter, before: int | None, most: 
 
 
 def _texts(db: sqlite3.Connection, rows: Sequence[sqlite3.Row]) -> list[tuple[str, str]]:
-    """Return the newest message of each request and the reply, as text."""
-    asked = [ids[-1:] for row in rows for ids in [unpack_ids(row["messages"])]]
-    wanted = [piece for ids in asked for piece in ids] + [row["message"] for row in rows]
-    texts = iter(message.text() for message in blobs.get_messages(db, wanted))
-    said = [next(texts) if ids else "" for ids in asked]
-    return list(zip(said, texts, strict=True))
+    """Return what each request asks, and the reply, as text."""
+    newest = [ids[-_NEWEST:] for row in rows for ids in [unpack_ids(row["messages"])]]
+    wanted = [piece for ids in newest for piece in ids] + [row["message"] for row in rows]
+    messages = iter(blobs.get_messages(db, wanted))
+    asked = [_asked([next(messages) for _ in ids]) for ids in newest]
+    return list(zip(asked, (message.text() for message in messages), strict=True))
+
+
+def _asked(newest: Sequence[Message]) -> str:
+    """Return the newest message without a client's own context: a user's in the user's own words."""
+    shown = [message for message in newest if not is_ephemeral(message)] or newest
+    if not shown:
+        return ""
+    own = own_words(shown[-1]) if shown[-1].role == "user" else ""
+    return own or shown[-1].text()
 
 
 def _short(text: str) -> str:

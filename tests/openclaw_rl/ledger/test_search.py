@@ -1,10 +1,11 @@
 """Lists of turns with filters, words and places to go on from, and the make-up of steps."""
 
 import pytest
-from turns import make_request
+from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.ledger import Ledger, search
 from openclaw_rl.ledger.search import StepMakeup, TurnFilter
+from openclaw_rl.messages import Message
 from openclaw_rl.types import Feedback, TurnState
 
 
@@ -49,6 +50,19 @@ async def test_a_request_without_a_turn_leaves_no_gap_in_a_users_list(ledger, dr
         await ledger.begin(make_request(f"running-{n}"))
     assert await ids(ledger, user="ann", limit=1) == ["turn-1"]
     assert [turn.turn_id for turn in await ledger.turns(limit=1, user="ann")] == ["turn-1"]
+
+
+async def test_the_list_shows_the_users_words_and_not_the_clients_context_behind_them(ledger, driver):
+    context = (
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nConversation data: ten messages\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    )
+    said = [Message(role="user", content=text) for text in ("Name a river.", context)]
+    await serve_turn(ledger, make_request("r", *said), make_turn("t", request="r"))
+    await serve_turn(ledger, make_request("alone", said[1]), make_turn("u", request="alone"))
+    only, shown = (await ledger.search(TurnFilter(), limit=5)).turns
+    assert shown.asked == "Name a river."
+    assert "ten messages" in only.asked, "a request of nothing else"
+    assert await ids(ledger, words="river") == ["t"]
 
 
 async def test_words_are_found_in_the_message_and_in_the_reply_and_the_list_shows_both(ledger, driver):
