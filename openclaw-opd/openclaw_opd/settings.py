@@ -34,7 +34,7 @@ class OpdSettings(MethodSettings):
     without a hint, so that w makes more of any words behind the request, whatever they say."""
     request_guidance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """With `guidance`: weight v of the request's own effect on the base, which is added too, so that a guided reply
-    still answers the request. It costs one more scoring pass."""
+    still answers the request; at most `guidance`. It costs one more scoring pass."""
     neutral_request: str = Field(default="Tell me about it.", min_length=1)
     """With `request_guidance`: words that the request's effect is taken against, in the request's place."""
     teacher_url: Url | None = None
@@ -87,6 +87,11 @@ class OpdSettings(MethodSettings):
             yield (
                 f'method.guidance is for method.teacher = "base": the effect of a hint on "{self.teacher}", which moves'
                 " with the policy, would be added to itself"
+            )
+        if 0 < self.guidance < self.request_guidance:
+            yield (
+                f"method.request_guidance {self.request_guidance:g} is larger than method.guidance {self.guidance:g}:"
+                " a guided reply would leave the wish for the request"
             )
         # Full weights leave no base in the policy's engine, and no adapter that an EMA could be made of.
         has_base = self.teacher == "base" and self.teacher_url is not None

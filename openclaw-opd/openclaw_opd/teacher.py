@@ -115,14 +115,16 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
     if isinstance(prompts, Hindsight):
         return prompts
     response = judged.turn.response_ids
-    # SGLang refuses a prompt as long as its context.
-    fitting = [(hint, ids) for hint, ids in prompts.hinted if len(ids) + len(response) < tools.context_length]
-    if not fitting:
-        shortest = min(len(ids) for _, ids in prompts.hinted) + len(response)
-        return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
-    is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     # An anchor's hint is empty: the base with it is the base without it.
     weights = NONE if found.source == ANCHOR else weights_of(tools.settings)
+    # SGLang refuses a prompt as long as its context; each pass has one of these before the response.
+    beside = max((len(prompts.aside), len(prompts.away)) if weights != NONE else (0,))
+    lengths = [max(len(ids), beside) + len(response) for _, ids in prompts.hinted]
+    fitting = [one for one, n in zip(prompts.hinted, lengths, strict=True) if n < tools.context_length]
+    if not fitting:
+        shortest = min(lengths)
+        return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
+    is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     fit = replace(prompts, hinted=tuple(fitting))
     job = _Job(tools.teacher, tools.serving, tools, fit, response, weights)
     try:

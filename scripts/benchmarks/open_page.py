@@ -15,8 +15,6 @@ import json
 import os
 import platform
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -28,10 +26,10 @@ from typing import Any
 import httpx
 from playwright.async_api import Browser, async_playwright
 
+from benchmarks.browser import executable, launch_arguments, page_url
 from benchmarks.chat_load import chat, loop_delay, quantile
 from benchmarks.proxy.load import words
-from e2e.browser import executable, launch_arguments, page_url
-from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.testing.running_server import RunningServer, running_stub
 
 VIEW = "#/versions"
 ASKED = (("/v1/admin/status", 2.0), ("/v1/admin/status", 3.0), ("/v1/admin/history?verdicts=1", 3.0))
@@ -68,33 +66,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stub, engine = start_stub(folder)
-        try:
+        with running_stub(folder, "--mean-tokens", "0", "--tokens-per-s", "25") as engine:
             settings = {"engine.kind": "url", "engine.url": engine, "trainer.kind": "external"}
             flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
             with RunningServer(folder / "data", flags) as server:
                 found = asyncio.run(measure(server, options))
-        finally:
-            stub.terminate()
-            stub.wait()
     found["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
     text = json.dumps(found, indent=2)
     print(text)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text + "\n")
-
-
-def start_stub(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
-    """Start a stub engine of 25 tokens a second; return it and its URL."""
-    where = folder / "engine.json"
-    argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(where), "--mean-tokens", "0"]
-    process = subprocess.Popen([*argv, "--tokens-per-s", "25"], env=os.environ | {"PYTHONSAFEPATH": "1"})
-    end = time.monotonic() + 60
-    while not where.is_file():
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError("the stub engine did not start")
-        time.sleep(0.1)
-    return process, json.loads(where.read_text())["url"]
 
 
 async def measure(server: RunningServer, options: argparse.Namespace) -> dict[str, Any]:

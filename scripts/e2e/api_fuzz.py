@@ -11,12 +11,11 @@ is well and its ledger whole at the end. Needs the packages of the extra `dev`.
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from e2e.api_requests import Answer, Asked
 from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.snapshot import backup
-from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.testing.running_server import RunningServer, running_stub
 
 SLOW_S = 1.0
 TOLD_OF_ITSELF = ("checkpoints: ", "trainer: ", "log-probs: ", "driver: ")
@@ -178,23 +177,6 @@ def _bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-@contextmanager
-def stub_engine(folder: Path) -> Iterator[str]:
-    """Run the stub engine as a process; yield its URL."""
-    where = folder / "engine.json"
-    where.unlink(missing_ok=True)
-    argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(where), "--tokens-per-s", "0"]
-    with subprocess.Popen([*argv, "--mean-tokens", "8", "--context-length", "1024"]) as process:
-        try:
-            while not where.exists():
-                if process.poll() is not None:
-                    raise RuntimeError("the stub engine ended")
-                time.sleep(0.05)
-            yield json.loads(where.read_text())["url"]
-        finally:
-            process.terminate()
-
-
 def keys_of(server: RunningServer) -> dict[str, str]:
     """Return the keys of the server's routes, by whose they are."""
     admin = (server.data_dir / "keys" / "admin.key").read_text().strip()
@@ -227,7 +209,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     findings, began = Findings(), time.monotonic()
     with (
-        stub_engine(folder) as engine,
+        running_stub(folder, "--tokens-per-s", "0", "--mean-tokens", "8", "--context-length", "1024") as engine,
         RunningServer(folder / f"data-{int(time.time())}", server_args(engine)) as server,
     ):
         fuzz(

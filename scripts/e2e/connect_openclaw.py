@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page
 
-from e2e.browser import chromium, go, opened
+from benchmarks.browser import chromium, go, opened
 from e2e.fake_telegram import FakeTelegram
 from e2e.local_app import served
 from e2e.openclaw_client import Gateway, environ, free_port, install

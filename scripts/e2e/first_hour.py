@@ -25,7 +25,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from e2e.browser import PATIENCE_MS, chromium, go, opened
+from benchmarks.browser import PATIENCE_MS, chromium, go, opened
 from openclaw_rl.testing.running_server import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]

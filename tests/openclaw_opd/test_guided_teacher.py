@@ -109,6 +109,15 @@ async def test_the_request_s_own_effect_is_taken_against_a_neutral_request(bench
     assert (term.teacher_log_probs, len(engine.seen)) == ((-0.5,) * 3, 2), "without guidance no such pass"
 
 
+async def test_a_neutral_request_that_overflows_the_context_is_said_and_not_scored(bench, judged) -> None:
+    guided = {"teacher": "base", "guidance": 2.0, "request_guidance": 0.25, "neutral_request": "Tell me. " * 40}
+    b = bench(engine=(engine := GuidedScorer()), hint_source="verbatim", **guided)
+    tools = replace(b.tools, context_length=200)
+    term = await hindsight(judged("hi", "a", SHORT), tools)
+    assert (term.absent, engine.seen) == (Absent.HINT_OVERFLOWS, [])
+    assert b.tools.health.problems() == []
+
+
 async def test_while_the_policy_is_the_base_its_own_pass_serves_twice(bench, judged) -> None:
     b = bench(engine=(engine := GuidedScorer()), hint_source="verbatim", teacher="base", guidance=1.0)
     term = await hindsight(judged("hi", "a", SHORT), b.tools)

@@ -1,4 +1,4 @@
-"""Run a real `openclaw-rl serve` in its own process, for end-to-end scripts, kill tests and benchmarks."""
+"""A real `openclaw-rl serve` or the stub engine in its own process, for end-to-end scripts, kill tests, benchmarks."""
 
 import json
 import os
@@ -6,12 +6,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+
+_STUB_START_S = 60.0
+
+
+@contextmanager
+def running_stub(folder: Path, *flags: str) -> Iterator[str]:
+    """Run the stub engine with these flags of `python -m openclaw_rl.testing`; yield its URL."""
+    where = folder / "engine.json"
+    where.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(where), *flags]
+    with subprocess.Popen(argv, env=os.environ | {"PYTHONSAFEPATH": "1"}) as process:
+        try:
+            end = time.monotonic() + _STUB_START_S
+            while not where.is_file():
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("the stub engine did not start")
+                time.sleep(0.05)
+            yield json.loads(where.read_text())["url"]
+        finally:
+            process.terminate()
 
 
 class RunningServer:

@@ -90,7 +90,7 @@ DRIFT = (
 )
 """Combined with the bundled model by its defaults; then a user who goes on to complain and to thank."""
 CONTROLS = (
-    _changed("combined, w = 0", GUIDED, "guidance=0"),
+    _changed("combined, w = 0", GUIDED, "guidance=0,request_guidance=0"),
     _changed("combined, no neutral words", GUIDED, ALONE),
     Arm("combined, new turns", settings="guidance=0", is_live=True),
     Arm("opd, new turns", "opd", settings="guidance=0", is_live=True),

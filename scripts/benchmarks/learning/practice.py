@@ -199,9 +199,11 @@ class Practised:
     def _held_prompts(self, own: Sequence[str], count: int) -> list[str]:
         """Return the anchors of an update, chosen as the server chooses them."""
         used, found = AnchorUse(Counter(self._anchored.times), self._anchored.leaks), list[str]()
-        for number in range(count):
-            places = [text for text in own if text not in found] or [t for t in self.anchors if t not in found]
-            found.append(used.choice(places or self.anchors, number))
+        for _ in range(count):
+            left = [text for text in own if text not in found]
+            every = own if left else self.anchors
+            places = left or [text for text in self.anchors if text not in found] or self.anchors
+            found.append(used.choice(places, sum(used.times[text] for text in every)))
             used.times[found[-1]] += 1
         return found
 

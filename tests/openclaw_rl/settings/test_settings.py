@@ -98,6 +98,18 @@ def test_every_branch_documents_what_is_not_plain() -> None:
 
 
 @pytest.mark.parametrize("method", ["opd", "combine"])
+def test_guidance_by_the_request_is_at_most_that_by_the_wish(method: str) -> None:
+    both = {"method.name": method, "method.guidance": 1.0, "method.request_guidance": 1.0}
+    assert load(None, both, {}).method.model_dump()["request_guidance"] == 1.0
+    with pytest.raises(SettingsError, match=r"method\.request_guidance 1\.5 is larger than method\.guidance 1:"):
+        load(None, both | {"method.request_guidance": 1.5}, {})
+    # Guidance that the bundled model's own values bring counts.
+    assert (
+        load(None, {"method.name": method, "method.request_guidance": 1.5}, {}).method.model_dump()["guidance"] == 2.0
+    )
+
+
+@pytest.mark.parametrize("method", ["opd", "combine"])
 def test_guidance_is_for_a_teacher_that_does_not_move(method: str) -> None:
     guided = {"method.name": method, "method.guidance": 0.5}
     assert load(None, guided, {}).method.model_dump()["guidance"] == 0.5
