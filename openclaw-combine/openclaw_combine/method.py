@@ -4,7 +4,7 @@
 
 A turn with a hint and a verdict of ±1 has both terms. A hint alone: r = 0. A verdict alone: the distillation term is
 absent. A turn with neither gives no sample. With a top-k the binary term goes through the clipped objective, and the
-distillation term is w_opd times the reverse KL. A weight of 0 removes its term, which leaves the other method.
+distillation term is w_opd times the divergence. A weight of 0 removes its term, which leaves the other method.
 
 Leaves to others: each term (`binary_rl`, `openclaw_opd`). Importing this module does not import torch.
 """

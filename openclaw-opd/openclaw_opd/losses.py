@@ -37,26 +37,36 @@ def distillation_advantages(teacher_log_probs: Tensor, student_log_probs: Tensor
 class TopKDivergence:
     """Sums over one sample's trained tokens."""
 
-    kl: Tensor  # scalar with graph
+    kl: Tensor  # scalar with graph, in nats
     student_tail: Tensor  # scalar, detached: the student's probability outside the K ids
 
 
-def top_k_reverse_kl(log_probs: Tensor, teacher_log_probs: Tensor, loss_mask: Tensor) -> TopKDivergence:
-    """Return KL(student ‖ teacher) over the teacher's K likeliest ids and a tail bucket, summed over tokens.
+def top_k_divergence(
+    log_probs: Tensor, teacher_log_probs: Tensor, loss_mask: Tensor, *, forward: float = 0.0
+) -> TopKDivergence:
+    """Return a mix of both KLs over the teacher's K likeliest ids and a tail bucket, summed over tokens.
 
-    KL_t = Σ_{k ≤ K+1} p_k (log p_k − log q_k),  p student, q teacher, p_{K+1} = 1 − Σ_{k ≤ K} p_k, q_{K+1} likewise
+    D_t = (1 − α) Σ_{k ≤ K+1} p_k (log p_k − log q_k) + α Σ_{k ≤ K+1} q_k (log q_k − log p_k),  α = forward
+    p student, q teacher, p_{K+1} = 1 − Σ_{k ≤ K} p_k, q_{K+1} likewise
 
-    Reverse KL on the policy's own tokens: arXiv:2306.13649; top-k with a tail as in SDPO (arXiv:2601.20802). Without
-    the tail's bucket a student could lower the sum by moving its mass out of the K. Merging ids never raises a KL: this
+    Divergences on the policy's own tokens: arXiv:2306.13649; top-k with a tail as in SDPO (arXiv:2601.20802). Without
+    the tail's bucket a student could lower the sum by moving its mass out of the K. Merging ids never raises a KL: each
     is at least 0, at most the KL over the whole vocabulary, and equal to it at K = V. The state is one that the policy
     visited, the expectation over its next token exact: no ratio.
+
+    The gradient of the reverse KL at an id is in proportion to the student's own probability of it. An id that the
+    student has given up is never found again. The forward KL's gradient there is p_k − q_k.
     Shapes: log_probs [T, K] with graph, gathered from one log-softmax; teacher_log_probs [T, K]; loss_mask [T] bool.
     """
     student = log_probs[loss_mask]  # [M, K]
     teacher = teacher_log_probs[loss_mask].detach().clamp(min=TEACHER_FLOOR)
-    student_tail, teacher_tail = log_tail(student), log_tail(teacher)  # [M]
-    kl = (student.exp() * (student - teacher)).sum(-1) + student_tail.exp() * (student_tail - teacher_tail)
-    return TopKDivergence(kl.sum(), student_tail.detach().exp().sum())
+    student_tail = log_tail(student)  # [M]
+    p = torch.cat([student, student_tail[:, None]], -1)  # [M, K + 1]
+    q = torch.cat([teacher, log_tail(teacher)[:, None]], -1)
+    kl = (1 - forward) * (p.exp() * (p - q)).sum()
+    if forward:
+        kl = kl + forward * (q.exp() * (q - p)).sum()
+    return TopKDivergence(kl, student_tail.detach().exp().sum())
 
 
 def log_tail(log_probs: Tensor) -> Tensor:

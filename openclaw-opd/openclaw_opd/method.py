@@ -3,7 +3,7 @@
 The policy that has read the hint teaches the policy that has not, token by token, on the reply of the turn.
 
 Token level (`top_k = 0`): A_t = clip(teacher_t − student_t, ±opd_clip) goes through the clipped objective that every
-method shares. With a top-k the loss is the reverse KL over the teacher's likeliest ids and a tail, and there is no
+method shares. With a top-k the loss is a divergence over the teacher's likeliest ids and a tail, and there is no
 advantage. A sample is trained as it was scored: its own terms decide, not the present settings.
 
 `hindsight` computes the distillation term of one turn, for OPD and for Combined. It never raises for a judge, teacher
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from openclaw_opd.hindsight import Absent, Hindsight, top_k_of
-from openclaw_opd.hints import Found, find_hints, practice_hint
+from openclaw_opd.hints import ANCHOR, Found, find_hints, practice_hint
 from openclaw_opd.settings import OpdSettings
 from openclaw_opd.teacher import score_hints
 from openclaw_rl.errors import AlignmentError, TeacherError
@@ -166,7 +166,10 @@ def why_absent(found: Hindsight) -> str:
 
 
 def token_credit(sample: Sample, settings: OpdSettings) -> list[float] | None:
-    """Return the clipped gap of each token [T]; None for an absent term, a top-k, or an absent student's side."""
+    """Return the clipped gap of each token [T], an anchor's times `anchor_weight`.
+
+    None for an absent term, a top-k, or an absent student's side.
+    """
     if sample.teacher_log_probs is None or sample.student_log_probs is None or top_k_of(sample) is not None:
         return None
     import torch
@@ -175,8 +178,14 @@ def token_credit(sample: Sample, settings: OpdSettings) -> list[float] | None:
 
     sides = (sample.teacher_log_probs, sample.student_log_probs)
     teacher, student = (torch.tensor(side, dtype=torch.float64) for side in sides)
-    credit: list[float] = distillation_advantages(teacher, student, clip=settings.opd_clip).tolist()
-    return credit
+    credit = distillation_advantages(teacher, student, clip=settings.opd_clip) * anchor_weight(sample, settings)
+    return [float(value) for value in credit]
+
+
+def anchor_weight(sample: Sample, settings: OpdSettings) -> float:
+    """Return the weight of a sample's distillation term: 1, but for anchors."""
+    is_anchor = sample.hint is not None and sample.hint.source == ANCHOR
+    return settings.anchor_weight if is_anchor else 1.0
 
 
 def distilled_loss(
@@ -184,12 +193,13 @@ def distilled_loss(
 ) -> SampleLoss:
     """Return the clipped objective on `terms.advantages`, plus `weight` times the rest of the distillation term.
 
-    The rest is the gap to the trainer's own log-probs, or the top-k divergence. The objective masks tokens where
-    trainer and engine disagree. The divergence leaves them out too, because the teacher's numbers are that engine's.
+    The rest is the gap to the trainer's own log-probs, or the top-k divergence; an anchor's has the weight
+    `anchor_weight` besides. The objective masks tokens where trainer and engine disagree. The divergence leaves them
+    out too, because the teacher's numbers are that engine's.
     """
     import torch
 
-    from openclaw_opd.losses import distillation_advantages, top_k_reverse_kl
+    from openclaw_opd.losses import distillation_advantages, top_k_divergence
     from openclaw_rl.methods.objective import clipped_objective, demonstration_loss
 
     if sample.is_demonstration:
@@ -198,6 +208,7 @@ def distilled_loss(
     def tensor(values: Sequence[float] | Sequence[LogProbs]) -> "Tensor":
         return torch.tensor(values, dtype=terms.log_probs.dtype, device=terms.log_probs.device)
 
+    weight *= anchor_weight(sample, method)
     has_hint, has_reward = sample.teacher_log_probs is not None, sample.reward is not None
     tallies = {
         "hint_share": Tally(has_hint, 1),
@@ -219,7 +230,9 @@ def distilled_loss(
     if table is not None:
         if terms.gathered_log_probs is None:
             raise ValueError(f"sample {sample.sample_id}: no log-probs of the teacher's top-k ids")
-        divergence = top_k_reverse_kl(terms.gathered_log_probs, tensor(table.log_probs), policy.keep)
+        divergence = top_k_divergence(
+            terms.gathered_log_probs, tensor(table.log_probs), policy.keep, forward=method.forward_kl
+        )
         loss = loss + weight * divergence.kl
         count = int(policy.keep.sum())
         tallies["top_k_kl"] = Tally(float(divergence.kl.detach()), count)

@@ -47,7 +47,12 @@ class OpdSettings(MethodSettings):
     opd_clip: float = Field(default=2.0, gt=0)
     """Largest |advantage| of a token, in nats of gap."""
     top_k: int = Field(default=0, ge=0, le=256)
-    """0: token-level distillation. 20 to 64: reverse KL over the teacher's top-k and a tail bucket."""
+    """0: token-level distillation. 20 to 64: a divergence over the teacher's top-k and a tail bucket."""
+    forward_kl: float = Field(default=0.0, ge=0, le=1)
+    """With `top_k`: share of the forward KL in that divergence; the rest is the reverse KL. The forward KL also teaches
+    ids that the policy no longer samples."""
+    anchor_weight: float = Field(default=1.0, ge=0, le=10)
+    """Weight of the distillation term of anchors, which are practice replies to prompts that nobody corrected."""
     score_timeout_s: float = Field(default=120.0, gt=0)
     """Time for one scoring call of the teacher."""
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 from benchmarks.learning.practice_plot import plot
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no work begins")
     parser.add_argument("--threads", type=int, default=None, help="threads of each worker")
     parser.add_argument("--device", default="cuda", help="cpu or cuda")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this host that the workers are spread over")
     parser.add_argument("--model", default="bundled", help="`bundled`, a folder, a .gguf file (a Llama model)")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/openclaw-rl").expanduser())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -93,9 +95,11 @@ def main() -> int:
         jobs += ends_jobs(named, studies[0].seeds, place, studies[0].sizes)
     jobs += jobs_of(studies[2:], place, args.group)
     print(f"{sum(len(job.runs) for job in jobs)} runs in {len(jobs)} jobs on {args.device}", flush=True)
-    workers = args.workers or (1 if is_cpu else 7)
+    workers = args.workers or (1 if is_cpu else 7 * args.gpus)
     left_out = failed = 0
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    number = context.Value("i", 0)
+    with ProcessPoolExecutor(workers, context, _take_gpu, (number, args.gpus)) as pool:
         for job, done in [(job, pool.submit(work, job, started + args.seconds)) for job in jobs]:
             if error := done.exception():
                 failed += 1
@@ -112,6 +116,14 @@ def main() -> int:
     _written(load([results]), args.out / name, about)
     print(f"{about['seconds']} s → {results}")
     return 1 if failed else 0
+
+
+def _take_gpu(number: Synchronized, gpus: int) -> None:
+    """Give this worker one of the GPUs, each in turn, before it initialises CUDA."""
+    if gpus > 1:
+        with number.get_lock():
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(number.value % gpus)
+            number.value += 1
 
 
 def _written(lines: Sequence[Line], out: Path, about: Mapping[str, object]) -> None:

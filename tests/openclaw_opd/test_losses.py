@@ -89,7 +89,7 @@ def test_the_clip_acts_where_it_must_and_nowhere_else(pairs: list[tuple[float, f
 def test_top_k_by_hand() -> None:
     student = tensor([[math.log(0.5), math.log(0.3)], [math.log(0.1), math.log(0.1)], [-1.0, -1.0]], grad=True)
     teacher = tensor([[math.log(0.4), math.log(0.4)], [math.log(0.6), math.log(0.3)], [-1.0, -1.0]])
-    found = losses.top_k_reverse_kl(student, teacher, torch.tensor([True, True, False]))
+    found = losses.top_k_divergence(student, teacher, torch.tensor([True, True, False]))
     first = 0.5 * math.log(0.5 / 0.4) + 0.3 * math.log(0.3 / 0.4)  # both tails 0.2
     second = 0.1 * math.log(0.1 / 0.6) + 0.1 * math.log(0.1 / 0.3) + 0.8 * math.log(0.8 / 0.1)
     assert found.kl.item() == pytest.approx(first + second)
@@ -104,13 +104,46 @@ def test_top_k_by_hand() -> None:
 
 @given(tokens())
 def test_top_k_equals_the_slow_reference(case: Tokens) -> None:
-    found = losses.top_k_reverse_kl(*case.gathered(), case.mask)
+    found = losses.top_k_divergence(*case.gathered(), case.mask)
     assert found.kl.item() == pytest.approx(slow_kl(case), rel=1e-7, abs=1e-5)  # a tail under the floor: 1e-6 nats
+
+
+def test_the_forward_share_by_hand() -> None:
+    student = tensor([[math.log(0.5), math.log(0.3)]], grad=True)
+    teacher = tensor([[math.log(0.4), math.log(0.4)]])
+    found = losses.top_k_divergence(student, teacher, torch.tensor([True]), forward=0.25).kl
+    reverse = 0.5 * math.log(0.5 / 0.4) + 0.3 * math.log(0.3 / 0.4)  # both tails 0.2
+    forward = 0.4 * math.log(0.4 / 0.5) + 0.4 * math.log(0.4 / 0.3)
+    assert found.item() == pytest.approx(0.75 * reverse + 0.25 * forward)
+
+
+def test_only_the_forward_share_finds_an_id_that_the_student_gave_up() -> None:
+    """The teacher wants an id of which the student has a millionth: of the reverse KL it gets next to no gradient."""
+    logits = tensor([[0.0, math.log(1e-6), -1.0]], grad=True)
+    teacher = torch.log(tensor([[0.1, 0.8]]))
+
+    def pull(forward: float) -> float:
+        logits.grad = None
+        log_probs = torch.log_softmax(logits, -1)[:, :2]
+        losses.top_k_divergence(log_probs, teacher, torch.tensor([True]), forward=forward).kl.backward()
+        assert logits.grad is not None
+        return -logits.grad[0, 1].item()
+
+    assert 0 < pull(0.0) < 1e-4
+    assert pull(1.0) == pytest.approx(0.8, rel=1e-4)  # q - p
+
+
+@given(tokens(), st.floats(0, 1))
+def test_a_mix_lies_between_its_ends(case: Tokens, share: float) -> None:
+    ends = [losses.top_k_divergence(*case.gathered(), case.mask, forward=alpha).kl.item() for alpha in (0.0, 1.0)]
+    found = losses.top_k_divergence(*case.gathered(), case.mask, forward=share).kl.item()
+    assert found == pytest.approx((1 - share) * ends[0] + share * ends[1], rel=1e-9, abs=1e-9)
+    assert ends[1] >= -1e-5  # a tail under the floor
 
 
 @given(tokens())
 def test_it_lies_between_nothing_and_the_whole_divergence(case: Tokens) -> None:
-    found = losses.top_k_reverse_kl(*case.gathered(), case.mask).kl
+    found = losses.top_k_divergence(*case.gathered(), case.mask).kl
     p, q = (torch.log_softmax(side, -1) for side in (case.student, case.teacher))
     whole = (p.exp() * (p - q)).sum(-1)[case.mask].sum()
     assert -1e-9 <= found.item() <= whole.item() + 1e-5
@@ -122,7 +155,7 @@ def test_it_lies_between_nothing_and_the_whole_divergence(case: Tokens) -> None:
 def test_a_student_that_is_the_teacher_stays(case: Tokens) -> None:
     student = case.teacher.clone().requires_grad_()
     log_probs = torch.log_softmax(student, -1).gather(-1, case.ids)
-    found = losses.top_k_reverse_kl(log_probs, log_probs, case.mask).kl
+    found = losses.top_k_divergence(log_probs, log_probs, case.mask).kl
     found.backward()
     assert found.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
@@ -134,8 +167,8 @@ def test_order_changes_nothing(case: Tokens, data: st.DataObject) -> None:
     student, teacher = case.gathered()
     rows = torch.tensor(data.draw(st.permutations(range(len(case.mask)))))
     columns = torch.tensor(data.draw(st.permutations(range(case.ids.shape[1]))))
-    one = losses.top_k_reverse_kl(student, teacher, case.mask).kl
-    other = losses.top_k_reverse_kl(student[rows][:, columns], teacher[rows][:, columns], case.mask[rows]).kl
+    one = losses.top_k_divergence(student, teacher, case.mask).kl
+    other = losses.top_k_divergence(student[rows][:, columns], teacher[rows][:, columns], case.mask[rows]).kl
     assert other.item() == pytest.approx(one.item(), rel=1e-9, abs=1e-9)
 
 
@@ -143,10 +176,10 @@ def test_order_changes_nothing(case: Tokens, data: st.DataObject) -> None:
 def test_masked_tokens_get_no_gradient_whatever_stands_there(case: Tokens, junk: float) -> None:
     student, teacher = (values.detach().masked_fill(~case.mask[:, None], junk) for values in case.gathered())
     student.requires_grad_()
-    found = losses.top_k_reverse_kl(student, teacher, case.mask).kl
+    found = losses.top_k_divergence(student, teacher, case.mask).kl
     found.backward()
     assert found.item() == pytest.approx(
-        losses.top_k_reverse_kl(*case.gathered(), case.mask).kl.item(), rel=rel(torch.float64)
+        losses.top_k_divergence(*case.gathered(), case.mask).kl.item(), rel=rel(torch.float64)
     )
     assert student.grad is not None
     assert torch.isfinite(student.grad).all()
@@ -159,7 +192,7 @@ def test_gradients_by_finite_differences(case: Tokens) -> None:
     teacher = torch.log_softmax(case.teacher, -1).gather(-1, case.ids)
 
     def loss(logits: Tensor) -> Tensor:
-        return losses.top_k_reverse_kl(torch.log_softmax(logits, -1).gather(-1, case.ids), teacher, case.mask).kl
+        return losses.top_k_divergence(torch.log_softmax(logits, -1).gather(-1, case.ids), teacher, case.mask).kl
 
     assert torch.autograd.gradcheck(loss, (case.student,), eps=1e-6, atol=1e-6)
 
@@ -172,7 +205,7 @@ def test_the_tail_holds_what_leaves_the_k_ids() -> None:
     def divergence(share: float) -> tuple[float, float]:
         student = torch.log(tensor([[0.6 * share, 0.39 * share]]))
         without = (student.exp() * (student - teacher)).sum()
-        return without.item(), losses.top_k_reverse_kl(student, teacher, mask).kl.item()
+        return without.item(), losses.top_k_divergence(student, teacher, mask).kl.item()
 
     without, with_tail = zip(*map(divergence, (1.0, 0.8, 0.5)), strict=True)
     assert without[0] > without[1]
@@ -181,7 +214,7 @@ def test_the_tail_holds_what_leaves_the_k_ids() -> None:
 
 def test_an_empty_mask_gives_a_zero_with_a_graph() -> None:
     student = tensor([[-1.0, -2.0]], grad=True)
-    found = losses.top_k_reverse_kl(student, tensor([[-1.0, -1.5]]), torch.tensor([False]))
+    found = losses.top_k_divergence(student, tensor([[-1.0, -1.5]]), torch.tensor([False]))
     found.kl.backward()
     assert (found.kl.item(), found.student_tail.item()) == (0, 0)
     assert student.grad is not None
@@ -194,7 +227,7 @@ def test_an_empty_mask_gives_a_zero_with_a_graph() -> None:
 def test_certain_and_impossible_ids_stay_finite(dtype: torch.dtype, teacher: list[float], student: list[float]) -> None:
     """Case TN-2 for a top-k: sums that round to 1 or above, ids that the teacher rules out."""
     log_probs = torch.tensor([student], dtype=dtype, requires_grad=True)
-    found = losses.top_k_reverse_kl(log_probs, torch.tensor([teacher], dtype=dtype), torch.tensor([True]))
+    found = losses.top_k_divergence(log_probs, torch.tensor([teacher], dtype=dtype), torch.tensor([True]))
     found.kl.backward()
     assert torch.isfinite(found.kl)
     assert log_probs.grad is not None

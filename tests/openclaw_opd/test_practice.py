@@ -91,6 +91,8 @@ async def test_an_anchor_is_held_to_the_base_without_a_hint(bench, judged, top_k
     assert engine.calls == [(engine.calls[0][0], "policy-v7", "v7", 0), (engine.calls[0][0], None, "v0", top_k)]
     credit = METHOD.advantages([made], OpdSettings(opd_clip=0.25), {})
     assert credit == [[0.0 if top_k else 0.25] * 3]
+    heavier = METHOD.advantages([made], OpdSettings(opd_clip=0.25, anchor_weight=3.0), {})
+    assert heavier == [[0.0 if top_k else 0.75] * 3]
     assert METHOD.gathered_ids(made) == (((0, 1, 2),) * 3 if top_k else None)
     assert b.tools.health.counts == {"anchor_scored": 1}
 

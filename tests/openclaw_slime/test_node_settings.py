@@ -100,15 +100,15 @@ ACTING = {
     "judge": "kind url model api_key votes quorum temperature max_new_tokens timeout_s workers retries max_waiting",
     "method": "demonstration_weight score_workers baseline baseline_decay baseline_limit hint_source hint_votes "
     "hint_max_tokens hint_place teacher guidance neutral_hint request_guidance neutral_request teacher_url "
-    "student_term opd_clip top_k score_timeout_s binary_weight opd_weight",
+    "student_term opd_clip top_k forward_kl anchor_weight score_timeout_s binary_weight opd_weight",
     "training": "enabled batch_size min_batch max_wait_s max_staleness max_tool_share lease_s max_waiting",
     "trainer": "learning_rate warmup_steps weight_decay beta1 beta2 max_grad_norm clip_low clip_high kl_coef "
     "old_log_probs tis_clip tis_mask max_tokens keep_checkpoints",
     "publisher": "max_step_kl max_base_kl base_url gate_s gate_replies gate_tokens gate_prompt_tokens "
     "self_test_tolerance canary_file max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
     "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
-    "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share max_kl patience "
-    "machine_share score_timeout_s least_relevance",
+    "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share stop_passed max_kl "
+    "patience machine_share score_timeout_s least_relevance",
     "alerts": "webhook_url timeout_s retry_s",
     "tracking": "trackers project samples jsonl_mb wandb_mode",
     "redaction": "secrets pii",

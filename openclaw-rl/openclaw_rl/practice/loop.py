@@ -61,6 +61,9 @@ _EMPTY_ROUNDS = 3
 _ANSWERED, _LEAST_ANSWERED = 24, 16
 """Newest replies of a wish, and how many of them must answer their request, or the wish is stopped."""
 
+_VOTED = 12
+"""Newest replies of a wish whose verdicts decide with the learned share (`practice.stop_passed`)."""
+
 NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
 
 
@@ -97,6 +100,8 @@ class PracticeLoop:
         self._measured_in: int | None = None
         self._anchored = AnchorUse()
         self._empty: Counter[int] = Counter()
+        self._passed: dict[int, deque[bool]] = {}
+        """By wish: whether the judge passed each of its newest replies."""
         self._answered: dict[int, deque[bool]] = {}
         """By wish: whether each of its newest replies answered its request."""
         self._compared: set[tuple[int, int]] = set()
@@ -247,6 +252,8 @@ class PracticeLoop:
         if deps.vote is not None and exercise.hint is not None:
             verdict = await deps.vote(judged, exercise.hint)
             judged = JudgedTurn(judged.request, judged.turn, judged.next_state, verdict)
+            if verdict is not None and exercise.wish_id is not None:
+                self._passed.setdefault(exercise.wish_id, deque(maxlen=_VOTED)).append(verdict.value > 0)
         try:
             made = await deps.method.practise(judged, exercise.hint, deps.tools)
         except AlignmentError as error:
@@ -320,7 +327,9 @@ class PracticeLoop:
             history = list(self._shares.get(wish.wish_id, ()))
             history += [] if measured.share is None else [measured.share]
             kl = wish.kl if measured.kl is None else measured.kl
-            ruling = rule(wish, measured.share, kl, history, self._settings, aim=self._deps.aim)
+            votes = self._passed.get(wish.wish_id)
+            passed = sum(votes) / len(votes) if votes else None
+            ruling = rule(wish, measured.share, kl, history, self._settings, aim=self._deps.aim, passed=passed)
             found.append(WishMeasure(wish.wish_id, version, measured.share, kl, ruling.rests, ruling.stopped))
             self._shares[wish.wish_id] = history
             if ruling.stopped or (ruling.rests and wish.rests is None):
@@ -364,7 +373,7 @@ class PracticeLoop:
         self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
         if self._deps.relevance is not None:
             self._deps.relevance.forget_all_but({source.turn_id for wish in wishes for source in wish.sources})
-        for kept in (self._shares, self._newest, self._empty, self._answered):
+        for kept in (self._shares, self._newest, self._empty, self._answered, self._passed):
             for wish_id in kept.keys() - active:
                 del kept[wish_id]
         self._compared = {pair for pair in self._compared if set(pair) <= active}

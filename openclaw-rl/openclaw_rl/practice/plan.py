@@ -1,7 +1,8 @@
 """Choice of the prompts of one update: all wishes are rehearsed together, and anchors hold the rest in place.
 
 What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Beside open
-wishes those that rest have a quarter of the places: a new wish needs many replies, and a learned one is kept by few.
+wishes those that rest have half of the places at most: with a quarter a learned wish was lost while the next one was
+practised.
 Each prompt is practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure
 on.
 
@@ -19,7 +20,7 @@ from openclaw_rl.types import PracticeKind, Wish, WishSource
 HOLD_BACK_FROM = 4
 """Corrected prompts of one wish from which on every fourth is held back."""
 
-REHEARSED = 0.25
+REHEARSED = 0.5
 """Share of the wishes' places for those that rest, while another is open."""
 
 Owner = tuple[str, str]

@@ -13,7 +13,7 @@ from openclaw_rl.types import Wish
 
 LEARNED = "learned"
 FALLS_BELOW = 0.85
-"""A learned wish needs practice again when its share falls below this part of the aim."""
+"""A learned wish needs practice again when its share, or what the judge passes, falls below this part of the aim."""
 _PROGRESS = 0.02
 """Least rise of the learned share that counts as progress."""
 
@@ -34,16 +34,21 @@ def rule(
     settings: PracticeSettings,
     *,
     aim: float,
+    passed: float | None = None,
 ) -> Ruling:
     """Return what follows for a wish.
 
     history: its shares so far in this process, `share` among them. aim: the share at which it is learned.
+    passed: the part of its newest practice replies that a judge passed; None without one. The share compares the
+    policy with the hinted base, and the judge reads what the policy says: both must hold.
     """
     if kl is not None and kl > settings.max_kl:
         return Ruling(stopped=f"its replies are {kl:.2f} nats a token from the base (practice.max_kl)")
     if wish.rests is not None and wish.rests != LEARNED:
         return Ruling(rests=wish.rests)
-    if share is not None and share >= (aim if wish.rests is None else FALLS_BELOW * aim):
+    level = 1.0 if wish.rests is None else FALLS_BELOW
+    is_passed = passed is None or passed >= level * settings.stop_passed
+    if share is not None and share >= level * aim and is_passed:
         return Ruling(rests=LEARNED)
     if wish.updates >= settings.max_updates:
         return Ruling(rests=f"it had {wish.updates} updates (practice.max_updates)")

@@ -25,6 +25,9 @@ class PracticeSettings(Branch):
     stop_share: float = Field(default=0.6, gt=0)
     """A wish is learned at this share of the teacher's own place. That place is 1 + `method.guidance`, where 1 is the
     base that reads the wish."""
+    stop_passed: float = Field(default=0.75, ge=0, le=1)
+    """Part of a wish's newest practice replies that the judge must pass before the wish is learned, where a model
+    judges them (`combine`)."""
     max_kl: float = Field(default=1.5, gt=0)
     """KL to the base of a wish's practice replies, in nats a token, above which the wish is stopped."""
     least_relevance: float = Field(default=0.5, ge=0)

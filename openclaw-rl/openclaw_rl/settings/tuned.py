@@ -34,15 +34,28 @@ BUNDLED: Mapping[str, Values] = {
         "trainer.kl_coef": 0.1,
         "publisher.max_step_kl": 1.0,
     },
-    "opd": {**_GUIDED, "practice.anchor_share": 0.25, "trainer.learning_rate": 2e-4},
-    "combine": {**_GUIDED, "method.request_guidance": 0.2, "method.top_k": 20},
+    "opd": {
+        **_GUIDED,
+        "method.guidance": 3.0,
+        "method.request_guidance": 0.3,
+        "practice.anchor_share": 0.25,
+        "practice.stop_share": 0.45,
+        "trainer.learning_rate": 2e-4,
+    },
+    "combine": {
+        **_GUIDED,
+        "method.request_guidance": 0.25,
+        "method.top_k": 20,
+        "method.anchor_weight": 3.0,
+    },
 }
 """By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
 beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
 rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
 four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three seeds, beside w = 1 without neutral words
-(`scripts/benchmarks/README.md`). Combined besides: `learning_practice-final.md`, three seeds; its half of anchors is
-the branch's own. Without a judge model that holds a wish back (`personalization-combine-cpu.md`). OPD's anchors and
+(`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights and its earlier stop, the weight of
+Combined's anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge
+model that holds a wish back (`personalization-combine-cpu.md`). OPD's anchors and
 rate: `personalization-cpu.md`, four corrections and ten idle minutes on two cores. At a rate of 3e-4 with half anchors
 the learned share swung, and one seed ended at .42 and at .71. Practice replies have the length of the benchmark's:
 longer ones cost a CPU minutes. The rest of what the branches hold is what was measured, `…-users.md` beside it."""

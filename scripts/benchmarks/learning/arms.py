@@ -64,20 +64,31 @@ def _changed(name: str, arm: Arm, settings: str = "", **fields: object) -> Arm:
     return replace(arm, name=name, settings=joined, **fields)  # type: ignore[arg-type]
 
 
-AGAINST = "guidance=2,neutral_hint=Thank you.,request_guidance=0.2,top_k=20"
-"""The guided teacher as we ship it for the bundled model: the hint's effect is taken against neutral words, and the
-request's own effect is added."""
+AGAINST = "guidance=2,neutral_hint=Thank you.,request_guidance=0.25,top_k=20"
+"""The guided teacher of Combined as we ship it for the bundled model: the hint's effect is taken against neutral words,
+and the request's own effect is added."""
+UNJUDGED = "guidance=3,neutral_hint=Thank you.,request_guidance=0.3,top_k=20"
+"""The same of OPD: no verdict helps the teacher, so its weights are larger."""
 ALONE = "guidance=1,neutral_hint="
 """A guided teacher without neutral words, as published for sampling; w = 1 was the best of 0, .5, 1 and 2."""
 AIM = 1.8
-"""Learned share at which practice stops: `practice.stop_share` of the teacher's own place, 3."""
-GUIDED = Arm("combined", settings=f"{JUDGED},{AGAINST}", stop_share=AIM)
-OPD = Arm("opd", "opd", settings=f"hint_source=judge,{AGAINST}", stop_share=AIM)
-OWN = Arm("no judge", "opd", settings=AGAINST, has_judge=False, stop_share=AIM)
+"""Learned share at which practice stops: `practice.stop_share` of the teacher's own place, 3 or 4."""
+GUIDED = Arm("combined", settings=f"{JUDGED},{AGAINST}", stop_share=AIM, stop_passed=0.75)
+OPD = Arm("opd", "opd", settings=f"hint_source=judge,{UNJUDGED}", stop_share=AIM)
+OWN = Arm("no judge", "opd", settings=UNJUDGED, has_judge=False, stop_share=AIM)
 MAIN = (GUIDED, _changed("combined, 4 corrections", GUIDED, corrections=4), OPD, OWN)
-ANCHORED = (_changed("combined, half anchors", GUIDED, anchors=0.5, least_relevance=0.5),)
-QUARTER = (_changed("combined, quarter anchors", GUIDED, anchors=0.25, least_relevance=0.5),)
+HALF = _changed("combined, half anchors", GUIDED, anchors=0.5, least_relevance=0.5)
+ANCHORED = (
+    HALF,
+    _changed("combined, half anchors of weight 3", HALF, "anchor_weight=3"),
+    _changed("combined, half anchors of weight 3, half forward", HALF, "anchor_weight=3,forward_kl=0.5"),
+)
 """The server with a judge: a wish holds where it was asked."""
+QUARTER = (
+    _changed("combined, quarter anchors", GUIDED, anchors=0.25, least_relevance=0.5),
+    _changed("combined, quarter anchors, half forward", GUIDED, "forward_kl=0.5", anchors=0.25, least_relevance=0.5),
+)
+"""Ways to learn wishes that come one after the other."""
 DRIFT = (
     _changed(
         "combined, 4 corrections, shipped anchors",
@@ -116,6 +127,7 @@ ABLATIONS = (
     _changed("rate 1e-4", GUIDED, "learning_rate=1e-4"),
     _changed("rate 1e-3", GUIDED, "learning_rate=1e-3"),
     _changed("token level", GUIDED, "top_k=0"),
+    _changed("half forward KL", GUIDED, "forward_kl=0.5"),
     _changed("no guidance by the request", GUIDED, "request_guidance=0"),
     _changed("more guidance by the request", GUIDED, "request_guidance=0.5"),
     _changed("KL term .05", GUIDED, "kl_coef=0.05"),

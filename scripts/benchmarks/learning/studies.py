@@ -32,6 +32,7 @@ REACHED = ("short", "no_lists", "lively")
 """Length, form and tone: wishes that the base meets in at most a tenth of its replies."""
 EACH = tuple((name,) for name in REACHED)
 IN_TURN = (REACHED,)
+BACKWARD = (REACHED[::-1],)
 """All wishes, one after the other."""
 
 
@@ -234,11 +235,12 @@ def smoke(of: Study) -> Study:
 SHORT_ALONE = (("short",),)
 NINE = Sizes(updates=9, marks=(9,), replies=1, glances=())
 AT_BOTH = Sizes(glances=(), replies=1)
+ELEVEN = Sizes(updates=11, replies=1, glances=())
 STUDIES: dict[str, tuple[Study, ...]] = {
     "final": (
-        Study(QUARTER, IN_TURN, seeds=(3, 4, 5), sizes=Sizes(updates=13, replies=1, glances=())),
+        Study(QUARTER, IN_TURN, seeds=(3, 4, 5), sizes=ELEVEN),
+        Study(QUARTER[1:], BACKWARD, seeds=(3, 4, 5), sizes=ELEVEN),
         Study(ANCHORED, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
-        Study(QUARTER, SHORT_ALONE, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
         Study(MAIN, seeds=(3, 4, 5), sizes=AT_BOTH),
     ),
     "ablations": (

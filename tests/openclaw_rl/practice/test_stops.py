@@ -8,8 +8,8 @@ from openclaw_rl.settings import PracticeSettings
 SETTINGS = PracticeSettings(max_updates=10, patience=3, max_kl=1.0)
 
 
-def ruling(wish, share=0.5, kl=0.2, history=(), *, aim=1.3, **more):
-    return rule(wish(1, 0, **more), share, kl, list(history) or [share], SETTINGS, aim=aim)
+def ruling(wish, share=0.5, kl=0.2, history=(), *, aim=1.3, passed=None, **more):
+    return rule(wish(1, 0, **more), share, kl, list(history) or [share], SETTINGS, aim=aim, passed=passed)
 
 
 def test_practice_goes_on_below_the_aim(wish):
@@ -21,6 +21,15 @@ def test_a_wish_is_learned_at_the_aim_and_stays_so_until_it_falls_well_below(wis
     assert ruling(wish, 1.3) == Ruling(rests=LEARNED)
     assert ruling(wish, 1.2, rests=LEARNED) == Ruling(rests=LEARNED)
     assert ruling(wish, 1.1, rests=LEARNED) == Ruling()
+
+
+def test_what_the_judge_passes_holds_a_wish_open_that_its_share_would_end(wish):
+    """The share of *lively* reached the aim while the judge passed one reply in eight."""
+    assert ruling(wish, 1.9, passed=0.125) == Ruling()
+    assert ruling(wish, 1.9, passed=0.75) == Ruling(rests=LEARNED)
+    assert ruling(wish, 1.2, passed=1.0) == Ruling()
+    assert ruling(wish, 1.9, passed=0.65, rests=LEARNED) == Ruling(rests=LEARNED)
+    assert ruling(wish, 1.9, passed=0.5, rests=LEARNED) == Ruling()
 
 
 def test_a_wish_that_went_too_far_from_the_base_is_stopped_even_if_it_is_learned(wish):

@@ -67,14 +67,14 @@ def test_elsewhere_the_cautious_ones_stay(
     assert all(value(settings, key) == value(Settings(), key) for method, key in KEYS if method == "binary_rl")
 
 
-@pytest.mark.parametrize("method", ["opd", "combine"])
-def test_a_value_that_the_users_own_exclude_is_left_out(method: str) -> None:
+@pytest.mark.parametrize(("method", "guidance"), [("opd", 3), ("combine", 2)])
+def test_a_value_that_the_users_own_exclude_is_left_out(method: str, guidance: float) -> None:
     """Guidance is for the base as the teacher."""
     settings = load(None, {"method.name": method, "method.teacher": "policy"}, {})
     assert value(settings, "method.guidance") == 0
     assert "method.guidance" not in tuned.in_force(settings)
     assert settings.model_validate(settings.model_dump()) == settings
-    assert value(load(None, {"method.name": method}, {}), "method.guidance") == 2
+    assert value(load(None, {"method.name": method}, {}), "method.guidance") == guidance
     for more in ({"model.path": "Qwen/Qwen3-0.6B"}, {"trainer.kind": "external"}):
         assert value(load(None, {"method.name": method} | more, {}), "method.guidance") == 0
 
