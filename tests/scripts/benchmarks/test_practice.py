@@ -140,9 +140,7 @@ def chatted(subject: Subject, arm: Arm, says: str, later: int) -> Practised:
     return run
 
 
-LATER = replace(
-    ARMS["combined"], corrections=2, replies=4, later_conversations=6, stop_share=None, stop_passed=None
-)
+LATER = replace(ARMS["combined"], corrections=2, replies=4, later_conversations=6, stop_share=None, stop_passed=None)
 
 
 def test_later_conversations_are_rounds_of_new_questions_with_practice_behind_each(subject: Subject) -> None:
