@@ -180,6 +180,7 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side section").first).to_contain_text("the older answer")
     expect(page.locator(".side section").last).to_contain_text("the newer answer")
+    expect(page.locator(".side")).not_to_contain_text("cut after")
     shot(page, "versions")
     page.get_by_role("button", name=f"Pin version {serving}").click()
     dialog = page.get_by_role("dialog")
@@ -202,6 +203,15 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     page.get_by_role("button", name="Resume learning").click()
     dialog.get_by_role("button", name="Resume").click()
     expect(page.locator(".panel")).to_contain_text("learning,")
+
+
+def test_a_comparison_names_a_reply_that_was_cut(learned, visitor):
+    page = visitor.open("#/versions", as_admin=True)
+    learned.says("the hot tea " * 100, "tea")
+    page.get_by_role("textbox", name="Prompt").fill("what is tea?")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".side h3").first).to_contain_text("cut after 200 tokens")
+    expect(page.locator(".side h3").last).not_to_contain_text("cut")
 
 
 def test_a_small_batch_is_trained_on_at_once(site, visitor):
