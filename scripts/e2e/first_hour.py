@@ -43,7 +43,7 @@ NEW = (
     "How do I keep cut flowers fresh?",
     "How do I sew on a button?",
 )
-LOOK_S, COLOURS = 5.0, 128
+LOOK_S, COLOURS = 5.0, 256
 REPLY_MS = 4 * PATIENCE_MS
 
 
@@ -89,9 +89,10 @@ class Hour:
         print(f"{int(passed // 60):3d}:{int(passed % 60):02d}  {what}", flush=True)
 
     def shoot(self, page: Page, name: str) -> None:
-        """Keep a screenshot, with few colours: the page has few."""
+        """Keep a screenshot with a palette: the page has few colours."""
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        image.quantize(COLOURS, dither=Image.Dither.NONE).save(self.shots / f"{name}.png", optimize=True)
+        few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # small dots keep theirs
+        few.save(self.shots / f"{name}.png", optimize=True)
 
     @contextmanager
     def watched(self, page: Page) -> Iterator[Page]:
@@ -203,6 +204,7 @@ def everywhere(hour: Hour, page: Page, scheme: str) -> None:
     ):
         go(page, f"#/{view}")
         page.wait_for_selector(ready)
+        page.locator("main").evaluate("main => { main.scrollTop = 0; }")
         time.sleep(1)
         hour.shoot(page, f"{view}-{scheme}")
     go(page, "#/turns?verdict=-1")
