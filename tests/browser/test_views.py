@@ -194,6 +194,7 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     expect(page.get_by_role("button", name="Pin version")).to_be_visible()
     page.get_by_role("button", name="Roll back").click()
     expect(dialog).to_contain_text("abandoned for good")
+    expect(dialog).to_contain_text("Wishes that they practised stop")
     dialog.get_by_role("button", name="Roll back").click()
     expect(page.locator(".panel")).to_contain_text(f"version {serving - 1} serves")
     assert learned.ask("GET", "/v1/admin/status")["serving"] == serving - 1
@@ -242,6 +243,21 @@ def test_curves_lead_to_the_batch(learned, visitor, shot):
     page.locator(".charts .chart", has_text="KL").locator("svg a").first.press("Enter")
     expect(page).to_have_url(re.compile("trained_in=1"))
     expect(page.locator(".item")).to_have_count(2)
+
+
+def test_an_estimate_below_zero_is_explained(learned, visitor):
+    page = visitor.open()
+
+    def history(route):
+        answer = route.fetch()
+        found = answer.json()
+        found["versions"][-1]["metrics"]["gate_kl_parent"] = -0.04
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/v1/admin/history*", history)
+    page.evaluate("key => sessionStorage.setItem('openclaw-rl.admin', key)", learned.admin_key)
+    page.evaluate("location.hash = '#/curves'")
+    expect(page.locator(".charts .chart", has_text="KL")).to_contain_text("a small KL may come out below 0")
 
 
 def test_the_state_shows_parts_queues_and_a_killed_trainer(learned, visitor, shot):
