@@ -329,7 +329,7 @@ def _remarks(
         window = _at(_own_entry(keeps), "contextWindow")
         other = "" if window == served.context else f"; its contextWindow is {window}, the server's {served.context}"
         yield (
-            f"models.providers.{reference.split('/')[0]} is yours and stays as it is{other}"
+            f"models.providers.{reference.split('/')[0]} is yours and stays as it is, its key too{other}"
             " (--provider writes one of ours under another name)"
         )
     has_tools = _at(old, "tools", "deny") != SMALL["tools"]["deny"]

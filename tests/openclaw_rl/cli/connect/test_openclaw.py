@@ -87,7 +87,7 @@ def test_a_users_own_provider_of_our_name_and_address_stays(server, client_file,
     done = run("openclaw", "--yes")
     assert done.exit_code == 0, done.output
     assert (
-        "? models.providers.rl is yours and stays as it is; its contextWindow is 4096, the server's 32768"
+        "? models.providers.rl is yours and stays as it is, its key too; its contextWindow is 4096, the server's 32768"
         in done.output
     )
     assert "my-key" not in done.output
