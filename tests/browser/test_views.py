@@ -48,6 +48,22 @@ def test_a_wish_appears_is_made_general_and_removed(learned, visitor, shot):
     assert (wish["is_general"], wish["state"]) == (True, "active")
 
 
+def test_a_prompt_that_is_held_back_is_named(browser, open_site):
+    site = open_site(practice__idle_s=3600.0, training__batch_size=16)
+    for number in range(4):
+        turn = site.chat(f"question {number}", session=f"held {number}")
+        site.rate(turn, value=False, comment="Please answer in rhyme.")
+    with visiting(browser, site) as visitor:
+        page = visitor.open("#/wishes")
+        page.locator(".card summary", has_text="Asked in 4 turns").click()
+        sources = page.locator(".card details li")
+        expect(sources.last).to_contain_text("held back: what is learned is measured on it")
+        expect(sources.first).to_contain_text("0 practice replies")
+        (wish,) = site.ask("GET", "/v1/wishes")["wishes"]
+        said = site.ask("GET", f"/v1/outcomes?turn_id={wish['sources'][-1]['turn_id']}")["outcomes"]
+        assert [outcome["is_held_back"] for outcome in said] == [True]
+
+
 def test_turns_are_searched_filtered_and_read_in_full(learned, visitor, shot):
     page = visitor.open("#/turns", as_admin=True)
     rows = page.locator(".item")
