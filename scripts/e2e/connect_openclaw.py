@@ -4,11 +4,12 @@
 
 FOLDER keeps the installed client between runs; it needs npm, Playwright and Chromium. The first machine has no
 configuration; its user adds a Telegram bot after the connection. The second has a full JSON5 file with comments, a
-hosted model and a Telegram bot, and its gateway runs before the connection is made. On both, a user chats through the
-WebChat's methods and through a fake Telegram: a thumb for the first reply, a correction of the second. The script
-prints each check on a line. A dry run writes nothing; the client keeps the user's values; one message of `--check`
-arrives in its session; the ledger and the page in headless Chromium show the chat, the thumb, the correction and the
-wish; `--undo` leaves every byte as it was. The page's screenshots stay in FOLDER.
+hosted model and a Telegram bot, and its gateway runs before the connection is made. On a third, the user's own provider
+has our name and address, and stays. On the first two, a user chats through the WebChat's methods and through a fake
+Telegram: a thumb for the first reply, a correction of the second. The script prints each check on a line. A dry run
+writes nothing; the client keeps the user's values; one message of `--check` arrives in its session; the ledger and the
+page in headless Chromium show the chat, the thumb, the correction and the wish; `--undo` leaves every byte as it was.
+The page's screenshots stay in FOLDER.
 """
 
 import argparse
@@ -59,6 +60,18 @@ FULL = """\
   gateway: { mode: "local", port: %(port)d, bind: "loopback", auth: { mode: "token", token: "%(token)s" } },
 }
 """
+OWN = """\
+{
+  // The user wrote this provider by hand: its name and its address are ours.
+  models: { providers: { rl: {
+    baseUrl: "%(url)s/v1", apiKey: 'a-key-of-the-user', headers: { "X-Mine": "yes" },
+    models: [{ id: "policy", name: "Mine", contextWindow: 8192, maxTokens: 64, }],
+  } } },
+  agents: { defaults: { skipBootstrap: true, contextInjection: "never", skills: [], }, }, // 1,800 tokens of prompt
+  tools: { deny: ["*"] },
+  gateway: { mode: "local" },
+}
+"""
 SAID = ("Name a tree.", "And a river?", "No, that is too long. Please answer in one word.")
 """The user's messages: a question, another one after a thumb, a correction."""
 JUDGED_S = 60.0
@@ -80,6 +93,7 @@ def main() -> int:
         eye = Eye(server, browser, work)
         found = without_configuration(eye, telegram, api_root, binaries, work / "new")
         found |= with_a_full_one(eye, telegram, api_root, binaries, work / "full")
+        found |= with_a_provider_of_our_name(server, binaries, work / "own")
     for what, holds in found.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     return 0 if all(found.values()) else 1
@@ -149,6 +163,31 @@ def with_a_full_one(eye: "Eye", telegram: FakeTelegram, api_root: str, binaries:
         "full: --undo leaves every byte as it was, beside a gateway that runs": is_same and "byte for byte" in undone,
         "full: and it stays so when the gateway has ended": file.read_bytes() == before and validates(client),
     }
+
+
+def with_a_provider_of_our_name(server: RunningServer, binaries: Path, home: Path) -> Checks:
+    (home / ".openclaw").mkdir(parents=True)
+    client, file = environ(binaries, home), home / ".openclaw" / "openclaw.json"
+    file.write_text(OWN % {"url": server.url})
+    before = file.read_bytes()
+    shown = connect(server, client, "--yes")
+    written = json.loads(file.read_text())
+    provider = written["models"]["providers"]["rl"]
+    found = {
+        "own: a provider of the user's by our name stays as it is": provider["apiKey"] == "a-key-of-the-user"
+        and provider["headers"] == {"X-Mine": "yes"}
+        and "rl is yours and stays" in shown,
+        "own: and serves the default model": in_ledger(server, connect(server, client, "--check")),
+    }
+    connect(server, client, "--undo", "--yes")
+    found["own: --undo leaves every byte as it was"] = file.read_bytes() == before
+    connect(server, client, "--yes")
+    patch(client, {"logging": {"file": f"{home}/openclaw.log"}})
+    connect(server, client, "--undo", "--yes")
+    left = json.loads(file.read_text())
+    stays = left["models"]["providers"]["rl"] == provider
+    found["own: after a change of the file it stays, too"] = stays and "rl/policy" not in json.dumps(left["agents"])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

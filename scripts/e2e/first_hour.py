@@ -27,6 +27,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from benchmarks.browser import PATIENCE_MS, chromium, go, opened
 from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.types.wishes import HOLD_BACK_FROM
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = (
@@ -43,7 +44,7 @@ NEW = (
     "How do I keep cut flowers fresh?",
     "How do I sew on a button?",
 )
-LOOK_S, COLOURS = 5.0, 128
+LOOK_S, COLOURS = 5.0, 256
 REPLY_MS = 4 * PATIENCE_MS
 
 
@@ -89,9 +90,10 @@ class Hour:
         print(f"{int(passed // 60):3d}:{int(passed % 60):02d}  {what}", flush=True)
 
     def shoot(self, page: Page, name: str) -> None:
-        """Keep a screenshot, with few colours: the page has few."""
+        """Keep a screenshot with a palette: the page has few colours."""
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        image.quantize(COLOURS, dither=Image.Dither.NONE).save(self.shots / f"{name}.png", optimize=True)
+        few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # small dots keep theirs
+        few.save(self.shots / f"{name}.png", optimize=True)
 
     @contextmanager
     def watched(self, page: Page) -> Iterator[Page]:
@@ -105,25 +107,26 @@ def live(hour: Hour, server: RunningServer, browser: Browser, corrections: int, 
     """Spend the hour; return True if the page shows a wish that is learned as far as it goes."""
     with hour.watched(opened(browser, server)) as page:
         hour.note("the page is open")
+        chats: list[tuple[int, str]] = []
         before = [words(hour, page, question) for question in NEW]  # nobody answers these: they are not learned from
         for question in QUESTIONS[:corrections]:
             said = ask(page, question, is_new=True)
             hour.note(f"{question} → {len(said.split())} words")
             ask(page, CORRECTION)
+            chats.append((len(said.split()), page.evaluate("location.hash")))
             expect(replies(page).first.locator(".way")).to_contain_text("judged bad", timeout=REPLY_MS)
             hour.note(f"corrected: {CORRECTION}")
-        expect(replies(page).first.locator(".way")).to_contain_text("wish", timeout=REPLY_MS)
-        page.locator(".thread").evaluate("thread => { thread.scrollTop = 0; }")
+        # The shortest of those that are practised: the picture has the reply, its way and the correction.
+        _, chat = min(chats[: HOLD_BACK_FROM - 1])
+        seen(page, chat, "wish")
         hour.shoot(page, "chat-light")
-        chat = page.evaluate("location.hash")
         is_learned = practised(hour, page, longest_s)
         hour.shoot(page, "wishes-light")
         after = [words(hour, page, question) for question in NEW]
         hour.note(
             f"words of a new reply, median: {statistics.median(before):g} before, {statistics.median(after):g} after"
         )
-        go(page, chat)
-        expect(replies(page).first.locator(".way")).to_contain_text("practised in version", timeout=REPLY_MS)
+        seen(page, chat, "practised in version")
         hour.shoot(page, "chat-learned-light")
         compared(page)
         hour.shoot(page, "compare-light")
@@ -133,12 +136,19 @@ def live(hour: Hour, server: RunningServer, browser: Browser, corrections: int, 
         page.evaluate(
             "kept => Object.entries(kept).forEach(([name, value]) => localStorage.setItem(name, value))", kept
         )
-        go(page, chat)
-        expect(replies(page).first.locator(".way")).to_contain_text("practised in version", timeout=REPLY_MS)
+        seen(page, chat, "practised in version")
         hour.shoot(page, "chat-dark")
         everywhere(hour, page, "dark")
     hour.note("every view was looked at, in both colour schemes")
     return is_learned
+
+
+def seen(page: Page, chat: str, way: str) -> None:
+    """Open a corrected chat once the way of its first reply has these words, with the correction in view."""
+    go(page, chat)
+    expect(replies(page).first.locator(".way")).to_contain_text(way, timeout=REPLY_MS)
+    page.locator(".thread").evaluate("thread => { thread.scrollTop = 0; }")
+    page.get_by_role("article", name="You").nth(1).evaluate("said => said.scrollIntoView({ block: 'nearest' })")
 
 
 def words(hour: Hour, page: Page, question: str) -> int:
@@ -203,6 +213,7 @@ def everywhere(hour: Hour, page: Page, scheme: str) -> None:
     ):
         go(page, f"#/{view}")
         page.wait_for_selector(ready)
+        page.locator("main").evaluate("main => { main.scrollTop = 0; }")
         time.sleep(1)
         hour.shoot(page, f"{view}-{scheme}")
     go(page, "#/turns?verdict=-1")

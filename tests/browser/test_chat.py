@@ -197,6 +197,7 @@ def test_a_reply_is_learned_only_when_its_version_has_passed_and_a_rollback_is_s
         for row in found["outcomes"]:
             row |= {"state": "trained", "verdict": 1, "source": "rules", "trained_in": 7}
             row["version_state"] = version["state"]
+            row["is_held_back"] = version["state"] == "rolled_back"
         route.fulfill(response=answer, json=found)
 
     page.route("**/v1/outcomes*", outcomes)
@@ -210,7 +211,8 @@ def test_a_reply_is_learned_only_when_its_version_has_passed_and_a_rollback_is_s
     expect(replies(page).locator(".way li.good")).to_have_text("trained in version 7")
     expect(page.locator("#line")).to_contain_text("v7")
     version |= {"state": "rolled_back", "serving": 6}
-    expect(steps.last).to_have_text("version 7: rolled back")
+    expect(steps.nth(-2)).to_have_text("version 7: rolled back")
+    expect(steps.last).to_have_text("held back: what is learned of the wish is measured on it")
 
 
 def test_a_rating_is_taken_back(visitor, site):

@@ -69,6 +69,21 @@ def test_a_small_phone_shows_the_name_of_the_view_that_is_open(browser, lived_in
         expect(last).to_be_in_viewport(ratio=0.9)
 
 
+@pytest.mark.parametrize("width", [1500, 1200, 1040])
+def test_the_line_at_the_top_keeps_its_height_whatever_it_says(lived_in, browser, width):
+    """A line that grows would move the chat while one reads it."""
+    with visiting(browser, lived_in, viewport={"width": width, "height": 700}) as visitor:
+        page = visitor.open("#/state", as_admin=True)
+        expect(page.locator("#line .practice")).not_to_be_empty()
+        high = "document.querySelector('header').offsetHeight"
+        before = page.evaluate(high)
+        page.evaluate("document.querySelector('#line .practice').textContent = 'practising 7 wishes, '.repeat(20)")
+        assert page.evaluate(high) == before
+        top = page.evaluate("document.querySelector('#help').getBoundingClientRect().top")
+        assert 0 <= top < before
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def focused(page: Page, selector: str) -> None:
     """Press Shift+Tab until an element of this selector has the focus."""
     for _ in range(60):

@@ -48,6 +48,22 @@ def test_a_wish_appears_is_made_general_and_removed(learned, visitor, shot):
     assert (wish["is_general"], wish["state"]) == (True, "active")
 
 
+def test_a_prompt_that_is_held_back_is_named(browser, open_site):
+    site = open_site(practice__idle_s=3600.0, training__batch_size=16)
+    for number in range(4):
+        turn = site.chat(f"question {number}", session=f"held {number}")
+        site.rate(turn, value=False, comment="Please answer in rhyme.")
+    with visiting(browser, site) as visitor:
+        page = visitor.open("#/wishes")
+        page.locator(".card summary", has_text="Asked in 4 turns").click()
+        sources = page.locator(".card details li")
+        expect(sources.last).to_contain_text("held back: what is learned is measured on it")
+        expect(sources.first).to_contain_text("0 practice replies")
+        (wish,) = site.ask("GET", "/v1/wishes")["wishes"]
+        said = site.ask("GET", f"/v1/outcomes?turn_id={wish['sources'][-1]['turn_id']}")["outcomes"]
+        assert [outcome["is_held_back"] for outcome in said] == [True]
+
+
 def test_turns_are_searched_filtered_and_read_in_full(learned, visitor, shot):
     page = visitor.open("#/turns", as_admin=True)
     rows = page.locator(".item")
@@ -180,6 +196,7 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side section").first).to_contain_text("the older answer")
     expect(page.locator(".side section").last).to_contain_text("the newer answer")
+    expect(page.locator(".side")).not_to_contain_text("cut after")
     shot(page, "versions")
     page.get_by_role("button", name=f"Pin version {serving}").click()
     dialog = page.get_by_role("dialog")
@@ -193,6 +210,7 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     expect(page.get_by_role("button", name="Pin version")).to_be_visible()
     page.get_by_role("button", name="Roll back").click()
     expect(dialog).to_contain_text("abandoned for good")
+    expect(dialog).to_contain_text("Wishes that they practised stop")
     dialog.get_by_role("button", name="Roll back").click()
     expect(page.locator(".panel")).to_contain_text(f"version {serving - 1} serves")
     assert learned.ask("GET", "/v1/admin/status")["serving"] == serving - 1
@@ -202,6 +220,15 @@ def test_versions_are_compared_rolled_back_pinned_and_learning_paused(learned, v
     page.get_by_role("button", name="Resume learning").click()
     dialog.get_by_role("button", name="Resume").click()
     expect(page.locator(".panel")).to_contain_text("learning,")
+
+
+def test_a_comparison_names_a_reply_that_was_cut(learned, visitor):
+    page = visitor.open("#/versions", as_admin=True)
+    learned.says("the hot tea " * 100, "tea")
+    page.get_by_role("textbox", name="Prompt").fill("what is tea?")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".side h3").first).to_contain_text("cut after 200 tokens")
+    expect(page.locator(".side h3").last).not_to_contain_text("cut")
 
 
 def test_a_small_batch_is_trained_on_at_once(site, visitor):
@@ -232,6 +259,21 @@ def test_curves_lead_to_the_batch(learned, visitor, shot):
     page.locator(".charts .chart", has_text="KL").locator("svg a").first.press("Enter")
     expect(page).to_have_url(re.compile("trained_in=1"))
     expect(page.locator(".item")).to_have_count(2)
+
+
+def test_an_estimate_below_zero_is_explained(learned, visitor):
+    page = visitor.open()
+
+    def history(route):
+        answer = route.fetch()
+        found = answer.json()
+        found["versions"][-1]["metrics"]["gate_kl_parent"] = -0.04
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/v1/admin/history*", history)
+    page.evaluate("key => sessionStorage.setItem('openclaw-rl.admin', key)", learned.admin_key)
+    page.evaluate("location.hash = '#/curves'")
+    expect(page.locator(".charts .chart", has_text="KL")).to_contain_text("a small KL may come out below 0")
 
 
 def test_the_state_shows_parts_queues_and_a_killed_trainer(learned, visitor, shot):

@@ -118,6 +118,16 @@ async def test_before_it_is_ready_a_door_answers_every_path(method: str, path: s
             assert reply.json()["data"][0]["id"] == "the-policy"
 
 
+async def test_a_door_has_the_page_that_tells_of_the_start() -> None:
+    door = Door(ServerSettings(), "the-policy")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://127.0.0.1") as client:
+        page = await client.get("/")
+        assert page.status_code == 200
+        assert "require-trusted-types-for" in page.headers["content-security-policy"]
+        assert (await client.get("/page/main.js")).status_code == 200
+        assert (await client.get("/page/nowhere.js")).status_code == 404
+
+
 async def test_a_door_keeps_web_pages_out_and_the_reason_from_strangers() -> None:
     door = Door(ServerSettings(), "the-policy")
     door.admin_key, door.waits_for = "the-key", "not up yet: http://10.0.0.7:30000 does not answer"

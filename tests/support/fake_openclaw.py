@@ -1,4 +1,4 @@
-"""A stand-in for the program `openclaw`: the commands that `openclaw-rl connect` uses, on a plain JSON file.
+"""A stand-in for the program `openclaw`: the commands that `openclaw-rl connect` uses, on a JSON5 file.
 
 `scripts/e2e.sh connect_openclaw` runs the same commands with the real one.
 """
@@ -8,6 +8,8 @@ import os
 import sys
 import urllib.request
 from pathlib import Path
+
+import json5
 
 CONFIG = Path(os.environ["OPENCLAW_CONFIG_PATH"])
 REFUSED = os.environ.get("FAKE_REFUSES", "")
@@ -49,6 +51,8 @@ def main(argv):
             if "--dry-run" in flags:
                 print(json.dumps({"ok": True, "checks": {"schema": True}}))
                 return 0
+            if os.environ.get("FAKE_FAILS"):
+                return fail("the disk is full")
             text, size = json.dumps(new, indent=2), len(json.dumps(load(), indent=2))
             if size >= 512 and len(text) < size // 2:
                 return fail(f"Config write rejected: {CONFIG} (size-drop:{size}->{len(text)})")
@@ -86,7 +90,7 @@ def agent(key, message, local):
 
 
 def load():
-    return json.loads(CONFIG.read_text()) if CONFIG.exists() else {}
+    return json5.loads(CONFIG.read_text()) if CONFIG.exists() else {}
 
 
 def merged(old, patch):

@@ -91,7 +91,10 @@ def rollback(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Go back to an earlier version and its optimizer state. The versions after it are abandoned."""
+    """Go back to an earlier version and its optimizer state. The versions after it are abandoned.
+
+    Wishes that were practised in them stop; `openclaw-rl wishes practise` takes one up again.
+    """
     body = call("POST", "/v1/admin/rollback", config, data_dir, json={"to": to, "requeue": requeue})
     print(f"version {body['serving']} serves")
 

@@ -99,11 +99,12 @@ def serve(
 ) -> None:
     """Serve the model, record and judge its turns, train on them, and swap in the new weights while it serves.
 
-    The API is OpenAI's, at http://127.0.0.1:30000/v1 by default. Ctrl-C or SIGTERM stops the server cleanly.
+    The APIs are OpenAI's (Chat Completions, Responses) and Anthropic's (Messages), at http://127.0.0.1:30000/v1 by
+    default; the page is at http://127.0.0.1:30000/. Ctrl-C or SIGTERM stops the server cleanly.
 
     The first start of a model may convert it, which takes a minute; SGLang compiles for several minutes. The log line
-    `ready` means that the server answers. Clients that connect earlier wait. logs/engine.log in the data directory
-    shows the engine's progress.
+    `ready` means that chats are answered. Until then they get a 503 that clients try again. logs/engine.log in the data
+    directory shows the engine's progress.
 
     Every other command needs the same --data-dir or --config as the server it talks to.
     """

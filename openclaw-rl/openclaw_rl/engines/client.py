@@ -186,13 +186,19 @@ class HttpEngine:
         # first find their prefix in the engine's cache.
         log_probs: list[float] = []
         table: list[LogProbs] = []
-        for begin, end in id_blocks(ids):
-            wanted = sorted({token for row in ids[begin:end] for token in row})
+        # Each position names its own token too, by whose log-prob the table is known to be this reply's.
+        named = [(*row, token) for row, token in zip(ids, response_ids, strict=True)]
+        for begin, end in id_blocks(named):
+            wanted = sorted({token for row in named[begin:end] for token in row})
             before, block = (*prompt_ids, *response_ids[:begin]), response_ids[begin:end]
             asked = _scoring(before, block, lora_path=lora_path, extra_key=extra_key)
             reply = await self.generate(asked.model_copy(update={"token_ids_logprob": wanted}))
-            log_probs += _aligned(reply.meta_info.input_token_logprobs, block)
-            table += _rows_of(reply.meta_info.input_token_ids_logprobs, ids[begin:end])
+            own = _aligned(reply.meta_info.input_token_logprobs, block)
+            rows = _rows_of(reply.meta_info.input_token_ids_logprobs, named[begin:end])
+            if any(abs(row[-1] - log_prob) > _SAME_PASS for row, log_prob in zip(rows, own, strict=True)):
+                raise AlignmentError("the log-probs of given ids are another reply's")
+            log_probs += own
+            table += [row[:-1] for row in rows]
         return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
 
     async def is_healthy(self) -> bool:

@@ -9,6 +9,17 @@ from openclaw_rl.settings import Settings
 class UrlKind(EngineKind):
     def findings(self, settings: Settings) -> Iterator[Finding]:
         yield Finding("engine", "ok", f"at {settings.engine.url}; it is asked when the server starts")
+        # The server cannot see who else asks the engine, so these lines name what others would meet there.
+        if settings.method.scores_given_ids:
+            yield Finding(
+                "engine",
+                "differs",
+                "a guided top-k scores given ids: SGLang ends when another program scores prompts on it meanwhile",
+            )
+        if settings.training.enabled and settings.training.weights == "full":
+            yield Finding(
+                "engine", "differs", "full weights: each new version cuts the requests of other programs on this engine"
+            )
 
 
 KIND = UrlKind()

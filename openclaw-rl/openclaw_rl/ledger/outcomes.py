@@ -8,7 +8,7 @@ from openclaw_rl.ledger.records import BY_OPERATOR
 from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
-from openclaw_rl.types import DropReason, TurnState
+from openclaw_rl.types import DropReason, TurnState, is_held_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Outcome:
     """Practice replies to its prompt that a living version trained on."""
     practised_in: int | None = None
     """Newest of these versions."""
+    is_held_back: bool = False
+    """No practice answers its prompt: what is learned of the wish is measured on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +121,11 @@ def _outcome(db: sqlite3.Connection, turn_id: str, user: str) -> Outcome | None:
         wish_id=wish[0],
         practised=practised,
         practised_in=newest,
+        is_held_back=wish[0] is not None and _is_held_back(db, number, wish[0]),
     )
+
+
+def _is_held_back(db: sqlite3.Connection, turn: int, wish: int) -> bool:
+    holds = db.execute("SELECT turn FROM wish_source WHERE wish = ? AND NOT is_over ORDER BY id", (wish,)).fetchall()
+    places = [row["turn"] for row in holds]
+    return turn in places and is_held_back(places.index(turn), len(places))

@@ -21,7 +21,6 @@ from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.methods.base import Render
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
-from openclaw_rl.practice.plan import held_back, practised_sources
 from openclaw_rl.practice.sampling import Decoder, base_reply
 from openclaw_rl.practice.share import Forced, learned_share, mean_kl, moved_once
 from openclaw_rl.types import Ids, LogProbs, PracticeReply, Request, Wish
@@ -209,14 +208,14 @@ async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def probe_turns(wish: Wish, wishes: Sequence[Wish], uncorrected: Sequence[str] = ()) -> list[str]:
     """Return the turns on whose prompts a wish is measured, the best first."""
-    back = [source.turn_id for source in held_back(wish)]
+    back = [source.turn_id for source in wish.held_back]
     near = [
         source.turn_id
         for other in wishes
         if other.user == wish.user and other.policy == wish.policy and other.wish_id != wish.wish_id
         for source in other.sources[-1:]
     ]
-    own = [source.turn_id for source in reversed(practised_sources(wish))]
+    own = [source.turn_id for source in reversed(wish.practised_sources)]
     general = list(uncorrected) if wish.is_general else []
     found = [*general[: PROMPTS // 2], *back, *own[:1], *reversed(near), *own[1:]]
     return list(dict.fromkeys(found))[:PROMPTS]

@@ -15,10 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.practice.anchors import BUILT_IN
-from openclaw_rl.types import PracticeKind, Wish, WishSource
-
-HOLD_BACK_FROM = 4
-"""Corrected prompts of one wish from which on every fourth is held back."""
+from openclaw_rl.types import PracticeKind, Wish
 
 REHEARSED = 0.5
 """Share of the wishes' places for those that rest, while another is open."""
@@ -72,20 +69,6 @@ class AnchorUse:
         return AnchorUse(times, {place: leak for place, leak in self.leaks.items() if place in places})
 
 
-def practised_sources(wish: Wish) -> list[WishSource]:
-    """Return the sources that are practised: those on which no newer wish holds, without the held-back ones."""
-    sources = [source for source in wish.sources if not source.is_over]
-    if len(sources) < HOLD_BACK_FROM:
-        return sources
-    return [source for place, source in enumerate(sources) if place % HOLD_BACK_FROM != HOLD_BACK_FROM - 1]
-
-
-def held_back(wish: Wish) -> list[WishSource]:
-    """Return the sources that are only measured on."""
-    practised = {source.turn_id for source in practised_sources(wish)}
-    return [source for source in wish.sources if not source.is_over and source.turn_id not in practised]
-
-
 def plan(
     wishes: Sequence[Wish],
     anchors: Mapping[Owner, Sequence[str]],
@@ -98,7 +81,7 @@ def plan(
 
     wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: their use so far.
     """
-    rehearsed = [wish for wish in wishes if practised_sources(wish)]
+    rehearsed = [wish for wish in wishes if wish.practised_sources]
     if not rehearsed:
         return []
     wished = _open_first(rehearsed, max(1, replies - round(replies * anchor_share)))
@@ -135,7 +118,7 @@ def _of_wishes(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = (
     for _ in range(count):
         wish = min(wishes, key=lambda one: (turns[one.wish_id], totals[one.wish_id], one.wish_id))
         wish_id = wish.wish_id
-        source = min(practised_sources(wish), key=lambda one: prompts[wish_id, one.turn_id] + one.practised)
+        source = min(wish.practised_sources, key=lambda one: prompts[wish_id, one.turn_id] + one.practised)
         turns[wish_id] += 1
         prompts[wish_id, source.turn_id] += 1
         owner = (wish.user, wish.policy)

@@ -35,6 +35,7 @@ from openclaw_rl.types.wishes import (
     WishMeasure,
     WishSource,
     WishState,
+    is_held_back,
 )
 
 __all__ = [
@@ -75,4 +76,5 @@ __all__ = [
     "WishSource",
     "WishState",
     "WrittenReply",
+    "is_held_back",
 ]

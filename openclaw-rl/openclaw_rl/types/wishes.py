@@ -6,6 +6,9 @@ from enum import StrEnum
 from openclaw_rl.types.samples import Sample
 from openclaw_rl.types.turns import Request, Turn
 
+HOLD_BACK_FROM = 4
+"""Corrected prompts of one wish from which on every fourth is held back, to measure on."""
+
 
 class WishState(StrEnum):
     ACTIVE = "active"
@@ -76,9 +79,26 @@ class Wish:
         return self.sources[-1].text
 
     @property
+    def practised_sources(self) -> list[WishSource]:
+        """Sources whose prompts are practised: those on which no newer wish holds, without the held-back ones."""
+        found = [source for source in self.sources if not source.is_over]
+        return [source for place, source in enumerate(found) if not is_held_back(place, len(found))]
+
+    @property
+    def held_back(self) -> list[WishSource]:
+        """Sources whose prompts are only measured on."""
+        practised = {source.turn_id for source in self.practised_sources}
+        return [source for source in self.sources if not source.is_over and source.turn_id not in practised]
+
+    @property
     def is_open(self) -> bool:
         """True while the wish needs practice of its own."""
         return self.state is WishState.ACTIVE and self.rests is None
+
+
+def is_held_back(place: int, count: int) -> bool:
+    """Return True if the prompt at `place` of the `count` on which a wish holds is only measured on."""
+    return count >= HOLD_BACK_FROM and place % HOLD_BACK_FROM == HOLD_BACK_FROM - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,30 @@ def test_a_taken_port_is_named(question, tmp_path):
     assert f"127.0.0.1:{port}" in finding.says
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, []),
+        ({"method.name": "opd", "method.top_k": 20, "method.guidance": 2.0}, ["another program scores prompts"]),
+        (
+            {
+                "training.weights": "full",
+                "trainer.kind": "external",
+                "judge.kind": "llm",
+                "judge.url": "http://judge:1",
+            },
+            ["cuts the requests of other programs"],
+        ),
+    ],
+)
+def test_what_other_programs_would_meet_on_a_running_engine_is_told(more, says):
+    about = {"engine.kind": "url", "engine.url": "http://gpu:30000"}
+    own, *others = doctor.engine(Question(load(None, about | more, {})))
+    assert (own.level, own.says) == ("ok", "at http://gpu:30000; it is asked when the server starts")
+    assert [finding.level for finding in others] == ["differs"] * len(says)
+    assert all(part in finding.says for part, finding in zip(says, others, strict=True))
+
+
 def test_a_named_tracker_is_looked_for_and_one_that_sends_is_told(monkeypatch):
     offline, online = (
         load(None, {"tracking.trackers": '["tensorboardx", "wandb"]', "tracking.wandb_mode": mode}, {})

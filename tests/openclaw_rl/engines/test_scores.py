@@ -26,7 +26,7 @@ async def test_scores_align_with_the_response() -> None:
 
 
 async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BLOCK_VALUES", 6)
+    monkeypatch.setattr(client, "_BLOCK_VALUES", 8)
     fake, response = FakeEngine(policy=ToyPolicy()), (400, 500, 600, 700)
     wanted = ((400, 300), (301, 302, 303), (600,), (300, 301))
     async with served(fake) as engine:
@@ -34,11 +34,11 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     direct = await fake.score_ids((1, 2, 3), response, wanted, lora_path=None, extra_key="v0")
     assert score == direct
     assert score.log_probs == fake.policy.log_probs([1, 2, 3, *response], 3, 0)
-    # Each block has the ids of its own positions alone, and starts at the token before it.
+    # Each block has the ids and the tokens of its own positions alone, and starts at the token before it.
     assert [(call.logprob_start_len, len(call.input_ids), call.token_ids_logprob) for call in fake.calls] == [
         (2, 4, [300, 400]),
-        (3, 5, [301, 302, 303]),
-        (4, 7, [300, 301, 600]),
+        (3, 5, [301, 302, 303, 500]),
+        (4, 7, [300, 301, 600, 700]),
     ]
 
 
@@ -49,7 +49,7 @@ async def test_where_a_method_scores_given_ids_every_scoring_call_names_one() ->
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0")
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
         await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
-    assert [call.token_ids_logprob for call in fake.calls] == [[3], [3], [300]]
+    assert [call.token_ids_logprob for call in fake.calls] == [[3], [3], [300, 400]]
 
 
 async def test_a_client_that_names_no_ids_scores_none_that_are_given() -> None:
@@ -115,6 +115,24 @@ async def test_a_table_that_disagrees_with_its_tokens_is_refused(
         asked = engine.score((1,), (2, 3), lora_path=None, extra_key=None, top_k=2)
         if is_its_own:
             assert (await asked).top_ids == ((9, 2), (9, 3))
+            return
+        with pytest.raises(AlignmentError, match="another reply's"):
+            await asked
+
+
+@pytest.mark.parametrize(("listed", "is_its_own"), [(-2.0, True), (-2.0005, True), (-2.5, False), (None, False)])
+async def test_given_ids_that_disagree_with_their_tokens_are_refused(listed: float | None, is_its_own: bool) -> None:
+    """As SGLang answers where logits are made in slices: the table of another request, with the same ids."""
+    entries = [[None, 1, None], [-0.5, 2, None], [-2.0, 3, None]]
+    rows = [None, [[-0.5, 2, None], [-1.5, 3, None], [-1.0, 7, None]]]
+    rows += [[[-0.7, 2, None], [listed, 3, None], [-1.1, 7, None]]]
+    text = msgspec.json.encode({"meta_info": {"input_token_logprobs": entries, "input_token_ids_logprobs": rows}})
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
+    async with raw_server(answer) as engine:
+        asked = engine.score_ids((1,), (2, 3), [(7,), (7, 2)], lora_path=None, extra_key=None)
+        if is_its_own:
+            score = await asked
+            assert (score.top_ids, score.top_log_probs) == (((7,), (7, 2)), ((-1.0,), (-1.1, -0.7)))
             return
         with pytest.raises(AlignmentError, match="another reply's"):
             await asked

@@ -47,6 +47,15 @@ async def test_a_correction_names_its_wish_and_the_versions_that_practised_it(le
     assert (found.practised, found.practised_in) == (1, version)
 
 
+async def test_of_four_corrected_prompts_the_last_is_held_back(ledger):
+    turns = [await corrected(ledger, "shorter") for _ in range(3)]
+    assert not any([(await one(ledger, turn_id)).is_held_back for turn_id in turns])
+    turns.append(await corrected(ledger, "shorter"))
+    assert [(await one(ledger, turn_id)).is_held_back for turn_id in turns] == [False, False, False, True]
+    (wish,) = await ledger.wishes(user="ann")
+    assert [source.turn_id for source in wish.held_back] == turns[3:]
+
+
 async def test_nobody_hears_of_anothers_replies(ledger, driver):
     turn_id = await driver.served(user="ann")
     assert await ledger.outcomes([turn_id, "turn-99"], user="bob") == []

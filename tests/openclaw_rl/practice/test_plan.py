@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from openclaw_rl.practice.anchors import BUILT_IN
-from openclaw_rl.practice.plan import AnchorUse, held_back, plan, practised_sources
+from openclaw_rl.practice.plan import AnchorUse, plan
 from openclaw_rl.types import PracticeKind
 
 ANN, BOB = ("ann", "policy"), ("bob", "policy")
@@ -51,16 +51,16 @@ def test_a_rested_wish_is_rehearsed_beside_an_open_one(wish):
 
 
 def test_a_prompt_on_which_a_newer_wish_holds_is_left_out(wish):
-    assert [source.turn_id for source in practised_sources(wish(1, 0, 0, over=(0,)))] == ["turn-1-1"]
+    assert [source.turn_id for source in wish(1, 0, 0, over=(0,)).practised_sources] == ["turn-1-1"]
     assert made([wish(1, 0, over=(0,))]) == []
 
 
 def test_every_fourth_prompt_is_held_back(wish):
     many = wish(1, *[0] * 8)
-    assert [source.turn_id for source in held_back(many)] == ["turn-1-3", "turn-1-7"]
-    assert len(practised_sources(many)) == 6
-    assert held_back(wish(1, 0, 0, 0)) == []
-    assert {one.turn_id for one in made([many], replies=16, share=0)} == {s.turn_id for s in practised_sources(many)}
+    assert [source.turn_id for source in many.held_back] == ["turn-1-3", "turn-1-7"]
+    assert len(many.practised_sources) == 6
+    assert wish(1, 0, 0, 0).held_back == []
+    assert {one.turn_id for one in made([many], replies=16, share=0)} == {s.turn_id for s in many.practised_sources}
 
 
 def test_anchors_are_the_users_own_turns_then_built_in_prompts(wish):

@@ -194,20 +194,22 @@ def _connect(
     old = {} if is_new else client.values(READ_FIRST)
     is_tight = about.context < openclaw_module.OWN_PROMPT + about.reply_tokens
     is_small = small if small is not None else is_new and is_tight
-    plan = openclaw_module.plan(about, old, provider, is_new=is_new, is_small=is_small, is_ours=not kept.is_empty)
+    is_ours = openclaw_module.is_ours(kept.back, provider)
+    plan = openclaw_module.plan(about, old, provider, is_new=is_new, is_small=is_small, is_ours=is_ours)
     plan = _checked(client, plan)
     _show(plan.lines(), plan.remarks)
     if dry:
         print("OpenClaw accepts the change. Nothing is written (--dry-run)")
         return
     _confirm("Write it?", yes=yes)
+    before = kept.back, kept.ours
     is_first = kept.is_empty
-    kept.keep(openclaw_module.config_files(file), plan.back, plan.patch)
+    kept.keep(openclaw_module.config_files(file), *openclaw_module.after(kept.back, kept.ours, plan))
     try:
         said = client.patch(plan.patch, replaced=plan.replaced)
     except ClientError:
-        if is_first and not kept.changed():
-            kept.forget()
+        if not kept.changed():
+            kept.forget() if is_first else kept.keep([], *before)
         raise
     kept.wrote()
     print(said)
@@ -220,7 +222,7 @@ def _checked(client: OpenClaw, plan: Plan) -> Plan:
     try:
         client.patch(plan.patch, replaced=plan.replaced, is_dry=True)
     except ClientError as error:
-        if "sendSessionAffinityHeaders" not in str(error) and "compat" not in str(error):
+        if plan.keeps_provider or ("sendSessionAffinityHeaders" not in str(error) and "compat" not in str(error)):
             raise
         plan = openclaw_module.without_session_headers(plan)
         client.patch(plan.patch, replaced=plan.replaced, is_dry=True)
@@ -244,6 +246,7 @@ def _undo_openclaw(kept: Kept, client: str, *, yes: bool, exact: bool) -> None:
         print("(--exact puts the whole old file back instead, and keeps the changed one)")
         program.patch(back, is_dry=True)
         _confirm("Write it?", yes=yes)
+        said = "nothing of ours is left in it"
         for step in openclaw_module.steps_back(back, now.get("models")):
             said = program.patch(step)
         print(said)

@@ -69,16 +69,13 @@ class Kept:
     def keep(
         self, paths: Iterable[Path], back: Mapping[str, Any] | None = None, ours: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep the contents of these files, and `back`, unless an earlier call kept them. Raises OSError.
+        """Keep the contents of these files, unless an earlier call kept them. Raises OSError.
 
-        ours: the values that are about to be written. Those of the last call count.
+        back, ours: the values that undo all writes, and those that all of them wrote, with the one that comes next.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.is_empty:
-            self._record.back = dict(back or {})
-        else:
-            self._record.is_mixed |= bool(self.changed())
-        self._record.ours = dict(ours or {})
+        self._record.is_mixed |= not self.is_empty and bool(self.changed())
+        self._record.back, self._record.ours = dict(back or {}), dict(ours or {})
         known = {file.path for file in self._record.files}
         for path in paths:
             if str(path) in known:

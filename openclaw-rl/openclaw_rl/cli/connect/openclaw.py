@@ -155,12 +155,14 @@ class Plan:
     provider: str
 
     @property
-    def replaced(self) -> tuple[str, ...]:
-        return (f"models.providers.{self.provider}",) if self._provider_was_there else ()
+    def keeps_provider(self) -> bool:
+        """True: the provider is the user's own, and stays as it is."""
+        return "models" not in self.patch
 
     @property
-    def _provider_was_there(self) -> bool:
-        return _at(self.old, "models", "providers", self.provider) is not None
+    def replaced(self) -> tuple[str, ...]:
+        is_there = _at(self.old, "models", "providers", self.provider) is not None
+        return (f"models.providers.{self.provider}",) if is_there and not self.keeps_provider else ()
 
     def lines(self) -> Iterator[str]:
         """Yield one line for each value that changes; a key is not shown."""
@@ -184,7 +186,8 @@ def plan(
     """Return the change that makes the served model the client's default.
 
     old: the values of READ_FIRST. is_new: there is no configuration. is_small: OpenClaw's smallest profile too.
-    is_ours: a provider of that name is from an earlier `connect`. Raises ClientError.
+    is_ours: a provider of that name is from an earlier `connect`. Else it is the user's, and stays: it must have this
+    server's address and model. Raises ClientError.
     """
     if _at(old, "gateway", "mode") == "remote":
         raise ClientError(
@@ -192,27 +195,48 @@ def plan(
             " with --url here, and `openclaw config patch --stdin` there"
         )
     there = _at(old, "models", "providers", provider)
-    if there is not None and not is_ours and there.get("baseUrl") != served.base_url:
+    keeps = there is not None and not is_ours
+    if keeps and there.get("baseUrl") != served.base_url:
         raise ClientError(
             f"OpenClaw has a provider {provider!r} already, at {there.get('baseUrl')}: --provider gives ours another"
             " name"
         )
+    if keeps and _own_entry(there) is None:
+        raise ClientError(
+            f"OpenClaw has a provider {provider!r} of yours for this server, without a model {MODEL!r}: --provider"
+            " gives ours another name"
+        )
     reference = f"{provider}/{MODEL}"
-    patch: dict[str, Any] = {
+    patch: dict[str, Any] = {"agents": {"defaults": {"model": {"primary": reference}}}}
+    if not keeps:
         # `replace` is a user's own choice: it hides the built-in models, and ours is listed all the same.
-        "models": {"mode": _at(old, "models", "mode") or "merge", "providers": {provider: _provider(served)}},
-        "agents": {"defaults": {"model": {"primary": reference}}},
-    }
+        mode = _at(old, "models", "mode") or "merge"
+        patch["models"] = {"mode": mode, "providers": {provider: _provider(served)}}
     if is_new:
         patch["gateway"] = {"mode": "local"}  # the gateway refuses to start without it
     if is_small:
         patch = _merged(patch, SMALL)
     back = {key: value for key, value in _back(patch, old).items() if key not in ("models", "gateway")}
-    providers: dict[str, Any] = {"providers": {provider: None}}
-    back["models"] = providers if _at(old, "models", "mode") else {"mode": None, **providers}
+    if not keeps:
+        providers: dict[str, Any] = {"providers": {provider: None}}
+        back["models"] = providers if _at(old, "models", "mode") else {"mode": None, **providers}
     model = _at(old, "agents", "defaults", "model")
     back["agents"]["defaults"]["model"] = {"primary": model.get("primary")} if isinstance(model, dict) else model
-    return Plan(patch, back, old, tuple(_remarks(served, old, reference, is_small=is_small)), provider)
+    remarks = _remarks(served, old, reference, is_small=is_small, keeps=there if keeps else None)
+    return Plan(patch, back, old, tuple(remarks), provider)
+
+
+def is_ours(back: Mapping[str, Any], provider: str) -> bool:
+    """Return True if an earlier `connect`, whose way back is `back`, made the provider."""
+    return provider in (_at(back, "models", "providers") or {})
+
+
+def after(back: Mapping[str, Any], ours: Mapping[str, Any], plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the way back from a plan that follows earlier ones, and the values that all of them wrote.
+
+    back, ours: those of the earlier plans. What the user changed since then goes back to the user's value.
+    """
+    return _merged(plan.back, without_theirs(back, ours, plan.old)), _merged(ours, plan.patch)
 
 
 def without_theirs(back: Mapping[str, Any], ours: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,13 +264,15 @@ def steps_back(back: Mapping[str, Any], models: Any) -> Iterator[dict[str, Any]]
     """
     if rest := {key: value for key, value in back.items() if key != "models"}:
         yield rest
-    for name, value in back["models"]["providers"].items():
+    for name in _at(back, "models", "providers") or {}:
         entries = _at(models, "providers", name, "models")
-        if value is None and isinstance(entries, list):
-            for kept in (("id", "name", "reasoning", "contextWindow", "maxTokens"), ("id", "name")):
+        for kept in (("id", "name", "reasoning", "contextWindow", "maxTokens"), ("id", "name")):
+            if isinstance(entries, list):
                 smaller = [{key: entry[key] for key in kept if key in entry} for entry in entries]
                 yield {"models": {"providers": {name: {"models": smaller}}}}
-    yield {"models": back["models"]}
+        yield {"models": {"providers": {name: None}}}
+    if own := {key: value for key, value in back.get("models", {}).items() if key != "providers"}:
+        yield {"models": own}
 
 
 def without_session_headers(plan: Plan) -> Plan:
@@ -290,7 +316,22 @@ def _provider(served: Served) -> dict[str, Any]:
     return {"baseUrl": served.base_url, "apiKey": api_key, "api": "openai-completions", "models": [entry]}
 
 
-def _remarks(served: Served, old: Mapping[str, Any], reference: str, *, is_small: bool) -> Iterator[str]:
+def _own_entry(provider: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the entry of our model in a provider, if it has one."""
+    return next((entry for entry in provider.get("models") or [] if _at(entry, "id") == MODEL), None)
+
+
+def _remarks(
+    served: Served, old: Mapping[str, Any], reference: str, *, is_small: bool, keeps: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Yield what a person should know of the plan. keeps: the user's own provider, which stays."""
+    if keeps is not None:
+        window = _at(_own_entry(keeps), "contextWindow")
+        other = "" if window == served.context else f"; its contextWindow is {window}, the server's {served.context}"
+        yield (
+            f"models.providers.{reference.split('/')[0]} is yours and stays as it is, its key too{other}"
+            " (--provider writes one of ours under another name)"
+        )
     has_tools = _at(old, "tools", "deny") != SMALL["tools"]["deny"]
     if served.context < OWN_PROMPT + served.reply_tokens and has_tools and not is_small:
         yield (
@@ -318,7 +359,8 @@ def _back(patch: Mapping[str, Any], old: Any) -> dict[str, Any]:
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], Mapping)}
+    shared = [key for key in one.keys() & other.keys() if isinstance(one[key], Mapping)]
+    both = {key: _merged(one[key], other[key]) for key in shared if isinstance(other[key], Mapping)}
     return {**one, **other, **both}
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openclaw_rl import __version__
 from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.proxy.model_names import model_list
+from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.settings import ServerSettings
 from openclaw_rl.web import bodies, host_guard
 from openclaw_rl.web.auth import Secret
@@ -90,7 +91,7 @@ class Door:
     """The application until the server is ready, and then the server's own.
 
     A server that waits for its engine answers at once: 503 with Retry-After, the one model that it will serve, and to
-    the admin key the part that it waits for.
+    the admin key the part that it waits for. The page's files hold no data, and tell a browser that the server starts.
     """
 
     def __init__(self, server: ServerSettings, model_name: str) -> None:
@@ -99,6 +100,8 @@ class Door:
         self.admin_key: str | None = None
         """Key that may read the reason; None until it is known."""
         self._models = model_list(model_name, int(time.time()))
+        self._page = http_app()
+        self._page.include_router(build_page_router())
         self._app: ASGIApp = with_host_guard(with_plain_paths(self._not_ready), server)
 
     def open(self, app: ASGIApp) -> None:
@@ -120,6 +123,8 @@ class Door:
                 if key is not None and Secret(key).opens(request.headers.get("authorization")):
                     body["problems"] = [f"engine: {self.waits_for}"]
                 await bodies.answer(send, 503, orjson.dumps(body), _RETRY)
+            case "GET", path if path == "/" or path.startswith("/page/"):
+                await self._page(scope, receive, send)
             case _:
                 said = "the server is not ready yet; try again"
                 text = bodies.error_for(scope["path"], said, status=503, code="starting")

@@ -79,6 +79,7 @@ class Comparison:
             "weight_version": weight_version,
             "text": await asyncio.to_thread(self.frontend.decode, ids),
             "tokens": len(ids),
+            "is_cut": how is not None and how.type == "length",
         }
 
     async def _sampled(self, request: GenerateRequest) -> tuple[list[int], FinishReason | None]:

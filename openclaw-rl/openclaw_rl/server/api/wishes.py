@@ -91,8 +91,13 @@ def build_wishes_router(ledger: WishLedger, keys: Keys, *, aim: float) -> APIRou
 
 
 def row(wish: Wish, aim: float) -> dict[str, Any]:
-    """Return a wish in the JSON form that its user gets. `learned` is the learned share as a part of the aim."""
+    """Return a wish in the JSON form that its user gets. `learned` is the learned share as a part of the aim.
+
+    A source that `is_held_back` is not practised: its prompt measures what was learned.
+    """
     share = wish.learned_share
     learned = None if share is None else min(max(share / aim, 0.0), 1.0)
     fields: dict[str, Any] = plain(wish)
+    back = {source.turn_id for source in wish.held_back}
+    fields["sources"] = [one | {"is_held_back": one["turn_id"] in back} for one in fields["sources"]]
     return fields | {"text": wish.text, "learned": learned, "aim": aim}

@@ -28,7 +28,7 @@ export function comparison(versions, serving) {
     put(out, numbers.map((one) => h("section", {}, h("h3", {}, `Version ${one}`), h("p", { class: "soft" }, "…"))));
     try {
       const { replies } = await asAdmin("v1/admin/compare", { body: { prompt: words.value.trim(), versions: numbers } });
-      put(out, replies.map((one) => h("section", {}, h("h3", {}, `Version ${one.weight_version}`, h("span", { class: "soft" }, ` ${many(one.tokens, "token")}`)),
+      put(out, replies.map((one) => h("section", {}, h("h3", {}, `Version ${one.weight_version}`, h("span", { class: "soft" }, one.is_cut ? ` cut after ${many(one.tokens, "token")}` : ` ${many(one.tokens, "token")}`)),
         h("div", { class: "text" }, render(one.text)))));
     } catch (error) {
       put(out);

@@ -69,7 +69,9 @@ function reward({ verdicts, ...found }) {
   return chart({ title: "Good verdicts", unit: `share of the last ${WINDOW}`, series: [{ name: "good", points: thin(points) }], marks, low: 0, high: 1 });
 }
 
-const kl = (found) => byVersion(found, "KL", [["ref_kl", "step: to the base"], ["gate_kl_base", "gate: to the base"], ["gate_kl_parent", "gate: to the parent"]], { unit: "nats a token" });
+const kl = (found) => byVersion(found, "KL", [["ref_kl", "step: to the base"], ["gate_kl_base", "gate: to the base"], ["gate_kl_parent", "gate: to the parent"]], { unit: "nats a token",
+  ...(found.versions.some(({ metrics }) => metrics.gate_kl_parent < 0 || metrics.gate_kl_base < 0)
+    ? { note: "The gate estimates from stored replies: a small KL may come out below 0." } : {}) });
 
 const gap = (found) => byVersion(found, "Gap", [["gap", "teacher − student"], ["gap_abs", "its size"]], { unit: "nats a token", note: found.versions.some((version) => "gap" in version.metrics) ? "" : "No step has a gap: only OPD and Combined have a teacher." });
 

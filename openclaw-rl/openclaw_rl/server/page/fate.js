@@ -29,6 +29,7 @@ export function steps(outcome) {
   if (outcome.practised_in !== null) {
     found.push([`practised in version ${outcome.practised_in} (${many(outcome.practised, "reply", "replies")})`, "good"]);
   }
+  if (outcome.is_held_back) found.push(["held back: what is learned of the wish is measured on it", "done"]);
   return found;
 }
 

@@ -67,6 +67,7 @@ export function show(root, { path: [wanted], signal, go }) {
       to === null ? `The newest version before this one that has weights serves (version ${named}, or an older one).` : `Version ${to} serves, with its optimizer state.`,
       "The versions after it are abandoned for good. Running replies finish on theirs.",
       "Turns that only they learned from are left out, unless you let them be trained on again.",
+      "Wishes that they practised stop; “Practise again”, in Wishes, takes them up.",
     ], "Roll back", { danger: true, choices: { requeue: "Let the abandoned versions' samples be trained on again" } });
     if (!agreed) return;
     const done = await asAdmin("v1/admin/rollback", { body: { to, requeue: agreed.requeue } });

@@ -53,7 +53,7 @@ export function show(root, { path: [wanted], signal }) {
       h("details", {}, h("summary", {}, `Asked in ${many(wish.sources.length, "turn")}`),
         h("ul", { class: "plain" }, wish.sources.map((source) => h("li", { class: source.is_over ? "soft" : null },
           h("a", { href: `#/turns/${encodeURIComponent(source.turn_id)}` }, source.text),
-          ` · ${many(source.practised, "practice reply", "practice replies")}`,
+          source.is_held_back ? " · held back: what is learned is measured on it" : ` · ${many(source.practised, "practice reply", "practice replies")}`,
           source.is_over && " · a newer wish corrected this prompt")))),
       h("div", { class: "row" },
         h("label", { class: "choice" }, general, " For every prompt"),

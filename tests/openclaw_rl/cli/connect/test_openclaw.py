@@ -15,6 +15,25 @@ OTHERS = {
     "channels": {"telegram": {"enabled": True}},
 }
 
+OWN = """\
+// Mine, with what I need.
+{
+  models: { providers: { rl: {
+    baseUrl: "%(url)s/v1", apiKey: 'my-key', headers: { "X-Mine": "yes" }, /* a proxy wants it */
+    models: [{ id: "%(model)s", name: "Mine", contextWindow: 4096, maxTokens: 512, },],
+  }, }, },
+  agents: { defaults: { model: { primary: "hosted/large", }, }, },
+  gateway: { mode: "local", },
+}
+"""
+"""A JSON5 file of a user who gave a provider our name and our address."""
+
+
+def own(file, url, model="policy"):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(OWN % {"url": url, "model": model})
+    return file.read_bytes()
+
 
 def write(file, value):
     file.parent.mkdir(exist_ok=True)
@@ -61,6 +80,104 @@ def test_a_full_configuration_keeps_the_rest_and_comes_back_byte_for_byte(server
     assert run("openclaw", "--undo", "--yes").exit_code == 0
     assert client_file.read_bytes() == before
     assert client_file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_users_own_provider_of_our_name_and_address_stays(server, client_file, run):
+    before = own(client_file, server.url)
+    done = run("openclaw", "--yes")
+    assert done.exit_code == 0, done.output
+    assert (
+        "? models.providers.rl is yours and stays as it is, its key too; its contextWindow is 4096, the server's 32768"
+        in done.output
+    )
+    assert "my-key" not in done.output
+    found = json.loads(client_file.read_text())
+    provider = found["models"]["providers"]["rl"]
+    assert (provider["apiKey"], provider["headers"], len(provider["models"])) == ("my-key", {"X-Mine": "yes"}, 1)
+    assert "mode" not in found["models"]
+    assert found["agents"]["defaults"]["model"] == {"primary": "rl/policy"}
+    assert run("openclaw", "--yes").exit_code == 0
+    assert json.loads(client_file.read_text())["models"]["providers"]["rl"] == provider
+    assert run("openclaw", "--undo", "--yes").exit_code == 0
+    assert client_file.read_bytes() == before
+
+
+def test_undo_keeps_a_users_own_provider_when_the_file_was_changed_since(server, client_file, run):
+    own(client_file, server.url)
+    assert run("openclaw", "--yes").exit_code == 0
+    found = json.loads(client_file.read_text())
+    client_file.write_text(json.dumps(found | {"channels": {"discord": {"enabled": True}}}))
+    done = run("openclaw", "--undo", "--yes")
+    assert done.exit_code == 0, done.output
+    left = json.loads(client_file.read_text())
+    assert left["models"] == found["models"]
+    assert left["agents"]["defaults"]["model"] == {"primary": "hosted/large"}
+    assert left["channels"] == {"discord": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "says"),
+    [
+        ("http://127.0.0.1:9", "policy", "has a provider 'rl' already, at http://127.0.0.1:9/v1: --provider gives"),
+        (None, "another", "of yours for this server, without a model 'policy': --provider gives ours another name"),
+    ],
+)
+def test_a_users_own_provider_that_cannot_serve_is_refused_and_another_name_is_taken(
+    server, client_file, run, url, model, says
+):
+    before = own(client_file, url or server.url, model)
+    done = run("openclaw", "--yes")
+    assert done.exit_code == 2
+    assert says in done.output
+    assert client_file.read_bytes() == before
+    assert run("openclaw", "--yes", "--provider", "mine").exit_code == 0
+    assert sorted(json.loads(client_file.read_text())["models"]["providers"]) == ["mine", "rl"]
+    assert run("openclaw", "--undo", "--yes").exit_code == 0
+    assert client_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_second_connect_by_another_name_leaves_a_users_provider_of_that_name(server, client_file, run, is_changed):
+    """The first connection was by another name: it makes no provider of the second name ours."""
+    before = own(client_file, server.url)
+    assert run("openclaw", "--yes", "--provider", "mine").exit_code == 0
+    assert run("openclaw", "--yes", "--small").exit_code == 0
+    found = json.loads(client_file.read_text())
+    assert found["models"]["providers"]["rl"]["apiKey"] == "my-key"
+    assert found["agents"]["defaults"]["model"] == {"primary": "rl/policy"}
+    if is_changed:
+        client_file.write_text(json.dumps(found | {"channels": {"discord": {"enabled": True}}}))
+    done = run("openclaw", "--undo", "--yes")
+    assert done.exit_code == 0, done.output
+    if is_changed:
+        left = json.loads(client_file.read_text())
+        assert sorted(left["models"]["providers"]) == ["rl"]
+        assert left["agents"] == {"defaults": {"model": {"primary": "hosted/large"}}}
+        assert left["tools"] == {}
+    else:
+        assert client_file.read_bytes() == before
+
+
+def test_undo_takes_out_the_providers_of_both_connections(server, client_file, run):
+    write(client_file, OTHERS)
+    assert run("openclaw", "--yes").exit_code == 0
+    assert run("openclaw", "--yes", "--provider", "second").exit_code == 0
+    found = json.loads(client_file.read_text())
+    assert found["agents"]["defaults"]["model"]["primary"] == "second/policy"
+    client_file.write_text(json.dumps(found | {"logging": {}}))
+    assert run("openclaw", "--undo", "--yes").exit_code == 0
+    assert json.loads(client_file.read_text()) == OTHERS | {"logging": {}}
+
+
+def test_a_second_connect_that_fails_leaves_the_way_back_of_the_first(server, client_file, run, monkeypatch):
+    write(client_file, OTHERS)
+    assert run("openclaw", "--yes").exit_code == 0
+    monkeypatch.setenv("FAKE_FAILS", "1")
+    assert run("openclaw", "--yes", "--provider", "second").exit_code == 2
+    monkeypatch.delenv("FAKE_FAILS")
+    client_file.write_text(json.dumps(json.loads(client_file.read_text()) | {"logging": {}}))
+    assert run("openclaw", "--undo", "--yes").exit_code == 0
+    assert json.loads(client_file.read_text()) == OTHERS | {"logging": {}}
 
 
 @pytest.mark.parametrize(("flags", "answer"), [(["--dry-run"], ""), ([], "n\n"), ([], "")])

@@ -67,8 +67,8 @@ async def test_each_version_answers_the_prompt_greedily_and_behind_the_chats(cli
     engine.script(Scripted(tuple(map(ord, "old"))), Scripted(tuple(map(ord, "new!"))))
     answer = await client.post("/v1/admin/compare", json={"prompt": "hi", "versions": [0, 1]})
     assert answer.json()["replies"] == [
-        {"weight_version": 0, "text": "old", "tokens": 3},
-        {"weight_version": 1, "text": "new!", "tokens": 4},
+        {"weight_version": 0, "text": "old", "tokens": 3, "is_cut": False},
+        {"weight_version": 1, "text": "new!", "tokens": 4, "is_cut": False},
     ]
     assert [(call.input_ids, call.extra_key, call.priority) for call in engine.calls] == [
         ([104, 105], "v0", 0),
@@ -91,6 +91,12 @@ async def test_what_cannot_be_compared_is_told(client, body, status):
     answer = await client.post("/v1/admin/compare", json=body)
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
+
+
+async def test_a_reply_that_is_longer_than_asked_for_is_told_as_cut(client, engine):
+    engine.script(Scripted(tuple(map(ord, "a long reply"))))
+    answer = await client.post("/v1/admin/compare", json={"prompt": "hi", "versions": [0], "max_tokens": 6})
+    assert answer.json()["replies"] == [{"weight_version": 0, "text": "a long", "tokens": 6, "is_cut": True}]
 
 
 async def test_one_comparison_runs_at_a_time(client, engine):

@@ -69,6 +69,13 @@ async def test_the_list_has_the_words_the_turns_and_what_became_of_them(api):
     assert row["wish_id"] == int(path.rpartition("/")[2])
 
 
+async def test_a_source_that_is_held_back_is_named(api):
+    for _ in range(4):
+        path = await api.wish("shorter")
+    row = (await api.ask("GET", path)).json()
+    assert [source["is_held_back"] for source in row["sources"]] == [False, False, False, True]
+
+
 async def test_a_wish_of_somebody_else_does_not_exist(api):
     path = await api.wish(user="bob", session="b")
     assert (await api.ask("GET")).json() == {"wishes": []}
