@@ -44,7 +44,8 @@ class Reports(LedgerPart):
     def counts(self, db: sqlite3.Connection) -> dict[str, int]:
         """Return the number of turns by state (always all states), and of requests.
 
-        Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>` and `feedback.<effect>`, each group with its sum.
+        Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>`, `feedback.<effect>`, `episodes.<state>` and
+        `groups.<state>`, each family with its sum.
         `sampled` is the number that waits for a trainer. A demonstration counts as a turn and not as a request.
         Practice replies count apart, as `practice.<state>` and `practice.dropped.<reason>`. The call reads a few rows,
         whatever the size of the file.
@@ -52,7 +53,7 @@ class Reports(LedgerPart):
         counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
         answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
         answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
-        for group in ("dropped", "abandoned", "side", "feedback", "practice"):
+        for group in ("dropped", "abandoned", "side", "feedback", "practice", "episodes", "groups"):
             answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
         answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
         return answer | dict(sorted(counted.items()))
