@@ -45,6 +45,11 @@ CHAT = [
     ("POST", "/v1/wishes/1"),
     ("DELETE", "/v1/wishes/1"),
     ("GET", "/v1/outcomes"),
+    ("POST", "/v1/episodes"),
+    ("POST", "/v1/episodes/e/outcome"),
+    ("POST", "/v1/episodes/e/abort"),
+    ("POST", "/v1/episodes/e/v1/chat/completions"),
+    ("POST", "/v1/episodes/e/v1/responses"),
 ]
 READERS = [
     ("GET", "/v1/turns"),
@@ -52,6 +57,8 @@ READERS = [
     ("GET", "/v1/turns/chatcmpl-1/state"),
     ("GET", "/v1/turns/chatcmpl-1/tokens"),
     ("POST", "/v1/turns/chatcmpl-1"),
+    ("GET", "/v1/episodes"),
+    ("GET", "/v1/episodes/e"),
 ]
 """The admin key reads every turn, a chat key those of its user."""
 OPEN = {("GET", "/healthz")} | {

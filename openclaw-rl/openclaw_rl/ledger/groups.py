@@ -193,4 +193,4 @@ def _record(db: sqlite3.Connection, turn_id: str, credit: StepCredit | None, *, 
     # The columns of a step's sample stay NULL: it is the turn exactly as it was sampled.
     db.execute("INSERT INTO sample (id, temperature) VALUES (?, ?)", (row, temperature))
     move(db, row, TurnState.SAMPLED, at=at, detail=f"advantage {credit.advantage:+.3f}")
-    db.execute("UPDATE turn SET sampled_at = ?, is_tool = 1 WHERE id = ?", (at, row))
+    db.execute("UPDATE turn SET sampled_at = ? WHERE id = ?", (at, row))

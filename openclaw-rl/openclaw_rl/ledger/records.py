@@ -286,6 +286,10 @@ class TurnRecord:
     """Id of the turn whose prompt this practice reply answers; None for a built-in prompt."""
     wish_id: int | None = None
     """The wish that this practice reply rehearses."""
+    outcome: float | None = None
+    """Outcome of the registered episode that it is a step of."""
+    step_reward: float | None = None
+    """R, once its group has its credit; the sample has the advantage."""
 
     @property
     def judged(self) -> JudgedTurn | None:

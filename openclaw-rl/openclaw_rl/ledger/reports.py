@@ -124,6 +124,8 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
     practised = None
     if found["practice_of"] is not None:
         (practised,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (found["practice_of"],)).fetchone()
+    episode = db.execute("SELECT reward FROM episode WHERE id = ?", (found["of_episode"],)).fetchone()
+    credit = db.execute("SELECT reward FROM credit WHERE id = ?", (row,)).fetchone()
     events = db.execute("SELECT at, state, detail FROM event WHERE turn = ? ORDER BY n", (row,))
     return TurnRecord(
         request=read_request(db, row),
@@ -141,4 +143,6 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         practice=None if found["practice"] is None else PracticeKind(found["practice"]),
         practice_of=practised,
         wish_id=found["wish"],
+        outcome=None if episode is None else episode["reward"],
+        step_reward=None if credit is None else credit["reward"],
     )

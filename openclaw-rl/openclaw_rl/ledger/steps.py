@@ -52,8 +52,6 @@ class Steps(LedgerPart):
         next_state = self._redactor.next_state(NextState(blobs.get_messages(db, observation)))
         if turn["state"] == TurnState.SERVED:
             move(db, turn["id"], TurnState.PAIRED, at=self._clock())
-        # Observations come as role `user` too: they are an environment's words.
-        db.execute("UPDATE turn SET is_tool = 1 WHERE id = ?", (turn["id"],))
         packed = pack_ids(blobs.put_messages(db, next_state.messages))
         db.execute("INSERT INTO next_state VALUES (?, ?, ?, NULL)", (turn["id"], request_id, packed))
         return str(turn["turn_id"])

@@ -65,8 +65,9 @@ class Turns(LedgerPart):
         state = TurnState.SERVED if turn.drop is None else TurnState.DROPPED
         reason = None if turn.drop is None else str(turn.drop)
         db.execute(
-            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens, of_episode)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            # What answers a step is an environment's, whatever its role: no user's verdict is among those of steps.
+            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens, of_episode, is_tool)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 IS NOT NULL)",
             (row, turn.turn_id, str(state), reason, turn.oldest_version, len(turn.response_ids), episode),
         )
         insert_reply(db, row, turn)
@@ -118,10 +119,9 @@ class Turns(LedgerPart):
         """Return users' turns among the newest `limit` that wait for no next state any more, newest last."""
         rows = db.execute(
             "SELECT turn_id, user, session_id, policy, messages, message, finished_at"
-            " FROM (SELECT * FROM turn ORDER BY id DESC LIMIT ?) AS turn"
+            " FROM (SELECT * FROM turn WHERE of_episode IS NULL ORDER BY id DESC LIMIT ?) AS turn"
             " JOIN request USING (id) JOIN reply USING (id)"
-            " WHERE turn.state != 'served' AND practice IS NULL AND demonstration_of IS NULL AND of_episode IS NULL"
-            " ORDER BY turn.id",
+            " WHERE turn.state != 'served' AND practice IS NULL AND demonstration_of IS NULL ORDER BY turn.id",
             (limit,),
         ).fetchall()
         return [
