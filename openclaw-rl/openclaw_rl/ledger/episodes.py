@@ -10,7 +10,6 @@ Leaves to others: the steps of an episode, in order (`steps`); closed groups and
 
 import sqlite3
 from dataclasses import replace
-from typing import Any
 
 import orjson
 
@@ -235,14 +234,17 @@ class Episodes(LedgerPart):
         limit: int = 100,
     ) -> list[Episode]:
         """Return episodes without their turns, newest first."""
-        wanted: dict[str, Any] = {"episode.user": user, "episode.state": state, "task": task}
-        named = {name: str(value) for name, value in wanted.items() if value is not None}
-        where = [f"{name} = ?" for name in named] + (["is_named AND name = ?"] if group is not None else [])
-        rows = db.execute(
-            "SELECT episode.id FROM episode JOIN episode_group ON episode_group.id = grp"
+        wanted: dict[str, object] = {"episode.user": user, "episode.state": state, "task": task, "name": group}
+        if user is not None and group is not None:  # its few rows, and not all that are newer
+            found = db.execute("SELECT id FROM episode_group WHERE user = ? AND name = ?", (user, group)).fetchone()
+            wanted = {"grp": -1 if found is None else found[0], "+episode.state": state, "task": task}
+        named = {name: value for name, value in wanted.items() if value is not None}
+        where = [f"{name} = ?" for name in named] + ([] if group is None else ["is_named"])
+        rows = db.execute(  # CROSS: newest first, and left when there are enough
+            "SELECT episode.id FROM episode CROSS JOIN episode_group ON episode_group.id = grp"
             + (f" WHERE {' AND '.join(where)}" if where else "")
             + " ORDER BY episode.id DESC LIMIT ?",
-            (*named.values(), *(() if group is None else (group,)), limit),
+            (*(value if isinstance(value, int) else str(value) for value in named.values()), limit),
         ).fetchall()
         return [_read(db, row) for (row,) in rows]
 

@@ -264,6 +264,7 @@ CREATE TABLE episode (
 );
 CREATE INDEX episode_running ON episode (id) WHERE state = 'running';
 CREATE INDEX episode_by_id ON episode (episode_id, id);
+CREATE INDEX episode_user ON episode (user, id);
 CREATE INDEX episode_of_group ON episode (grp, id);
 CREATE TABLE eval_task (
     policy TEXT NOT NULL, task TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (policy, task, user)
