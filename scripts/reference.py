@@ -22,7 +22,7 @@ from openclaw_rl.settings import Branch, Settings
 from openclaw_rl.settings.tuned import BUNDLED
 
 PAGES = Path(__file__).resolve().parents[1] / "instructions"
-METHODS = ("binary_rl", "opd", "combine")
+METHODS = ("binary_rl", "opd", "combine", "agent")
 GENERATED = "This page is written by `scripts/reference.py` from the code."
 
 

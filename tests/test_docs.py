@@ -21,7 +21,7 @@ ENDINGS = ("py", "jsonl", "log", "json", "key", "token", "sqlite3")
 PACKAGE = "".join(file.read_text() for file in sorted((ROOT / "openclaw-rl" / "openclaw_rl").rglob("*.py")))
 COMMAND = typer.main.get_command(app)
 METHOD_OF_FOLDER = {"openclaw-rl": "binary_rl", "openclaw-opd": "opd", "openclaw-combine": "combine"}
-SETTINGS = {method: Settings(method={"name": method}) for method in METHOD_OF_FOLDER.values()}
+SETTINGS = {method: Settings(method={"name": method}) for method in (*METHOD_OF_FOLDER.values(), "agent")}
 """A method owns the settings of the branch `method`."""
 
 

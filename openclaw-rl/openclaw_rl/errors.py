@@ -9,6 +9,7 @@
     ├── LedgerError          the ledger refused a change: it is not legal, or names a row that does not exist
     │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): may be retried
     │   ├── FeedbackReused   a feedback_id came again with other feedback
+    │   ├── EpisodeRefused   an episode cannot be opened, continued or ended so: a 4xx with its own `code`
     │   ├── LedgerLocked     another server holds it
     │   └── LedgerMismatch   it belongs to another model, or to another schema
     ├── JudgeError           the judge gave no verdict (never the same as a verdict of 0)
@@ -66,6 +67,17 @@ class LedgerUnavailable(LedgerError):
 
 class FeedbackReused(LedgerError):
     """A `feedback_id` that belongs to other feedback was used again."""
+
+
+class EpisodeRefused(LedgerError):
+    """An episode cannot be opened, continued or ended so; `retry_after_s` where a later attempt may work."""
+
+    def __init__(
+        self, message: str, *, status: int = 409, code: str, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.code, self.param = message, status, code, param
+        self.retry_after_s = retry_after_s
 
 
 class LedgerLocked(LedgerError):

@@ -63,6 +63,10 @@ class SampleBody(_Body):
     scored_version: int | None = None
     extra: dict[str, Any] | None = None
     is_demonstration: bool = False
+    advantage: float | None = None
+    """Credit of every token of a step; its group gave it."""
+    episode: int | None = None
+    """Number of the step's episode."""
 
     @classmethod
     def of(cls, s: Sample) -> "SampleBody":
@@ -81,6 +85,8 @@ class SampleBody(_Body):
             scored_version=s.scored_version,
             extra=None if s.hint is None else s.hint.to_dict(),
             is_demonstration=s.is_demonstration,
+            advantage=s.advantage,
+            episode=s.episode,
         )
 
     def to_sample(self) -> Sample:
@@ -99,6 +105,8 @@ class SampleBody(_Body):
             scored_version=self.scored_version,
             hint=None if self.extra is None else HintTerm.of(self.extra),
             is_demonstration=self.is_demonstration,
+            advantage=self.advantage,
+            episode=self.episode,
         )
 
 
@@ -109,6 +117,8 @@ class LeaseRequest(_Body):
     wait_s: float = Field(default=30.0, ge=0, le=300)
     n: int | None = Field(default=None, ge=1)
     """Number of samples; None: the server's `training.batch_size`."""
+    most: int | None = Field(default=None, ge=1)
+    """Most samples that a step of this trainer takes; None: any number. A batch of groups is cut there."""
 
 
 class LeaseBody(_Body):

@@ -128,7 +128,7 @@ def key_of(path: str) -> str:
     """Return whose key opens a path: `chat`, `admin` or `trainer`."""
     if "/trainer/" in path:
         return "trainer"
-    return "chat" if path.endswith(_CHAT_ROUTES) or "/wishes" in path else "admin"
+    return "chat" if path.endswith(_CHAT_ROUTES) or "/wishes" in path or "/episodes" in path else "admin"
 
 
 def without_keys(document: Any) -> Any:

@@ -107,7 +107,7 @@ class NodeLoop:
         if self._due.is_too_far:
             self._session.stop.wait(self._session.wait_s)
             return None
-        lease = self._session.take()
+        lease = self._session.take(most=self._node.batch_size)  # slime trims what is more
         if lease is None:
             return None
         with self._session.hold(lease):

@@ -15,7 +15,7 @@ sys.meta_path.insert(0, Blocked())
 import openclaw_slime.driver, openclaw_slime.rollout, openclaw_slime.rollout, openclaw_slime.losses
 import openclaw_slime.slime_node, openclaw_slime.doctor, openclaw_slime.launch
 from openclaw_rl.methods.base import load_method
-for name in ("binary_rl", "opd", "combine"):
+for name in ("binary_rl", "opd", "combine", "agent"):
     load_method(name)
 """
 

@@ -109,6 +109,7 @@ ACTING = {
     "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
     "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share stop_passed max_kl "
     "patience machine_share score_timeout_s least_relevance",
+    "episodes": "ttl_s group_ttl_s max_groups_ahead groups_per_step",
     "alerts": "webhook_url timeout_s retry_s",
     "tracking": "trackers project samples jsonl_mb wandb_mode",
     "redaction": "secrets pii",
@@ -192,7 +193,10 @@ def test_no_list_names_a_key_that_is_gone():
         ("trainer.learning_rate=-1", r"trainer\.learning_rate: Input should be greater than 0 \(it is -1\)"),
         ("typo.key=1", "typo: no such setting"),
         ("engine.treads=4", r"engine\.treads: no such setting"),
-        ("method.baseline=none", r"method\.baseline: it belongs to binary_rl and combine, and method.name is opd"),
+        (
+            "method.baseline=none",
+            r"method\.baseline: it belongs to binary_rl, combine and agent, and method.name is opd",
+        ),
         ("judge.votes=many", r"judge\.votes: .* \(it is 'many'\)"),
         ("server.host=0.0.0.0", "is not loopback: set server.api_keys first"),
         ("method.teacher=ema", 'method.teacher "ema" needs trainer.kind = "local"'),

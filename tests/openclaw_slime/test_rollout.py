@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import TrainerError
+from openclaw_rl.methods.agent import AgentSettings
 from openclaw_rl.methods.binary_rl import BinarySettings
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainer_protocol import LeaseBody, SampleBody
@@ -94,6 +95,23 @@ def batches(folder: Path) -> tuple[LeasedBatches, Leases]:
 
 def saved(folder: Path, fence: int) -> dict[str, float]:
     return json.loads((folder / f"method_state_{fence:07d}.json").read_text())
+
+
+def test_steps_of_agents_reach_slime_with_the_advantages_of_their_groups(tmp_path):
+    method = AgentSettings(name="agent", divisor="episode")
+    config = NodeConfig(url="http://server", token="t", trainer=TrainerSettings(), method=method)
+    made = LeasedBatches(Namespace(openclaw=config, global_batch_size=4, save=str(tmp_path)))
+    steps = [
+        body(n, [True, False]).model_copy(update={"reward": None, "advantage": advantage, "episode": episode})
+        for n, (advantage, episode) in enumerate([(1.5, 1), (0.5, 1), (-1.0, 2)])
+    ]
+    lease = LeaseBody(lease_id="l", fence=1, parent=0, expires_at=0, samples=steps)
+    made._client = Namespace(leased=lambda fence: lease)  # type: ignore[assignment]
+    rows = [row for row in made.batch(1) if not row.is_filler]
+    # Two steps and one: each episode weighs half of a batch of three.
+    assert [row.advantages for row in rows] == [[1.125] * 2, [0.375] * 2, [-1.5] * 2]
+    sent = [Extras.model_validate_json(text).sample.to_sample() for text in train_data_of(rows)[EXTRAS_KEY]]
+    assert [(sample.advantage, sample.episode) for sample in sent] == [(1.5, 1), (0.5, 1), (-1.0, 2)]
 
 
 def test_a_checkpoint_that_is_saved_twice_keeps_the_methods_state(tmp_path):

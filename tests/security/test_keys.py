@@ -45,6 +45,11 @@ CHAT = [
     ("POST", "/v1/wishes/1"),
     ("DELETE", "/v1/wishes/1"),
     ("GET", "/v1/outcomes"),
+    ("POST", "/v1/episodes"),
+    ("POST", "/v1/episodes/e/outcome"),
+    ("POST", "/v1/episodes/e/abort"),
+    ("POST", "/v1/episodes/e/v1/chat/completions"),
+    ("POST", "/v1/episodes/e/v1/responses"),
 ]
 READERS = [
     ("GET", "/v1/turns"),
@@ -52,6 +57,8 @@ READERS = [
     ("GET", "/v1/turns/chatcmpl-1/state"),
     ("GET", "/v1/turns/chatcmpl-1/tokens"),
     ("POST", "/v1/turns/chatcmpl-1"),
+    ("GET", "/v1/episodes"),
+    ("GET", "/v1/episodes/e"),
 ]
 """The admin key reads every turn, a chat key those of its user."""
 OPEN = {("GET", "/healthz")} | {
@@ -96,6 +103,7 @@ def test_no_route_is_missing_from_these_lists(keyed):
     paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     names = {"chatcmpl-1": "{turn_id}", "versions/0": "versions/{weight_version}", "wishes/1": "wishes/{wish_id}"}
+    names["episodes/e"] = "episodes/{episode_id}"
 
     def template(path: str) -> str:
         return next((path.replace(one, name) for one, name in names.items() if one in path), path)

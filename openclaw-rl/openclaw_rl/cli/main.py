@@ -86,7 +86,9 @@ def serve(
     engine_url: Annotated[
         str | None, typer.Option(help="URL of a running SGLang to use; the server then starts no engine.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Training method: binary_rl (default), opd or combine.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Training method: binary_rl (default), opd, combine or agent.")
+    ] = None,
     judge: Annotated[
         str | None,
         typer.Option(help="Judge that rates each reply by the next message: `rules` (default), or `llm`, a model."),

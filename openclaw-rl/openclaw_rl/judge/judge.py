@@ -21,6 +21,10 @@ class Undecided(JudgeError):
     """The judge answered and did not decide. Asking again until it decides would bias the verdict."""
 
 
+class Unasked(Undecided):
+    """No judge is asked for this turn: it has a reward without one."""
+
+
 class Judge(Protocol):
     async def verdict(self, judged: JudgedTurn) -> Verdict:
         """Return the verdict on the turn. Raises JudgeError when a later attempt may work, else Undecided."""

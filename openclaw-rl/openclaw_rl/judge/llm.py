@@ -19,7 +19,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import JudgedTurn, Verdict
 
-_RATIONALE_CHARS = 1000
+RATIONALE_CHARS = 1000
 """Characters of an answer's end that the ledger keeps to explain the verdict."""
 
 
@@ -69,7 +69,7 @@ class LlmJudge:
                 )
             text = next(vote.text for vote in ballot if vote.value == outcome)
             votes = tuple(vote.value for vote in cast)
-            return Verdict(outcome, votes, source="llm", rationale=text[-_RATIONALE_CHARS:])
+            return Verdict(outcome, votes, source="llm", rationale=text[-RATIONALE_CHARS:])
         raise Undecided(f"a tie, twice: {[vote.value for vote in cast]}")
 
     async def _ballot(self, prompt: Sequence[Message]) -> tuple[list[_Vote], int | Outcome]:

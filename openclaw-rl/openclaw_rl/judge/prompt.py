@@ -52,7 +52,7 @@ def transcript(judged: JudgedTurn) -> Transcript:
     return Transcript(
         request=fence(trim(neutral(request), REQUEST_CHARS)),
         steps=fence("\n\n".join(_told(steps, STEPS_CHARS, calls=None))) if steps else "",
-        reply=fence(trim(neutral(_said(reply)), REPLY_CHARS) or "(nothing)"),
+        reply=fence(trim(neutral(said(reply)), REPLY_CHARS) or "(nothing)"),
         next_state=fence("\n\n".join(following)),
     )
 
@@ -74,12 +74,13 @@ def fence(text: str) -> str:
     return "\n".join(f"| {line}" for line in text.splitlines()) or "| (nothing)"
 
 
-def trim(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the head, a mark and the tail."""
+def trim(text: str, limit: int, *, head: float = 2 / 3) -> str:
+    """Return at most about `limit` characters: the head with its share of them, a mark and the tail."""
     if len(text) <= limit:
         return text
-    head, tail = limit * 2 // 3, limit // 3
-    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[-tail:]}"
+    first = int(limit * head)
+    tail = limit - first
+    return f"{text[:first]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
 def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> list[str]:
@@ -95,12 +96,12 @@ def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> 
             who = f"Result of the tool {neutral(name)}".rstrip()
         elif message.role == "assistant" and message.tool_calls:
             names |= _tool_names(message)
-        text = strip_wrapping(message.text()) if message.role == "user" else _said(message)
+        text = strip_wrapping(message.text()) if message.role == "user" else said(message)
         told.append(f"{who}:\n{trim(neutral(text), max(200, limit // len(messages))) or '(nothing)'}")
     return told
 
 
-def _said(message: Message) -> str:
+def said(message: Message) -> str:
     """Return text and tool calls, as the client got them."""
     calls = [f"calls {call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
     return "\n".join(filter(None, [message.text().strip(), *calls]))

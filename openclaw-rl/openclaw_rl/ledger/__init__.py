@@ -12,6 +12,7 @@ from openclaw_rl.ledger.records import (
     TurnRecord,
     TurnSummary,
 )
+from openclaw_rl.ledger.store import LedgerLimits
 
 __all__ = [
     "Effect",
@@ -21,6 +22,7 @@ __all__ = [
     "Forgotten",
     "Identity",
     "Ledger",
+    "LedgerLimits",
     "Retained",
     "TurnRecord",
     "TurnSummary",

@@ -29,7 +29,7 @@ _NEVER = {
     "turn {} is past pairing without a next state": """
         SELECT turn_id FROM turn LEFT JOIN next_state USING (id)
         WHERE state NOT IN ('served', 'dropped') AND next_state.id IS NULL AND demonstration_of IS NULL AND practice IS
-            NULL
+            NULL AND of_episode IS NULL
             AND NOT EXISTS (SELECT 1 FROM feedback WHERE turn = turn.id)""",
     "turn {} began as a sample, and is neither a demonstration nor practice": """
         SELECT turn_id FROM turn JOIN event ON turn = turn.id
@@ -70,6 +70,27 @@ _NEVER = {
     "turn {} has a reward, and no verdict of ±1": """
         SELECT turn_id FROM turn JOIN sample USING (id) LEFT JOIN verdict USING (id)
         WHERE reward IS NOT NULL AND coalesce(value, 0) = 0 AND practice IS NULL""",
+    "turn {} is of an episode that was given up, or evaluates, and became a sample": """
+        SELECT turn_id FROM turn JOIN episode ON episode.id = of_episode JOIN episode_group ON episode_group.id = grp
+        WHERE (episode.state <> 'ended' OR split = 'eval') AND turn.state IN ('sampled', 'leased', 'trained')""",
+    "turn {} waits in a group that has its credit": """
+        SELECT turn_id FROM turn JOIN episode ON episode.id = of_episode JOIN episode_group ON episode_group.id = grp
+        WHERE episode_group.state = 'scored' AND turn.state IN ('served', 'paired', 'judged')""",
+    "turn {} is a step and a sample, and has no advantage": """
+        SELECT turn_id FROM turn LEFT JOIN credit USING (id)
+        WHERE of_episode IS NOT NULL AND turn.state IN ('sampled', 'leased', 'trained') AND advantage IS NULL""",
+    "turn {} and its request are of two episodes": """
+        SELECT turn_id FROM turn JOIN request USING (id) WHERE of_episode IS NOT in_episode AND demonstration_of IS NULL
+            AND practice IS NULL""",
+    "group {} is not open, and an episode of it runs": """
+        SELECT grp FROM episode JOIN episode_group ON episode_group.id = grp
+        WHERE episode.state = 'running' AND episode_group.state <> 'open'""",
+    "group {} has more episodes than it was announced with": """
+        SELECT episode_group.id FROM episode_group JOIN episode ON grp = episode_group.id WHERE NOT has_successor
+        GROUP BY episode_group.id HAVING count(*) > size""",
+    "the group of episode {} is of another user": """
+        SELECT episode_id FROM episode JOIN episode_group ON episode_group.id = grp
+        WHERE episode.user <> episode_group.user""",
     "turn {} waits or trained without a sample": """
         SELECT turn_id FROM turn LEFT JOIN sample USING (id)
         WHERE state IN ('sampled', 'leased', 'trained') AND (sample.id IS NULL OR sampled_at IS NULL)""",
@@ -164,6 +185,8 @@ def _counters(db: sqlite3.Connection) -> Iterator[str]:
         "SELECT 'running', count(*) FROM request WHERE outcome = 'running'",
         "SELECT 'side.' || kind, count(*) FROM side GROUP BY 1",
         "SELECT 'feedback.' || effect, count(*) FROM feedback GROUP BY 1",
+        "SELECT 'episodes.' || state, count(*) FROM episode GROUP BY 1",
+        "SELECT 'groups.' || state, count(*) FROM episode_group GROUP BY 1",
     ):
         counted |= {name: n for name, n in db.execute(query) if n}
     for name in sorted(kept.keys() | counted.keys()):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import wishes
+from openclaw_rl.ledger import episodes, wishes
 from openclaw_rl.ledger.blobs import Connection, Watch, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 
@@ -66,15 +66,19 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
     """Delete requests and their rows in all tables; return the number of turns among them."""
     turns = 0
     with zeroed(db):
+        ended: set[int] = set()
         for some in cut(sorted(rows, reverse=True)):  # demonstrations and practice go before the turn that they are of
             marks, values = in_list(some)
             _uncount(db, marks, values)  # triggers count inserts and updates, but no deletions
             turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
+            query = f"SELECT DISTINCT in_episode FROM request WHERE in_episode IS NOT NULL AND id IN ({marks})"
+            ended.update(episode for (episode,) in db.execute(query, values))
             for table in ("event", "feedback", "lease_sample", "wish_source"):
                 db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", values)
-            for table in ("sample", "verdict", "next_state", "open_turn", "reply", "turn", "request"):
+            for table in ("sample", "credit", "verdict", "next_state", "open_turn", "reply", "turn", "request"):
                 db.execute(f"DELETE FROM {table} WHERE id IN ({marks})", values)
         wishes.delete_orphans(db)
+        episodes.delete_empty(db, ended)
     return turns
 
 

@@ -5,6 +5,7 @@ The user wins over the judge: a value is the turn's verdict from then on. The ef
     served, paired          judged by it                    (a comment alone waits: a next state may follow)
     judged                  the verdict is replaced
     sampled                 scored again, if the sign differs or there is a comment (which is a hint)
+    a step with its credit  recorded: its group was compared as it was
     leased, trained         late: recorded; if the turn ever waits again, it takes effect then
     dropped                 judged, if the turn only lacked an answer (`states.REVIVABLE`); else only recorded
 
@@ -23,7 +24,7 @@ from collections.abc import Collection
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, schema, wishes
+from openclaw_rl.ledger import blobs, deletion, groups, schema, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
@@ -31,8 +32,8 @@ from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.messages import Message
 from openclaw_rl.types import DropReason, Feedback, Ids, TurnKey, TurnState, Verdict, VersionRun, WrittenReply
 
-_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED)
-"""Turns whose owner forbids training on them, or whose prompt is not kept: no demonstration either."""
+_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED, DropReason.EVAL)
+"""Turns whose owner forbids training on them, whose prompt is not kept, or that evaluate: no demonstration either."""
 
 
 class UserFeedback(LedgerPart):
@@ -113,7 +114,7 @@ class UserFeedback(LedgerPart):
         if found is None:
             return None
         said, row, feedback_id, effect, state, reason = found
-        is_taken = state in (TurnState.LEASED, TurnState.TRAINED)
+        is_taken = state in (TurnState.LEASED, TurnState.TRAINED) or _has_credit(db, row)
         if is_taken and effect != Effect.LATE:
             return FeedbackOutcome(feedback_id, turn_id, TurnState(state), Effect.LATE)
         db.execute("DELETE FROM feedback WHERE id = ?", (said,))
@@ -202,7 +203,9 @@ def _add_demonstration(db: sqlite3.Connection, of: int, text: str, written: Writ
 def _take_effect(db: sqlite3.Connection, row: int, value: float | None, has_comment: bool, *, at: float) -> Effect:
     if value is None and not has_comment:
         return Effect.RECORDED
-    state, reason = db.execute("SELECT state, reason FROM turn WHERE id = ?", (row,)).fetchone()
+    state, reason, episode = db.execute("SELECT state, reason, of_episode FROM turn WHERE id = ?", (row,)).fetchone()
+    if episode is not None and (state == TurnState.DROPPED or not groups.is_unscored(db, episode)):
+        return Effect.RECORDED  # its group has its credit, in which each step was compared with the others
     if state in (TurnState.LEASED, TurnState.TRAINED):
         return Effect.LATE
     if state == TurnState.DROPPED and reason not in REVIVABLE:
@@ -240,6 +243,9 @@ def _without(db: sqlite3.Connection, row: int, state: TurnState, key: TurnKey | 
             move(db, row, TurnState.JUDGED, at=at, detail=detail)
         return Effect.RESCORED
     db.execute("DELETE FROM verdict WHERE id = ?", (row,))
+    (episode,) = db.execute("SELECT of_episode FROM turn WHERE id = ?", (row,)).fetchone()
+    if episode is not None and state == TurnState.JUDGED:
+        return Effect.RESCORED  # without a verdict it waits for its group, with the outcome alone
     if db.execute("SELECT 1 FROM next_state WHERE id = ?", (row,)).fetchone():
         move(db, row, TurnState.PAIRED, at=at, detail=detail)
     elif key is not None:
@@ -249,6 +255,11 @@ def _without(db: sqlite3.Connection, row: int, state: TurnState, key: TurnKey | 
     elif state != TurnState.DROPPED:
         move(db, row, TurnState.DROPPED, at=at, reason=DropReason.NO_NEXT_STATE, detail=detail)
     return Effect.RESCORED
+
+
+def _has_credit(db: sqlite3.Connection, row: int) -> bool:
+    """Return True for a step whose group has given it credit."""
+    return db.execute("SELECT 1 FROM credit WHERE id = ?", (row,)).fetchone() is not None
 
 
 def insert_open(db: sqlite3.Connection, row: int, key: TurnKey, finished_at: float) -> None:

@@ -12,8 +12,8 @@ probes, which are prompts and replies of the batch, and lose the tokens at once,
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
 trained in a version that the gate has seen and that no crash can lose, dropped, or abandoned. A turn that waits for an
-answer, a judge or a trainer stays at any age; a ledger full of such turns is over its limit and reports it. Reads are
-from snapshots, deletions are small transactions between those of chats.
+answer, a judge, its group or a trainer stays at any age; a ledger full of such turns is over its limit and reports it.
+Reads are from snapshots, deletions are small transactions between those of chats.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from functools import partial
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import deletion, forget_scope, leases, lineage, versions
+from openclaw_rl.ledger import deletion, episodes, forget_scope, leases, lineage, versions
 from openclaw_rl.ledger.blobs import Watch, pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection
 from openclaw_rl.ledger.records import Forgotten, Retained
@@ -44,6 +44,9 @@ _OVER = (
     # A crash loses the versions after the newest durable one, and their turns wait again.
     " AND trained_in <= (SELECT max(weight_version) FROM version WHERE durable AND state NOT IN"
     " ('rejected', 'rolled_back', 'lost')))"
+    # The credit of a group compares all its steps, also those that were dropped.
+    " AND NOT EXISTS (SELECT 1 FROM episode JOIN episode_group ON episode_group.id = grp"
+    " WHERE episode.id = in_episode AND episode_group.state <> 'scored')"
 )
 _SPARE = 0.05
 """Share of the limit by which a file over its limit is brought below it."""
@@ -147,6 +150,8 @@ class Forgetting(LedgerPart):
         for fence in fences:
             leases.end(db, fence, "revoked", reason="a session was forgotten", at=self._clock())
         turns = deletion.delete_rows(db, rows)
+        if isinstance(selection, forget_scope.Everything):
+            episodes.delete_user(db, selection.user)
         if selection.sides is not None:
             deletion.delete_sides(db, *selection.sides)
         removed = deletion.delete_pieces(db, plan.orphans)

@@ -2,11 +2,12 @@
 
 import sqlite3
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback, leases, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
-from openclaw_rl.ledger.records import read_judged
+from openclaw_rl.ledger.records import read_context, read_judged
 from openclaw_rl.ledger.states import find_turn, move
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import DropReason, JudgedTurn, Sample, TurnState, Verdict
@@ -21,7 +22,8 @@ class Judging(LedgerPart):
     @read
     def to_judge(self, db: sqlite3.Connection, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
         """Return PAIRED turns, oldest first, without those in `skip`, which a worker has already."""
-        return _oldest(db, TurnState.PAIRED, limit, skip)
+        turns = _oldest(db, TurnState.PAIRED, limit, skip)
+        return [replace(turn, episode=read_context(db, turn.request)) for turn in turns]
 
     @write
     def record_verdict(self, db: sqlite3.Connection, turn_id: str, verdict: Verdict | None) -> None:
@@ -44,7 +46,10 @@ class Judging(LedgerPart):
 
     @read
     def to_score(self, db: sqlite3.Connection, limit: int, *, skip: Collection[str] = ()) -> list[JudgedTurn]:
-        """Return JUDGED turns, oldest first, without those in `skip`, which a worker has already."""
+        """Return JUDGED turns, oldest first, without those in `skip`, which a worker has already.
+
+        Steps of episodes are not among them: they wait for the credit of their group.
+        """
         return _oldest(db, TurnState.JUDGED, limit, skip)
 
     @write
@@ -100,6 +105,9 @@ class Judging(LedgerPart):
 
     def _drop_beyond(self, db: sqlite3.Connection, state: TurnState, keep: int) -> int:
         waiting = _count(db, state)
+        if waiting > keep:  # `episodes.max_groups_ahead` bounds the steps of episodes
+            query = "SELECT count(*) FROM turn WHERE state = ? AND of_episode IS NOT NULL"
+            waiting -= db.execute(query, (str(state),)).fetchone()[0]
         most = min(waiting - keep, _DROPPED_AT_ONCE)
         if most <= 0:
             return 0
@@ -108,7 +116,8 @@ class Judging(LedgerPart):
             both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
             rows = [row for _, row in sorted(both)][:most]
         else:
-            found = db.execute("SELECT id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), most))
+            query = "SELECT id FROM turn WHERE state = ? AND of_episode IS NULL ORDER BY id LIMIT ?"
+            found = db.execute(query, (str(state), most))
             rows = [row for (row,) in found.fetchall()]
         for row in rows:
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
@@ -116,9 +125,9 @@ class Judging(LedgerPart):
 
 
 def _oldest(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collection[str]) -> list[JudgedTurn]:
-    rows = db.execute(
-        "SELECT id, turn_id FROM turn WHERE state = ? ORDER BY id LIMIT ?", (str(state), limit + len(skip))
-    )
+    # By the index of turns outside of episodes for the one, of all turns by state for the other.
+    where = "state = 'judged' AND of_episode IS NULL" if state is TurnState.JUDGED else f"state = '{state}'"
+    rows = db.execute(f"SELECT id, turn_id FROM turn WHERE {where} ORDER BY id LIMIT ?", (limit + len(skip),))
     wanted = [row for row, turn_id in rows if turn_id not in skip][:limit]
     return [read_judged(db, row) for row in wanted]
 

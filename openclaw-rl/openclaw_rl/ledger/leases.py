@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Final
 
 from openclaw_rl.errors import CommitRefused, LedgerUnavailable
-from openclaw_rl.ledger import feedback, schema
+from openclaw_rl.ledger import feedback, groups, schema
 from openclaw_rl.ledger.records import read_sample
 from openclaw_rl.ledger.staleness import why_unfit
 from openclaw_rl.ledger.states import move
@@ -61,20 +61,25 @@ _AGAIN: Final = _Again.AGAIN
 class Leases(LedgerPart):
     """Batches of samples that a trainer leases, renews and releases."""
 
-    async def lease(self, *, trainer: str, n: int | None = None, now: bool = False) -> Lease | None:
-        """Grant a batch of `n` samples (default `batch_size`).
+    async def lease(
+        self, *, trainer: str, n: int | None = None, now: bool = False, most: int | None = None
+    ) -> Lease | None:
+        """Grant a batch of `n` samples (default `batch_size`), or of whole groups of episodes.
 
         After `max_wait_s` a batch needs only `min_batch` samples, and with `now` only one. User turns come first; tool
-        turns fill up to `max_tool_share` of the batch. Where these are too few for a batch, a batch of practice that
+        turns fill up to `max_tool_share` of the batch. Next come `episodes.groups_per_step` whole groups, of at most
+        `most` samples. Where these are too few for a batch, a batch of practice that
         waits is granted whole, and they fill it up. Samples that are too old, or that no ancestor of the tip sampled,
         are dropped on the way. None while too few samples wait, another trainer's lease is live, or learning is paused.
         """
-        while (granted := await self._grant(trainer, n, now)) is _AGAIN:
+        while (granted := await self._grant(trainer, n, now, most)) is _AGAIN:
             pass
         return None if granted is None else await self._read_granted(granted)
 
     @write
-    def _grant(self, db: sqlite3.Connection, trainer: str, n: int | None, now: bool) -> _Grant | _Again | None:
+    def _grant(
+        self, db: sqlite3.Connection, trainer: str, n: int | None, now: bool, most: int | None
+    ) -> _Grant | _Again | None:
         at, training = self._clock(), self._training
         if not training.enabled or not schema.get_int(db, "learning", 1):
             return None
@@ -98,6 +103,11 @@ class Leases(LedgerPart):
         is_late = bool(chosen) and at - min(chosen)[0] >= training.max_wait_s
         needed = 1 if now else min(training.min_batch, size) if is_late else size
         if len(chosen) < needed:
+            steps = self._groups(db, most=most, now=now, tip=tip, at=at)
+            if steps is None:
+                return _AGAIN
+            if steps:
+                return _insert(db, [row for _, row in sorted(steps)], trainer, tip, at=at, lease_s=training.lease_s)
             practice = _practice(db, size=size, tip=tip, max_staleness=training.max_staleness, at=at)
             if practice is None:
                 return _AGAIN
@@ -105,6 +115,17 @@ class Leases(LedgerPart):
                 return None
             chosen = chosen[: size - len(practice)] + practice
         return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
+
+    def _groups(
+        self, db: sqlite3.Connection, *, most: int | None, now: bool, tip: int, at: float
+    ) -> list[_Waiting] | None:
+        """Return the steps of a batch of whole groups; [] while too few wait. None: some were unfit, and dropped."""
+        since, wanted = groups.waiting_since(db), self._episodes.groups_per_step
+        if since is None:
+            return []
+        is_late = now or at - since >= self._training.max_wait_s
+        steps = groups.whole(db, least=1 if is_late else wanted, most=wanted, most_samples=most)
+        return _sifted(db, steps, size=len(steps), tip=tip, max_staleness=self._training.max_staleness, at=at)
 
     async def _read_granted(self, granted: _Grant) -> Lease:
         try:
@@ -256,7 +277,8 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
 def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> Iterator[_Waiting]:
     """Yield users' samples that wait, the oldest first; rows are read as the caller asks for them."""
     rows = db.execute(
-        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND practice IS NULL AND is_tool = ?"
+        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND practice IS NULL AND of_episode IS NULL"
+        " AND is_tool = ?"
         " ORDER BY sampled_at, id LIMIT ?",
         (is_tool, limit),
     )

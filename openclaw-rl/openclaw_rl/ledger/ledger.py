@@ -11,7 +11,6 @@ method whose body is its SQL (`store`). The ledger knows no HTTP, no engines and
 import asyncio
 import sqlite3
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -19,8 +18,10 @@ from typing import Self
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import open, schema
 from openclaw_rl.ledger.audit import Auditing
+from openclaw_rl.ledger.episodes import Episodes
 from openclaw_rl.ledger.feedback import UserFeedback
 from openclaw_rl.ledger.forget import Forgetting
+from openclaw_rl.ledger.groups import Groups
 from openclaw_rl.ledger.judging import Judging
 from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
@@ -31,13 +32,13 @@ from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.reports import Reports
 from openclaw_rl.ledger.search import Searching
-from openclaw_rl.ledger.store import Clock, Reader, read, write
+from openclaw_rl.ledger.steps import Steps
+from openclaw_rl.ledger.store import Clock, LedgerLimits, Reader, read, write
 from openclaw_rl.ledger.turns import Turns
 from openclaw_rl.ledger.versions import Versions
 from openclaw_rl.ledger.wishes import Wishes
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
-from openclaw_rl.types import TurnState
 
 _CONNECTIONS = 4
 """Connections to the file: the writer's, its syncer's and two readers'."""
@@ -46,6 +47,9 @@ _CONNECTIONS = 4
 class Ledger(
     Turns,
     Judging,
+    Episodes,
+    Groups,
+    Steps,
     UserFeedback,
     Wishes,
     Practising,
@@ -68,10 +72,10 @@ class Ledger(
         training: TrainingSettings,
         redactor: NounRedactor,
         clock: Clock,
-        most_waiting: Mapping[TurnState, int] | None = None,
+        limits: LedgerLimits = LedgerLimits(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(writer, reader, training, redactor, clock)
-        self._lock, self._most_waiting = lock, most_waiting or {}
+        self._lock, self._most_waiting, self._episodes = lock, limits.waiting, limits.episodes
 
     @classmethod
     async def open(
@@ -84,11 +88,10 @@ class Ledger(
         memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
         clock: Clock = time.time,
         lock: InstanceLock | None = None,
-        most_waiting: Mapping[TurnState, int] | None = None,
+        limits: LedgerLimits = LedgerLimits(),  # noqa: B008 (frozen)
     ) -> Self:
         """Open the file, and make or migrate it first if needed.
 
-        most_waiting: most turns in a state. The transaction that makes one too many drops the oldest as `backlog`.
         lock: the lock of this file, which the caller holds already; the ledger releases it from now on.
 
         Raises LedgerLocked, which names the process that holds the file, and LedgerMismatch, which names both models.
@@ -105,7 +108,7 @@ class Ledger(
         writer.start()
         redactor = NounRedactor(redaction, remembered=memory.clean_texts)
         reader = Reader(partial(connect, read_only=True))
-        return cls(writer, reader, lock, training, redactor, clock, most_waiting)
+        return cls(writer, reader, lock, training, redactor, clock, limits)
 
     async def aclose(self) -> None:
         """Write the calls that were made, then close the file and release its lock."""

@@ -14,17 +14,22 @@ from openclaw_rl.types import (
     HintTerm,
     JudgedTurn,
     NextState,
+    PastStep,
     PracticeKind,
     Request,
     Sample,
     SamplingParams,
     Scope,
+    StepContext,
     Turn,
     TurnState,
     Verdict,
     VersionRun,
     WeightKind,
 )
+
+STEPS_BEFORE = 8
+"""Earlier steps of an episode that the judge of a step reads."""
 
 
 def read_request(db: sqlite3.Connection, row: int) -> Request:
@@ -41,6 +46,7 @@ def read_request(db: sqlite3.Connection, row: int) -> Request:
         episode=found["episode"],
         task=found["task"],
         step=found["step"],
+        in_episode=found["in_episode"],
     )
 
 
@@ -107,13 +113,34 @@ def read_judged(db: sqlite3.Connection, row: int) -> JudgedTurn:
     )
 
 
+def read_context(db: sqlite3.Connection, request: Request) -> StepContext | None:
+    """Read what the judge of a step needs to know of the episode before it; None outside of episodes."""
+    if request.in_episode is None:
+        return None
+    (row,) = db.execute("SELECT id FROM request WHERE request_id = ?", (request.request_id,)).fetchone()
+    first = db.execute(
+        "SELECT messages FROM request WHERE in_episode = ? ORDER BY id LIMIT 1", (request.in_episode,)
+    ).fetchone()
+    asked = [message for message in blobs.get_messages(db, unpack_ids(first[0])) if message.role == "user"]
+    before = db.execute(
+        "SELECT id, message FROM turn JOIN reply USING (id) WHERE of_episode = ? AND id < ?"
+        " AND (reason IS NULL OR reason <> 'cancelled') ORDER BY id DESC LIMIT ?",
+        (request.in_episode, row, STEPS_BEFORE),
+    ).fetchall()
+    steps = []
+    for turn, message in reversed(before):
+        state = read_next_state(db, turn)
+        steps.append(PastStep(blobs.get_messages(db, [message])[0], () if state is None else state.messages))
+    return StepContext(asked[0].text() if asked else "", tuple(steps))
+
+
 _SAMPLE = """
-SELECT turn_id, is_tool, temperature, reward, scored_version, extra, teacher_log_probs, student_log_probs,
-    is_demonstration,
+SELECT turn_id, is_tool, temperature, sample.reward, scored_version, extra, teacher_log_probs, student_log_probs,
+    is_demonstration, advantage, of_episode,
     coalesce(sample.prompt, request.prompt) AS prompt, coalesce(sample.ids, reply.ids) AS ids,
     coalesce(sample.log_probs, reply.log_probs) AS log_probs, coalesce(sample.mask, reply.mask) AS mask,
     coalesce(sample.versions, reply.versions) AS versions
-FROM sample JOIN turn USING (id) JOIN request USING (id) JOIN reply USING (id) WHERE id = ?
+FROM sample JOIN turn USING (id) JOIN request USING (id) JOIN reply USING (id) LEFT JOIN credit USING (id) WHERE id = ?
 """
 
 
@@ -138,6 +165,8 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
         scored_version=found["scored_version"],
         hint=None if found["extra"] is None else HintTerm.of_json(found["extra"]),
         is_demonstration=bool(found["is_demonstration"]),
+        advantage=found["advantage"],
+        episode=found["of_episode"],
     )
 
 
@@ -257,6 +286,10 @@ class TurnRecord:
     """Id of the turn whose prompt this practice reply answers; None for a built-in prompt."""
     wish_id: int | None = None
     """The wish that this practice reply rehearses."""
+    outcome: float | None = None
+    """Outcome of the registered episode that it is a step of."""
+    step_reward: float | None = None
+    """R, once its group has its credit; the sample has the advantage."""
 
     @property
     def judged(self) -> JudgedTurn | None:

@@ -44,7 +44,8 @@ class Reports(LedgerPart):
     def counts(self, db: sqlite3.Connection) -> dict[str, int]:
         """Return the number of turns by state (always all states), and of requests.
 
-        Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>` and `feedback.<effect>`, each group with its sum.
+        Also `dropped.<reason>`, `abandoned.<reason>`, `side.<kind>`, `feedback.<effect>`, `episodes.<state>` and
+        `groups.<state>`, each family with its sum.
         `sampled` is the number that waits for a trainer. A demonstration counts as a turn and not as a request.
         Practice replies count apart, as `practice.<state>` and `practice.dropped.<reason>`. The call reads a few rows,
         whatever the size of the file.
@@ -52,7 +53,7 @@ class Reports(LedgerPart):
         counted = {name: n for name, n in db.execute("SELECT name, n FROM counter") if n}
         answer = {str(state): counted.pop(str(state), 0) for state in TurnState}
         answer["requests"], answer["running"] = counted.pop("requests", 0), counted.pop("running", 0)
-        for group in ("dropped", "abandoned", "side", "feedback", "practice"):
+        for group in ("dropped", "abandoned", "side", "feedback", "practice", "episodes", "groups"):
             answer[group] = sum(n for name, n in counted.items() if name.startswith(f"{group}."))
         answer["rejections_in_a_row"] = schema.get_int(db, "rejections_in_a_row")
         return answer | dict(sorted(counted.items()))
@@ -123,6 +124,8 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
     practised = None
     if found["practice_of"] is not None:
         (practised,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (found["practice_of"],)).fetchone()
+    episode = db.execute("SELECT reward FROM episode WHERE id = ?", (found["of_episode"],)).fetchone()
+    credit = db.execute("SELECT reward FROM credit WHERE id = ?", (row,)).fetchone()
     events = db.execute("SELECT at, state, detail FROM event WHERE turn = ? ORDER BY n", (row,))
     return TurnRecord(
         request=read_request(db, row),
@@ -140,4 +143,6 @@ def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:
         practice=None if found["practice"] is None else PracticeKind(found["practice"]),
         practice_of=practised,
         wish_id=found["wish"],
+        outcome=None if episode is None else episode["reward"],
+        step_reward=None if credit is None else credit["reward"],
     )

@@ -14,6 +14,9 @@ counts the entries that a file has had. The tables:
   leased, trained and counted like any other.
 * `wish` has what users asked for in words, and `wish_source` the turns that they corrected with it. A practice reply is
   a turn of its own too (`practice`, its kind): it is leased and trained like any other, and counted apart.
+* `episode` has the registered runs of agents, `episode_group` those that are compared with each other, and `eval_task`
+  the tasks that evaluate. `turn.of_episode` and `request.in_episode` name the episode; `credit` has the reward and the
+  advantage that a closed group gave to a step.
 * `lease_sample` keeps for ever which lease trained which turn. The audit reads from it that no turn was trained twice
   in any ancestry.
 * `meta` has the single values: the owner's identity, the tip, the newest fence, the pin, the switches.
@@ -237,7 +240,71 @@ _V5 = """
 ALTER TABLE open_turn ADD COLUMN place TEXT NOT NULL DEFAULT '{}';
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
+_V6 = """
+CREATE TABLE episode_group (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    policy TEXT NOT NULL, user TEXT NOT NULL, name TEXT NOT NULL, is_named INTEGER NOT NULL,
+    task TEXT NOT NULL, split TEXT NOT NULL CHECK (split IN ('train', 'eval')),
+    size INTEGER NOT NULL CHECK (size >= 1),
+    state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed', 'scored')),
+    opened_at REAL NOT NULL,
+    UNIQUE (user, name)
+);
+CREATE INDEX episode_group_unscored ON episode_group (id) WHERE state <> 'scored';
+CREATE INDEX episode_group_of_one ON episode_group (id) WHERE size = 1 AND split = 'train' AND state = 'scored';
+CREATE TABLE episode (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    grp INTEGER NOT NULL REFERENCES episode_group, user TEXT NOT NULL, episode_id TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'ended', 'aborted', 'expired')),
+    opened_at REAL NOT NULL, ended_at REAL,
+    reward REAL CHECK (reward BETWEEN -1 AND 1), truncated INTEGER, metrics TEXT, reason TEXT,
+    has_successor INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (user, episode_id),
+    CHECK ((state = 'ended') = (reward IS NOT NULL))
+);
+CREATE INDEX episode_running ON episode (id) WHERE state = 'running';
+CREATE INDEX episode_by_id ON episode (episode_id, id);
+CREATE INDEX episode_user ON episode (user, id);
+CREATE INDEX episode_of_group ON episode (grp, id);
+CREATE TABLE eval_task (
+    policy TEXT NOT NULL, task TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (policy, task, user)
+) WITHOUT ROWID;
+CREATE TABLE credit (id INTEGER PRIMARY KEY REFERENCES turn, reward REAL NOT NULL, advantage REAL);
+
+ALTER TABLE request ADD COLUMN in_episode INTEGER REFERENCES episode;
+CREATE INDEX request_in_episode ON request (in_episode, id) WHERE in_episode IS NOT NULL;
+ALTER TABLE turn ADD COLUMN of_episode INTEGER REFERENCES episode;
+CREATE INDEX turn_of_episode ON turn (of_episode, id) WHERE of_episode IS NOT NULL;
+CREATE INDEX turn_episode_waiting ON turn (of_episode, id) WHERE state = 'sampled' AND of_episode IS NOT NULL;
+-- Steps wait in lines of their own: for the credit of their group, and in whole groups for the trainer.
+CREATE INDEX turn_to_score ON turn (id) WHERE state = 'judged' AND of_episode IS NULL;
+DROP INDEX turn_waiting;
+CREATE INDEX turn_waiting ON turn (is_tool, sampled_at, id)
+    WHERE state = 'sampled' AND practice IS NULL AND of_episode IS NULL;
+
+CREATE TRIGGER episode_counted AFTER INSERT ON episode BEGIN
+    INSERT INTO counter VALUES ('episodes.' || NEW.state, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER episode_recounted AFTER UPDATE OF state ON episode BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'episodes.' || OLD.state;
+    INSERT INTO counter VALUES ('episodes.' || NEW.state, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER episode_uncounted AFTER DELETE ON episode BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'episodes.' || OLD.state;
+END;
+CREATE TRIGGER group_counted AFTER INSERT ON episode_group BEGIN
+    INSERT INTO counter VALUES ('groups.' || NEW.state, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER group_recounted AFTER UPDATE OF state ON episode_group BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'groups.' || OLD.state;
+    INSERT INTO counter VALUES ('groups.' || NEW.state, 1) ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+CREATE TRIGGER group_uncounted AFTER DELETE ON episode_group BEGIN
+    UPDATE counter SET n = n - 1 WHERE name = 'groups.' || OLD.state;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
 """Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 

@@ -62,10 +62,11 @@ class Snapshot:
                 yield record
 
     def judged(self) -> Iterator[JudgedTurn]:
-        """Yield every turn that has a next state or feedback."""
+        """Yield every turn that has a next state or feedback, but no step of an episode: its credit is its group's."""
         rows = self._db.execute(
-            "SELECT id FROM turn WHERE demonstration_of IS NULL AND (EXISTS (SELECT 1 FROM next_state WHERE"
-            " next_state.id = turn.id) OR EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id)) ORDER BY id"
+            "SELECT id FROM turn WHERE demonstration_of IS NULL AND of_episode IS NULL"
+            " AND (EXISTS (SELECT 1 FROM next_state WHERE next_state.id = turn.id)"
+            " OR EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id)) ORDER BY id"
         )
         for (row,) in rows:
             yield read_judged(self._db, row)

@@ -15,13 +15,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.writer import Writer
-from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.settings import EpisodeSettings, TrainingSettings
 from openclaw_rl.types import TurnState
 
 T = TypeVar("T")
@@ -81,6 +82,16 @@ class Reader:
         self._open.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """Bounds of what waits."""
+
+    waiting: Mapping[TurnState, int] = field(default_factory=dict)
+    """Most turns in a state. The transaction that makes one too many drops the oldest as `backlog`."""
+    episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
+    """Ages of episodes, groups that may wait, and groups of a batch."""
+
+
 class LedgerPart:
     """Base class of the ledger's parts: the writer, the readers, the settings, the redactor and the clock."""
 
@@ -91,6 +102,7 @@ class LedgerPart:
         self._training, self._redactor = training, redactor
         self._step = (0, 0.0)
         """Fence of the lease whose optimizer stepped last, and the end of the time (monotonic) that deletions wait."""
+        self._episodes = EpisodeSettings()
         self._most_waiting: Mapping[TurnState, int] = {}
         """Most turns that may be in a state; every transaction holds to it."""
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import blobs, feedback
+from openclaw_rl.ledger import blobs, feedback, steps
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import append_event, find_turn, move
@@ -41,7 +41,12 @@ class Turns(LedgerPart):
     # The first token waits for this commit. It needs no fsync: a power cut that loses the row also loses the reply.
     @chat_write(is_synced=False)
     def begin(self, db: sqlite3.Connection, request: Request) -> None:
-        """Commit the request row, without an fsync. `kill -9` does not lose it."""
+        """Commit the request row, without an fsync. `kill -9` does not lose it.
+
+        Raises EpisodeRefused when its episode is over.
+        """
+        if request.in_episode is not None:
+            request = steps.begun(db, request)
         prompt_tokens = len(request.prompt_ids)
         # Without the ids, if the prompt has a secret.
         insert_request(db, self._redactor.request(request), prompt_tokens=prompt_tokens, outcome="running")
@@ -54,14 +59,19 @@ class Turns(LedgerPart):
         row = _end_request(db, turn.request_id, "served", None, "")
         if db.execute("SELECT 1 FROM request WHERE id = ? AND prompt_tokens > 0 AND prompt = x''", (row,)).fetchone():
             turn = replace(turn, drop=DropReason.REDACTED)
+        (episode,) = db.execute("SELECT in_episode FROM request WHERE id = ?", (row,)).fetchone()
+        if episode is not None and turn.drop is None:
+            turn = replace(turn, drop=steps.why_untrained(db, episode))
         state = TurnState.SERVED if turn.drop is None else TurnState.DROPPED
         reason = None if turn.drop is None else str(turn.drop)
         db.execute(
-            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens) VALUES (?, ?, ?, ?, ?, ?)",
-            (row, turn.turn_id, str(state), reason, turn.oldest_version, len(turn.response_ids)),
+            # What answers a step is an environment's, whatever its role: no user's verdict is among those of steps.
+            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens, of_episode, is_tool)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 IS NOT NULL)",
+            (row, turn.turn_id, str(state), reason, turn.oldest_version, len(turn.response_ids), episode),
         )
         insert_reply(db, row, turn)
-        if turn.drop is None:
+        if state is TurnState.SERVED:
             feedback.insert_open(db, row, key, turn.finished_at)
         at = self._clock()
         append_event(db, row, TurnState.SERVED, at=at)
@@ -91,7 +101,7 @@ class Turns(LedgerPart):
         rows = db.execute(
             "SELECT turn_id, user, session_id, policy, reply_hash, before_hash, history_hash, place, finished_at"
             " FROM (SELECT * FROM open_turn ORDER BY id DESC LIMIT ?)"
-            " JOIN turn USING (id) JOIN request USING (id) ORDER BY id",
+            " JOIN turn USING (id) JOIN request USING (id) WHERE of_episode IS NULL ORDER BY id",
             (limit,),
         )
         return [
@@ -109,7 +119,7 @@ class Turns(LedgerPart):
         """Return users' turns among the newest `limit` that wait for no next state any more, newest last."""
         rows = db.execute(
             "SELECT turn_id, user, session_id, policy, messages, message, finished_at"
-            " FROM (SELECT * FROM turn ORDER BY id DESC LIMIT ?) AS turn"
+            " FROM (SELECT * FROM turn WHERE of_episode IS NULL ORDER BY id DESC LIMIT ?) AS turn"
             " JOIN request USING (id) JOIN reply USING (id)"
             " WHERE turn.state != 'served' AND practice IS NULL AND demonstration_of IS NULL ORDER BY turn.id",
             (limit,),
@@ -204,7 +214,8 @@ class Turns(LedgerPart):
     def _expire_some(self, db: sqlite3.Connection, older_than: float) -> list[str]:
         at = self._clock()
         rows = db.execute(
-            "SELECT id, turn_id FROM open_turn JOIN turn USING (id) WHERE finished_at < ? ORDER BY finished_at LIMIT ?",
+            "SELECT id, turn_id FROM open_turn JOIN turn USING (id) WHERE finished_at < ? AND of_episode IS NULL"
+            " ORDER BY finished_at LIMIT ?",
             (older_than, _EXPIRED_AT_ONCE),
         ).fetchall()
         for row, _ in rows:
@@ -220,8 +231,8 @@ def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: i
     sampling, *rest = blobs.put(db, [blobs.text_piece(orjson.dumps(request.sampling).decode()), *prompt, *messages])
     row = db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
-        " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " sampling, tools, template_kwargs, prompt_tokens, prompt, messages, in_episode)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             request.request_id,
             request.scope.policy,
@@ -238,6 +249,7 @@ def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: i
             prompt_tokens,
             pack_ids(rest[: len(prompt)]),
             pack_ids(rest[len(prompt) :]),
+            request.in_episode,
         ),
     ).lastrowid
     return int(row or 0)

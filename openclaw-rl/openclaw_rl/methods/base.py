@@ -21,7 +21,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.sessions.thoughts import has_answer
 from openclaw_rl.settings import MethodSettings, TrainerSettings
 from openclaw_rl.settings.method_settings import method_object
-from openclaw_rl.types import DropReason, HintTerm, Ids, JudgedTurn, LogProbs, Sample
+from openclaw_rl.types import ClosedGroup, DropReason, HintTerm, Ids, JudgedTurn, LogProbs, Sample, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,6 +151,18 @@ class Method(Protocol[S]):
         hint: the wish in words, which the teacher reads; no judge is asked for another. None: an anchor, which holds
         the policy to the base on a prompt that nobody corrected. `judged.verdict` is the verdict on the practice reply
         itself, where a judge gave one. Raises TeacherError in an outage: the practice reply may be scored again later.
+        """
+        ...
+
+
+class GroupMethod(Method[S], Protocol[S]):
+    """A method that gives credit to the steps of a closed group of episodes. Its settings say so: `credits_groups`."""
+
+    def credit(self, group: ClosedGroup, settings: S) -> Sequence[StepCredit]:
+        """Return the credit of each step of the group that waits for it: an advantage, or a reason to drop the step.
+
+        A pure function: it runs in the server, once for each group, and again after a restart before its result is on
+        disk.
         """
         ...
 

@@ -32,6 +32,7 @@ GROUP = 1000
 class TurnRow:
     """Columns of one turn. `*_json` is JSON text; token columns have one entry per token.
 
+    `outcome`, `step_reward` and `advantage` belong to a step of a registered episode.
     `practice` is `wish` or `anchor` for a practice reply, which no user asked for.
     """
 
@@ -57,6 +58,9 @@ class TurnRow:
     rationale: str | None
     feedback_json: str
     reward: float | None
+    outcome: float | None
+    step_reward: float | None
+    advantage: float | None
     is_demonstration: bool
     practice: str | None
     practice_of: str | None
@@ -82,6 +86,8 @@ class SampleRow:
     is_tool_turn: bool
     temperature: float
     reward: float | None
+    advantage: float | None
+    episode: str | None
     scored_version: int | None
     extra_json: str | None
     prompt_ids: Ids
@@ -146,6 +152,9 @@ def _turn_rows(snapshot: Snapshot) -> Iterator[TurnRow]:
             rationale=None if verdict is None else verdict.rationale,
             feedback_json=orjson.dumps(record.feedback).decode(),
             reward=None if sample is None else sample.reward,
+            outcome=record.outcome,
+            step_reward=record.step_reward,
+            advantage=None if sample is None else sample.advantage,
             is_demonstration=sample is not None and sample.is_demonstration,
             practice=_practice(record),
             practice_of=record.practice_of,
@@ -174,6 +183,8 @@ def _sample_rows(snapshot: Snapshot) -> Iterator[SampleRow]:
             is_tool_turn=sample.is_tool_turn,
             temperature=sample.temperature,
             reward=sample.reward,
+            advantage=sample.advantage,
+            episode=record.request.episode,
             scored_version=sample.scored_version,
             extra_json=None if sample.hint is None else sample.hint.to_json(),
             prompt_ids=sample.prompt_ids,

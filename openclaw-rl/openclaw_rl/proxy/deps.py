@@ -13,7 +13,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
+from openclaw_rl.types import DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
 from openclaw_rl.web.auth import Caller
 
 
@@ -39,6 +39,8 @@ class LedgerPort(Protocol):
     async def begin(self, request: Request) -> None: ...
 
     async def count_side(self, side: SideCount) -> None: ...
+
+    async def find_episode(self, user: str, episode_id: str) -> Episode | None: ...
 
 
 class CommandsPort(Protocol):

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 import structlog
 
-from openclaw_rl.errors import EngineRefused, LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.errors import EngineRefused, EpisodeRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Outcome, TokenLogProb, Usage
 from openclaw_rl.proxy.generation import Decoding, Generation
@@ -226,6 +226,8 @@ class Reply:
             self._is_begun = True
         except LedgerUnavailable:  # the ledger's writer logs one line for all requests
             self._deps.health.count("not_recorded")
+        except EpisodeRefused as error:  # it ended between the look at it and this write
+            raise RequestError(error.message, status=error.status, code=error.code) from error
         except LedgerError as error:
             log.error("request_not_recorded", request_id=self._prepared.request.request_id, error=str(error))
 

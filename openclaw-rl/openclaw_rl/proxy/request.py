@@ -15,6 +15,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.body import ChatBody, ParsedBody, tool_choice_of
 from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.episodes import episode_named, registered
 from openclaw_rl.proxy.frontend import Rendered
 from openclaw_rl.proxy.generation import EngineExtras
 from openclaw_rl.proxy.sglang import Tool, get_json_schema_constraint
@@ -119,8 +120,14 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
     )
     if is_forced:
         sampling = replace(sampling, reshapes_logits=True)
+    name = episode_named(headers, body.raw)
+    episode = await registered(deps, caller, headers, name)
     classified = classify(headers, body.raw, sent, bool(tools), TurnType(deps.session.turn_type_default))
     session_id = identify(headers, body.raw, sent)
+    if episode is not None:
+        if classified.kind == "subagent":  # it acts in the same environment
+            classified = Classified(TurnType.MAIN, "user")
+        session_id = session_id or f"episode:{name}"
     request = Request(
         request_id=f"req-{uuid.uuid4().hex}",
         scope=Scope(caller.user, session_id),
@@ -130,9 +137,10 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else None,
         prompt_ids=rendered.ids,
         sampling=sampling,
-        episode=_text(body.raw.get("episode")),
-        task=_text(body.raw.get("task")),
+        episode=name,
+        task=_text(body.raw.get("task")) if episode is None else episode.task,
         step=_step(body.raw.get("step")),
+        in_episode=None if episode is None else episode.number,
         group=group_of(body.raw) if session_id is None else None,
     )
     return Prepared(

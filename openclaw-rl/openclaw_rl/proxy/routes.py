@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 
 import orjson
 import structlog
@@ -24,6 +25,7 @@ from openclaw_rl.proxy.commands import Commanded, answer_of, commanded, written
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompletions, Dialect, messages_request
 from openclaw_rl.proxy.dialects.base import Asked
+from openclaw_rl.proxy.episodes import PATH_EPISODE, episode_named, with_episode_paths
 from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import Prepared, prepare, render
@@ -65,7 +67,10 @@ def build_router(deps: ProxyDeps) -> APIRouter:
 
 
 def chats_first(app: ASGIApp, router: APIRouter) -> ASGIApp:
-    """Return `app` with the chats of `router` served past its middleware. `router` is from `build_router`."""
+    """Return `app` with the chats of `router` served past its middleware, and with the base URLs of episodes.
+
+    `router` is from `build_router`.
+    """
     # The middleware does no work for a chat, and costs every streamed token a few microseconds.
     direct = {route.path: route.app for route in router.routes if isinstance(route, Route) and _is_chat(route)}
 
@@ -73,7 +78,7 @@ def chats_first(app: ASGIApp, router: APIRouter) -> ASGIApp:
         chat = direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         await (chat or app)(scope, receive, send)
 
-    return serve
+    return with_episode_paths(serve)
 
 
 def _is_chat(route: Route) -> bool:
@@ -207,6 +212,8 @@ class _ChatRoute(_Endpoint):
     ) -> None:
         only_version = self._shared.names.wanted_version(body.chat.model)
         self._shared.warn(body)
+        if episode_named(headers, body.raw) is not None:
+            caller = replace(caller, has_commands=False)  # an environment's words are no user's
         if (asked := commanded(self._deps, caller, headers, body)) is not None:
             await self._command(asked, body, request_id, send)
             return
@@ -289,7 +296,9 @@ class _ChatRoute(_Endpoint):
 
 def _headers_of(scope: Scope) -> _Headers:
     # A chat looks a score of names up, and `Headers` would walk its list for each.
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    headers[PATH_EPISODE] = scope.get(PATH_EPISODE, "")
+    return headers
 
 
 def _new_id() -> str:

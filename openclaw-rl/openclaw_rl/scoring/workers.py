@@ -24,7 +24,7 @@ import structlog
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.errors import AlignmentError, JudgeError, TeacherError
 from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
-from openclaw_rl.judge.judge import Judge, Undecided
+from openclaw_rl.judge.judge import Judge, Unasked, Undecided
 from openclaw_rl.judge.llm import JudgeClient
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import HINT_JUDGE, Dropped, Method, Render, ScoringTools
@@ -77,6 +77,8 @@ async def judge_turns(
         verdict: Verdict | None = None
         try:
             verdict = await judge.verdict(turn)
+        except Unasked:
+            return partial(ledger.record_verdict, turn_id, None)
         except Undecided as error:
             log.warning("judge_undecided", turn_id=turn_id, error=str(error))
         except JudgeError as error:
@@ -84,7 +86,9 @@ async def judge_turns(
             raise Failed(str(error), partial(ledger.record_verdict, turn_id, None)) from error
         health.ok(_JUDGE)
         if verdict is not None and verdict.value > 0 and not has_answer(turn.turn.reply):
-            verdict = replace(verdict, value=0, rationale=f"{_NO_ANSWER}: {verdict.rationale}")
+            votes = tuple(None if vote is None else min(vote, 0) for vote in verdict.votes)
+            votes = verdict.votes if turn.episode is None else votes  # the mean of a step's votes is its reward
+            verdict = replace(verdict, value=0, votes=votes, rationale=f"{_NO_ANSWER}: {verdict.rationale}")
         return partial(ledger.record_verdict, turn_id, verdict)
 
     limits = StageLimits(settings.workers, settings.retries, settings.max_waiting)

@@ -5,6 +5,7 @@
     proxy (routes)      answers chats: renders, asks the engine, records each turn
     Sessions            pairs a turn with its next state
     start_judging       judge and method: paired turns become verdicts, then samples that wait for a batch
+    credit_groups       the method gives credit to the steps of closed groups of episodes
     PracticeLoop        while nobody chats, answers corrected prompts anew, and makes samples of the replies
     trainer (child)     leases a batch over HTTP, steps, commits a version
     Publisher           takes a committed version through its gate to the engine, and switches
@@ -42,6 +43,7 @@ from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.judge.steps import JudgeOfBoth, StepLlmJudge, StepRulesJudge
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import Method, ScoringTools, load_method
 from openclaw_rl.models.resolve import model_display_name
@@ -51,6 +53,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, ScoreBase, read_canaries
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.scoring.groups import credit_groups
 from openclaw_rl.scoring.stage import StageLimits
 from openclaw_rl.scoring.workers import (
     ConcurrencyLimits,
@@ -215,7 +218,10 @@ def start_judging(
     limits = ConcurrencyLimits.of(settings)
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
-    judge = RulesJudge() if is_ruled else LlmJudge(ask(slots=limits.verdicts), settings.judge)
+    model = ask(slots=limits.verdicts)
+    chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge)
+    steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge)
+    judge = JudgeOfBoth(chats, steps if settings.method.judges_steps else None)
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
@@ -240,6 +246,8 @@ def start_judging(
     life.own(report_unreached(settings, client, core.health), "judge's address")
     life.own(judging, "judge")
     life.own(scoring, "method")
+    crediting = credit_groups(core.ledger, method, settings.method, events.groups, sampled=events.sampled)
+    life.own(crediting, "groups")
     life.own(events.lease_wait.follow(events.sampled), "samples")
     return tools
 

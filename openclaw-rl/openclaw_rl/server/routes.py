@@ -1,5 +1,7 @@
 """Every route of the server, each over the components it uses, behind the checks and limits that all routes share."""
 
+import uuid
+
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
@@ -11,6 +13,7 @@ from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
 from openclaw_rl.server.api.compare import Comparison
 from openclaw_rl.server.api.control import Controls, build_admin_router
+from openclaw_rl.server.api.episodes import EpisodesDeps, build_episodes_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
@@ -50,6 +53,7 @@ def served_app(
     app.include_router(_admin(settings, core, events, publisher, condition, forgetting))
     app.include_router(build_feedback_router(_feedback(settings, core, events)))
     app.include_router(_turns(settings, core, events))
+    app.include_router(_episodes(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
     served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
@@ -165,6 +169,19 @@ def _turns(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
             frontend=core.frontend,
             on_judged=events.judged.set,
             clock=core.clock,
+        )
+    )
+
+
+def _episodes(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
+    return build_episodes_router(
+        EpisodesDeps(
+            ledger=core.ledger,
+            keys=Keys(settings.server.api_keys),
+            admin_key=Secret(core.admin_key),
+            method=settings.method,
+            make_id=lambda: f"episode-{uuid.uuid4().hex}",
+            on_change=events.groups.set,
         )
     )
 

@@ -22,7 +22,7 @@ from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import EngineError, EngineGone, SettingsError
-from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
@@ -136,11 +136,14 @@ async def open_core(
         memory=settings.memory,
         clock=clock,
         lock=lock,
-        most_waiting={
-            TurnState.PAIRED: settings.judge.max_waiting,
-            TurnState.JUDGED: settings.judge.max_waiting,
-            TurnState.SAMPLED: settings.training.max_waiting,
-        },
+        limits=LedgerLimits(
+            {
+                TurnState.PAIRED: settings.judge.max_waiting,
+                TurnState.JUDGED: settings.judge.max_waiting,
+                TurnState.SAMPLED: settings.training.max_waiting,
+            },
+            settings.episodes,
+        ),
     )
     stack.push_async_callback(ledger.aclose)
     await version_folders.tidy(ledger, data.versions)

@@ -3,6 +3,8 @@
 The proxy calls `observe` when a main request arrives and `served` when its reply is complete. It calls `observe_side`
 for a background request, `abandon` when no reply came, and `done` when the client ends its session.
 
+The steps of a registered episode pair in the ledger, by the order of their requests, and are not known here.
+
 No method fails a chat. If the ledger cannot write, the chat goes on, the turn ends untrained, and the log says so; the
 end of its request is written later. Pairing is decided before the first await, so parallel requests of one session
 cannot take the same turn.
@@ -32,10 +34,16 @@ _MOST_ENDINGS = 10_000
 """Most ends of requests that wait for the ledger; older ones end at the next start, as `interrupted`."""
 
 
+_STEP = TurnKey("", "", "")
+"""Key of a step of an episode, which no text pairs."""
+
+
 class SessionLedger(Protocol):
     """The part of the ledger that sessions use."""
 
     async def finish(self, turn: Turn, key: TurnKey) -> DropReason | None: ...
+
+    async def continue_episode(self, request_id: str) -> str | None: ...
 
     async def open_turns(self, limit: int) -> list[OpenTurn]: ...
 
@@ -78,6 +86,8 @@ class Sessions:
 
     async def observe(self, request: Request) -> str | None:
         """Pair the turn that a new main request answers; return its id or None."""
+        if request.in_episode is not None:
+            return await self._observe_step(request)
         paired = self._pairing.observe(request.scope, request.messages, request.group)
         return await self._record(paired, by_request_id=request.request_id)
 
@@ -95,13 +105,15 @@ class Sessions:
 
         The caller sends the finish chunk after this.
         """
-        key = self._pairing.key(request, turn.reply)
+        key = _STEP if request.in_episode is not None else self._pairing.key(request, turn.reply)
         try:
             drop = await self._ledger.finish(turn, key)
         except LedgerError as error:
             _tell(error, "turn.not_recorded", turn_id=turn.turn_id)
             self._end_later(request.request_id, DropReason.NOT_RECORDED, str(error))
             return False
+        if request.in_episode is not None:
+            return True  # the ledger pairs it, by order
         if drop is not None and not (turn.reply.text().strip() or turn.reply.tool_calls):
             return True  # an empty reply cannot come back in a history
         if drop is not None:
@@ -195,6 +207,17 @@ class Sessions:
         else:
             self._paired.set()
         return paired.turn_id
+
+    async def _observe_step(self, request: Request) -> str | None:
+        """Pair inside an episode. The request's own row is written before, on the ledger's one writer."""
+        try:
+            turn_id = await self._ledger.continue_episode(request.request_id)
+        except LedgerError as error:
+            _tell(error, "turn.pair_not_recorded", request_id=request.request_id)
+            return None
+        if turn_id is not None:
+            self._paired.set()
+        return turn_id
 
     async def _drop(self, turn_ids: Iterable[str], reason: DropReason, detail: str) -> None:
         for turn_id in self._forget(turn_ids):

@@ -13,6 +13,7 @@ own branch, never the tree.
 """
 
 from openclaw_rl.settings.base import Branch, Url, is_loopback
+from openclaw_rl.settings.episodes import EpisodeSettings
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.loading import ENV_PREFIX, load
 from openclaw_rl.settings.method_settings import (
@@ -43,6 +44,7 @@ __all__ = [
     "ApiKey",
     "Branch",
     "EngineSettings",
+    "EpisodeSettings",
     "JudgeSettings",
     "MemorySettings",
     "MethodSettings",

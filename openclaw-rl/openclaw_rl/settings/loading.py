@@ -168,7 +168,8 @@ def _explained(error: ValidationError, path: Path | None, method: str) -> str:
 
 def _owners(loc: tuple[int | str, ...]) -> str:
     """`opd and combine` for `method.opd_clip`; empty for a key that no installed method has."""
-    return " and ".join(methods_with(str(loc[1]))) if len(loc) == 2 and loc[0] == "method" else ""
+    names = methods_with(str(loc[1])) if len(loc) == 2 and loc[0] == "method" else []
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _shown(detail: Mapping[str, Any]) -> str:

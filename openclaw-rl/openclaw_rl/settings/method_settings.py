@@ -21,6 +21,7 @@ _SHIPPED = {
     "binary_rl": "openclaw_rl.methods.binary_rl:METHOD",
     "opd": "openclaw_opd.method:METHOD",
     "combine": "openclaw_combine.method:METHOD",
+    "agent": "openclaw_rl.methods.agent:METHOD",
 }
 
 
@@ -31,7 +32,7 @@ class MethodSettings(Branch):
     """
 
     name: str = DEFAULT_METHOD
-    """`binary_rl`, `opd`, `combine`, or a method that another package has installed under the entry points
+    """`binary_rl`, `opd`, `combine`, `agent`, or a method that another package has installed under the entry points
     `openclaw_rl.methods`."""
     demonstration_weight: float = Field(default=1.0, ge=0)
     """Weight of the supervised loss on replies that users wrote themselves."""
@@ -67,6 +68,16 @@ class MethodSettings(Branch):
     def base_teacher_url(self) -> str | None:
         """URL of a second engine, which serves the base alone; None when the method uses no such engine."""
         return None
+
+    @property
+    def credits_groups(self) -> bool:
+        """True when the method gives credit to the steps of a closed group of episodes (`GroupMethod.credit`)."""
+        return False
+
+    @property
+    def judges_steps(self) -> bool:
+        """True when a judge votes on the steps of episodes."""
+        return self.credits_groups
 
     @property
     def scores_given_ids(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from openclaw_rl.settings.base import Branch
+from openclaw_rl.settings.episodes import EpisodeSettings
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.method_settings import AnyMethodSettings, default_method_settings
 from openclaw_rl.settings.practice import PracticeSettings
@@ -33,6 +34,7 @@ class Settings(Branch):
     training: TrainingSettings = TrainingSettings()
     trainer: TrainerSettings = TrainerSettings()
     practice: PracticeSettings = PracticeSettings()
+    episodes: EpisodeSettings = EpisodeSettings()
     publisher: PublisherSettings = PublisherSettings()
     watch: WatchSettings = WatchSettings()
     alerts: AlertSettings = AlertSettings()
@@ -88,6 +90,11 @@ class Settings(Branch):
             yield f"training.max_waiting {waiting} holds no training.batch_size {needed}: a batch would never fill"
         if self.trainer.kind == "local" and self.training.weights == "lora" and not self.trainer.target_modules:
             yield f"trainer.target_modules is empty: the adapter would have no weights; name some, {off}"
+        if self.method.credits_groups and self.episodes.max_groups_ahead < self.episodes.groups_per_step:
+            yield (
+                f"episodes.max_groups_ahead {self.episodes.max_groups_ahead} holds no episodes.groups_per_step"
+                f" {self.episodes.groups_per_step}: a batch would never fill"
+            )
         yield from self.method.never_trains()
 
     def _full_conflicts(self) -> Iterator[str]:

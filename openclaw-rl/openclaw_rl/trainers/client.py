@@ -81,9 +81,13 @@ class TrainerClient:
     def tip(self) -> Tip:
         return self._call("tip", None, Tip)
 
-    def lease(self, trainer: str, *, wait_s: float, n: int | None = None) -> LeaseBody | None:
-        """Return a lease, or None if no batch becomes ready within `wait_s` on the server."""
-        return self._call("lease", LeaseRequest(trainer=trainer, wait_s=wait_s, n=n), LeaseReply, extra_s=wait_s).lease
+    def lease(self, trainer: str, *, wait_s: float, n: int | None = None, most: int | None = None) -> LeaseBody | None:
+        """Return a lease, or None if no batch becomes ready within `wait_s` on the server.
+
+        most: samples of the largest step that the trainer makes; None: any number.
+        """
+        asked = LeaseRequest(trainer=trainer, wait_s=wait_s, n=n, most=most)
+        return self._call("lease", asked, LeaseReply, extra_s=wait_s).lease
 
     def renew(self, lease: LeaseBody | LeaseRef, *, begins_step: bool = False) -> float:
         """Renew the lease and return its new end (Unix seconds). Raises CommitRefused when the lease is over.
@@ -232,10 +236,10 @@ class LeaseSession:
     _progress_at: float = field(default_factory=time.monotonic, init=False)
     _lost: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def take(self) -> LeaseBody | None:
-        """Return the next lease, or None if no batch became ready within `wait_s`."""
+    def take(self, *, most: int | None = None) -> LeaseBody | None:
+        """Return the next lease, or None if no batch became ready within `wait_s`. most: samples of the largest one."""
         asked = time.monotonic()
-        lease = self.client.lease(self.trainer, wait_s=self.wait_s)
+        lease = self.client.lease(self.trainer, wait_s=self.wait_s, most=most)
         if lease is None and time.monotonic() - asked < self.wait_s / 2:
             self.stop.wait(self.wait_s / 2)  # a server that is closing answers at once: do not spin
         return lease

@@ -134,6 +134,10 @@ class Sample:
     is_demonstration: bool = False
     """`response_ids` is a reply that the user wrote: a supervised target. No policy sampled it; its rollout log-probs
     are zeros that no loss may read."""
+    advantage: float | None = None
+    """Credit of every token of a step, which its closed group gave it; None: a turn outside of episodes."""
+    episode: int | None = None
+    """The ledger's number of the step's episode."""
 
     def __post_init__(self) -> None:
         t = len(self.response_ids)
@@ -145,6 +149,8 @@ class Sample:
             raise AlignmentError(f"sample {self.sample_id}: no token to train on")
         if not all(math.isfinite(value) for value in self.rollout_log_probs):
             raise AlignmentError(f"sample {self.sample_id}: a rollout log-prob is not finite")
+        if self.advantage is not None and not math.isfinite(self.advantage):
+            raise AlignmentError(f"sample {self.sample_id}: its advantage is not finite")
 
     @property
     def oldest_version(self) -> int:

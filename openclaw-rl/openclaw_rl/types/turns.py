@@ -85,6 +85,16 @@ class DropReason(StrEnum):
     """It was the oldest of more than `judge.max_waiting` or `training.max_waiting` waiting turns."""
     WISH_OVER = "wish_over"
     """A practice reply that waited while its wish was removed, superseded or stopped."""
+    EVAL = "eval"
+    """It belongs to an episode that only evaluates."""
+    EPISODE_ABORTED = "episode_aborted"
+    """The environment of its episode failed: no fault of the policy."""
+    EPISODE_EXPIRED = "episode_expired"
+    """Its episode got no outcome in time."""
+    GROUP_TOO_SMALL = "group_too_small"
+    """Fewer than two episodes of its group ended."""
+    NO_CONTRAST = "no_contrast"
+    """All that it is compared with got the same reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,9 @@ class Request:
     episode: str | None = None
     task: str | None = None
     step: int | None = None
+    """In a registered episode its place among the main requests, from 1 on; else the client's number."""
+    in_episode: int | None = None
+    """The ledger's number of the registered episode; None: `episode` is a label of the client's alone."""
     group: str | None = None
     """Name of the group of requests that this one belongs to (`prompt_cache_key`), when no session is named. Turns of
     different groups never pair. It is not stored: the key of an open turn contains it."""
@@ -266,6 +279,24 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
+class PastStep:
+    """An earlier step of an episode: the reply, and what the environment answered."""
+
+    action: Message
+    observation: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """The episode around a step, for the judge of steps."""
+
+    task: str
+    """The first message of role user: the environment's instruction."""
+    before: tuple[PastStep, ...] = ()
+    """The last steps before this one, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedTurn:
     """One turn with all that a judge, a method or a person needs to know of it."""
 
@@ -276,6 +307,8 @@ class JudgedTurn:
     """None: the judge could not decide. A verdict of 0 is kept: the next state may still have a hint."""
     feedback: tuple[Feedback, ...] = ()
     """Oldest first."""
+    episode: StepContext | None = None
+    """Set for a step of a registered episode that waits for its judge."""
 
     @property
     def feedback_ids(self) -> tuple[str, ...]:

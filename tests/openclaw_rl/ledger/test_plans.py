@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from episode_runner import Runner
 from practising import corrected, practice
 
 from openclaw_rl.ledger import Identity, Ledger, search
@@ -15,7 +16,7 @@ from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.blobs import Connection
 from openclaw_rl.ledger.search import TurnFilter
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import DropReason, Feedback, SideCount, TurnState, VersionState
+from openclaw_rl.types import DropReason, Feedback, SideCount, Split, TurnState, VersionState
 
 _SMALL = ("meta", "counter", "open_turn")
 """Tables that do not grow with the turns."""
@@ -28,9 +29,13 @@ _FEW = (
     "lease_live",
     "request_running",
     "wish_active",
+    "episode_running",
+    "episode_group_unscored",
+    "turn_episode_waiting",
     "turn_practice_waiting",
 )
-"""Partial indexes: of versions not decided yet or still with weights, of wishes and samples of practice that wait."""
+"""Partial indexes: of versions not decided yet or still with weights, of wishes and samples of practice that wait, of
+episodes that run, of groups without their credit and of their samples that wait."""
 _STATEMENTS = ("SELECT", "INSERT", "REPLACE", "UPDATE", "DELETE")
 
 
@@ -108,6 +113,40 @@ async def test_writes_of_turns_and_steps_read_no_table_from_end_to_end(watched, 
     await driver.served()
     clock.advance(10_000)
     assert await watched.expire(clock())
+    assert faults(ledger_path) == []
+
+
+async def test_episodes_read_no_table_from_end_to_end(watched, ledger_path, clock):
+    runner = Runner(watched)
+    for name in ("a", "b"):
+        await runner.open(name, group="g", size=2)
+        await runner.step(name)
+        await runner.step(name)
+    await runner.open("c", task="held out", split=Split.EVAL)
+    await runner.open("d")
+    await runner.step("d")
+    await runner.judge({})
+    for name in ("a", "b"):
+        await runner.end(name, 1.0 if name == "a" else -1.0)
+    await runner.end("d", 0.5)
+    await watched.abort_episode("ann", "c", "gone")
+    await runner.credit()
+    lease = await watched.lease(trainer="test", now=True)
+    assert lease is not None
+    await watched.release(lease.lease_id, lease.fence, reason="test")
+    await runner.open("e")
+    await runner.fates("a")
+    await watched.episode("a")
+    clock.advance(100_000)
+    assert await watched.expire_episodes() == 1
+    assert faults(ledger_path) == []
+
+
+@pytest.mark.parametrize("wanted", [{}, {"user": "ann"}, {"state": "ended", "group": "g", "task": "t", "user": "ann"}])
+async def test_lists_of_episodes_begin_at_the_newest(watched, ledger_path, wanted):
+    await Runner(watched).open("a", group="g", size=2)
+    Watched.asked.clear()
+    assert await watched.episodes(limit=5, **wanted) is not None
     assert faults(ledger_path) == []
 
 

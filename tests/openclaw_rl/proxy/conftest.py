@@ -23,10 +23,10 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import CommandsPort, ProxyDeps
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.proxy.routes import build_router
+from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.testing import FakeEngine, ToyPolicy
-from openclaw_rl.types import DropReason, OpenTurn, Request, Scope, SideCount, Turn
+from openclaw_rl.types import DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
 
 TEMPLATE = """\
 {%- if tools %}
@@ -152,6 +152,7 @@ class Book:
     abandoned: list[tuple[str, DropReason, str]] = field(default_factory=list)
     ended: list[Scope] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    episodes: dict[tuple[str, str], Episode] = field(default_factory=dict)
     is_broken: bool = False
     loses_ends: bool = False
     """The ledger cannot write when a reply ends."""
@@ -164,6 +165,9 @@ class Book:
     async def begin(self, request: Request) -> None:
         self._write("begin")
         self.requests.append(request)
+
+    async def find_episode(self, user: str, episode_id: str) -> Episode | None:
+        return self.episodes.get((user, episode_id))
 
     async def abandon(self, request_id: str, reason: DropReason, detail: str = "") -> None:
         self.log.append("abandon")
@@ -252,9 +256,12 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             commands=commands,
         )
         app = FastAPI()
-        app.include_router(build_router(deps))
+        router = build_router(deps)
+        app.include_router(router)
         listener = socket.create_server(("127.0.0.1", 0))
-        runner = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", access_log=False))
+        runner = uvicorn.Server(
+            uvicorn.Config(chats_first(app, router), log_level="error", lifespan="off", access_log=False)
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.serve(sockets=[listener]))
             proxy = Proxy(deps, fake, book, serving, f"http://127.0.0.1:{listener.getsockname()[1]}")

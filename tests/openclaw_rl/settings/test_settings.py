@@ -170,7 +170,7 @@ def test_full_weights_need_a_judge_of_their_own(more: dict[str, str], says: str 
     ("method", "key", "owners"),
     [
         ("binary_rl", "opd_clip", "opd and combine"),
-        ("opd", "baseline", "binary_rl and combine"),
+        ("opd", "baseline", "binary_rl, combine and agent"),
         ("opd", "binary_weight", "combine"),
     ],
 )
@@ -200,7 +200,9 @@ def test_a_file_for_one_method_runs_with_another_one(tmp_path: Path) -> None:
 
 
 def test_a_method_that_is_not_installed_is_refused_with_the_known_names() -> None:
-    with pytest.raises(SettingsError, match=r"^method.name: no method 'dpo'; installed: binary_rl, combine, opd$"):
+    with pytest.raises(
+        SettingsError, match=r"^method.name: no method 'dpo'; installed: agent, binary_rl, combine, opd$"
+    ):
         load(None, {"method.name": "dpo", "method.beta": 1}, {})
 
 

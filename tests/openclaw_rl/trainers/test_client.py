@@ -53,7 +53,7 @@ def test_calls_carry_the_token_and_typed_bodies() -> None:
         f"/v1/trainer/{verb}" for verb in ["tip", "lease", "renew", "release", "commit", "durable"]
     ]
     assert {token for _, token, _ in seen} == {"Bearer secret"}
-    assert seen[1][2] == '{"trainer":"me","wait_s":2.0,"n":null}'
+    assert seen[1][2] == '{"trainer":"me","wait_s":2.0,"n":null,"most":null}'
     assert seen[3][2] == '{"lease_id":"l","fence":3,"reason":"why","drop":{"s":"too_long"}}'
 
 

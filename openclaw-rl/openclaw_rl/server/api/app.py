@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl import __version__
-from openclaw_rl.errors import EngineError, LedgerError, LedgerUnavailable, RequestError
+from openclaw_rl.errors import EngineError, EpisodeRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.proxy.model_names import model_list
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.settings import ServerSettings
@@ -49,6 +49,13 @@ def http_app() -> FastAPI:
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
         return _error(error.status, error.message, error.code, error.param)
+
+    @app.exception_handler(EpisodeRefused)
+    async def episode_refused(_: Request, error: EpisodeRefused) -> JSONResponse:
+        answer = _error(error.status, error.message, error.code, error.param)
+        if error.retry_after_s is not None:
+            answer.headers["retry-after"] = str(error.retry_after_s)
+        return answer
 
     @app.exception_handler(LedgerError)
     async def ledger_error(_: Request, error: LedgerError) -> JSONResponse:

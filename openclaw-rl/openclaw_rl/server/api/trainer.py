@@ -258,7 +258,7 @@ async def _first_of(changed: asyncio.Event, disconnect: "asyncio.Task[None]", *,
 
 async def _ask(ledger: Ledger, asked: LeaseRequest, lease_wait: LeaseWait) -> Lease | None:
     takes_any = lease_wait.takes_any
-    lease = await ledger.lease(trainer=asked.trainer, n=asked.n, now=takes_any)
+    lease = await ledger.lease(trainer=asked.trainer, n=asked.n, now=takes_any, most=asked.most)
     if takes_any and (lease is not None or not (await ledger.counts())["sampled"]):
         lease_wait.takes_any = False  # granted, or no sample waits: a later sample must fill a batch again
     return lease

@@ -27,6 +27,11 @@ export const REASONS = {
   method: "the method had no use for it",
   backlog: "too many turns waited",
   wish_over: "its wish is over",
+  eval: "its episode only evaluates",
+  episode_aborted: "the environment of its episode failed",
+  episode_expired: "its episode got no outcome in time",
+  group_too_small: "fewer than two episodes of its group ended",
+  no_contrast: "all that it is compared with got the same reward",
 };
 
 export const STATES = {
