@@ -88,6 +88,29 @@ class HarborTask:
             raise EnvironmentFault(f"{folder / 'task.toml'}: environment is no table")
         return cls(folder, instruction, definition_of(folder / "environment", environment))
 
+    async def score(self, sandbox: Sandbox, timeout_s: float) -> float:
+        """Run the tests over what the agent left; return their reward.
+
+        Every process of the agent ends before, and the tests come from files that it never saw. Raises EnvironmentFault
+        where the tests give no reward.
+        """
+        await sandbox.renew()
+        await sandbox.run("find /tests /logs /solution -mindepth 1 -delete; mkdir -p /logs/verifier")
+        await sandbox.put_folder(self.folder / "tests", "/tests")
+        done = await sandbox.run("bash /tests/test.sh", timeout_s=timeout_s)
+        if done.ended_by is not None:
+            raise EnvironmentFault(f"the tests of {self.folder.name} were ended by the limit of {done.ended_by}")
+        found = await sandbox.run("cat /logs/verifier/reward.txt")
+        try:
+            reward = float(found.output)
+        except ValueError as error:
+            raise EnvironmentFault(
+                f"the tests of {self.folder.name} wrote no reward to /logs/verifier/reward.txt"
+            ) from error
+        if not 0 <= reward <= 1:
+            raise EnvironmentFault(f"the tests of {self.folder.name} wrote the reward {reward}, not one in [0, 1]")
+        return reward
+
 
 def definition_of(folder: Path, config: dict[str, Any]) -> Definition:
     """Read the folder `environment` of a task. Raises EnvironmentFault where a sandbox cannot follow it."""

@@ -17,6 +17,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 
+import litellm
 import yaml
 from minisweagent import package_dir
 from minisweagent.agents.default import DefaultAgent
@@ -31,8 +32,9 @@ from openclaw_rl.agents.episode import Episode
 from openclaw_rl.agents.sandbox import Sandbox
 from openclaw_rl.errors import EnvironmentFault, SandboxFault
 
+litellm.suppress_debug_info = True
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-_CUT = frozenset({"LimitsExceeded", "TimeExceeded", "RepeatedFormatError"})
+_CUT = frozenset({"LimitsExceeded", "TimeExceeded"})
 
 
 class SandboxConfig(BaseModel):
@@ -117,7 +119,7 @@ class MiniSwe:
             async with episode.acting():
                 await self._act(about, episode, sandbox)
             async with episode.checking():
-                passed = await run_tests(about, sandbox, episode.limits.check_s)
+                passed = await about.score(sandbox, episode.limits.check_s) >= 1.0
         return Outcome(1.0 if passed else -1.0)
 
     async def _act(self, about: HarborTask, episode: Episode, sandbox: Sandbox) -> None:
@@ -186,20 +188,3 @@ async def _in_thread(work: Callable[[str], dict[str, Any]], task: str) -> dict[s
 
     threading.Thread(target=run, daemon=True, name="mini-swe-agent").start()
     return await done
-
-
-async def run_tests(about: HarborTask, sandbox: Sandbox, timeout_s: float) -> bool:
-    """Run a task's tests over what the agent left, from files that it never saw; True if they give the whole reward."""
-    await sandbox.renew()
-    await sandbox.run("find /tests /logs /solution -mindepth 1 -delete; mkdir -p /logs/verifier")
-    await sandbox.put_folder(about.folder / "tests", "/tests")
-    done = await sandbox.run("bash /tests/test.sh", timeout_s=timeout_s)
-    if done.ended_by is not None:
-        raise EnvironmentFault(f"the tests of {about.folder.name} were ended by the limit of {done.ended_by}")
-    found = await sandbox.run("cat /logs/verifier/reward.txt")
-    try:
-        return float(found.output) >= 1.0
-    except ValueError as error:
-        raise EnvironmentFault(
-            f"the tests of {about.folder.name} wrote no reward to /logs/verifier/reward.txt"
-        ) from error

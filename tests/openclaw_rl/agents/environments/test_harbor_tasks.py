@@ -101,3 +101,50 @@ def test_a_share_is_held_out_by_name_and_new_tasks_move_none() -> None:
     assert 70 < list(splits.values()).count("eval") < 130
     assert splits == {name: split_of(name, 0.2, seed=0) for name in splits}
     assert split_of("x", 0.0, 0) == "train"
+
+
+TESTS = """
+test -e /app/done && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+sleep 0.5
+"""
+CHEATS = {
+    "edited tests": "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod 444 /tests/test.sh",
+    "a reward": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 444 /logs/verifier/reward.txt",
+    "a folder in its place": "mkdir -p /logs/verifier/reward.txt",
+    "a link": "mkdir -p /logs; ln -s /app /logs/verifier; echo 1 > /app/reward.txt",
+    "a daemon": "(setsid bash -c 'while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done' &)",
+    "a shell's start": "echo 'touch /app/done' | tee ~/.bashrc ~/.profile ~/.bash_profile",
+    "a program of that name": "mkdir -p ~/bin /tmp/bin; printf '#!/bin/sh\\necho 1\\n' | tee ~/bin/test /tmp/bin/test",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
+async def test_what_the_agent_left_does_not_score_itself(cheat: str, tmp_path: Path, sandboxes: Sandboxes) -> None:
+    folder = make(tmp_path / "t")
+    (folder / "tests" / "test.sh").write_text(TESTS)
+    task = HarborTask.read(folder)
+    async with sandboxes.sandbox(task.definition.profile(with_containers=False)) as sandbox:
+        await sandbox.run(cheat)
+        assert await task.score(sandbox, 20) == 0.0
+        await sandbox.run("touch done")
+        assert await task.score(sandbox, 20) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ("true", "wrote no reward"),
+        ("echo much > /logs/verifier/reward.txt", "wrote no reward"),
+        ("echo 7 > /logs/verifier/reward.txt", "wrote the reward 7.0"),
+        ("sleep 100", "ended by the limit of time"),
+    ],
+)
+async def test_tests_that_fail_are_the_environments_fault(
+    tests: str, words: str, tmp_path: Path, sandboxes: Sandboxes
+) -> None:
+    folder = make(tmp_path / "t")
+    (folder / "tests" / "test.sh").write_text(tests)
+    task = HarborTask.read(folder)
+    async with sandboxes.sandbox(task.definition.profile(with_containers=False)) as sandbox:
+        with pytest.raises(EnvironmentFault, match=words):
+            await task.score(sandbox, 1)
