@@ -19,6 +19,8 @@ TEMPERATURE=${TEMPERATURE:-1}
 server=(
   env METHOD=agent "HF_CKPT=$HF_CKPT" "PORT=$PORT" "LR=${LR:-1e-6}" "KL_COEF=$KL_COEF" "TEMPERATURE=$TEMPERATURE"
   "ACTOR_GPUS=$ACTOR_GPUS" "ROLLOUT_GPUS=$ROLLOUT_GPUS" "PRM_GPUS=$PRM_GPUS" "JUDGE=$JUDGE" "PRM_M=$PRM_M"
+  # slime's batch holds every step of the groups, or it cuts them.
+  "BATCH_SIZE=${BATCH_SIZE:-$((GROUPS_PER_STEP * GROUP_SIZE * STEPS))}"
   "OPENCLAW_RL__METHOD__PROCESS_WEIGHT=$PROCESS_WEIGHT"
   "OPENCLAW_RL__EPISODES__GROUPS_PER_STEP=$GROUPS_PER_STEP"
   # A step's worth of groups is played while the trainer works on the one before.

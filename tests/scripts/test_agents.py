@@ -52,6 +52,7 @@ def test_a_node_has_the_public_values(script: str, tmp_path: Path) -> None:
     assert (values["METHOD"], values["LR"], values["TEMPERATURE"], values["KL_COEF"]) == ("agent", "1e-6", "1", kl)
     assert values["OPENCLAW_RL__EPISODES__GROUPS_PER_STEP"] == groups
     assert values["OPENCLAW_RL__METHOD__PROCESS_WEIGHT"] == weight
+    assert int(values["BATCH_SIZE"]) == int(groups) * size * steps
     assert (read.train.group_size, read.limits.steps, read.environment) == (size, steps, name)
     assert (read.eval.every_versions, read.sampling["temperature"], read.options) == (20, 1, {"tasks": "T"})
     assert sum(int(values[f"{name}_GPUS"]) for name in ("ACTOR", "ROLLOUT", "PRM")) == 8

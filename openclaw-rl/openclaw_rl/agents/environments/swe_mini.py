@@ -65,9 +65,10 @@ class SweMini:
 
     needs_sandbox = True
 
-    def __init__(self, train_tasks: int = 512, eval_tasks: int = 200, seed: int = 0) -> None:
+    def __init__(self, train_tasks: int = 512, eval_tasks: int = 200, seed: int = 0, show_test: bool = False) -> None:
+        """show_test: show the failing test, too. The bundled model passes 0.24 with it and 0.35 by the name alone."""
         self._counts: dict[str, int] = {"train": train_tasks, "eval": eval_tasks}
-        self._seed = seed
+        self._seed, self._show_test = seed, show_test
 
     def tasks(self, split: Split) -> Sequence[Task]:
         lines = lines_of(split)
@@ -87,7 +88,7 @@ class SweMini:
         assert isinstance(bug, Bug)
         text = ""
         async with episode.acting():
-            text = code_of((await episode.ask(messages_of(bug.wrong, bug.example))).text)
+            text = code_of((await episode.ask(messages_of(bug, show_test=self._show_test))).text)
         mark = f"{random.getrandbits(128):032x}"
         told = {"name": bug.name, "arguments": bug.arguments, "mark": mark}
         files = {"solution.py": text.encode("utf-8", "replace"), "arguments.json": json.dumps(told).encode()}
@@ -135,15 +136,14 @@ def _value(function: Any, argument: Any) -> str:
         return f"raised {error!r}"
 
 
-def messages_of(wrong: str, example: str) -> list[dict[str, object]]:
+def messages_of(bug: Bug, *, show_test: bool) -> list[dict[str, object]]:
+    def asked(code: str, test: str) -> str:
+        return f"{code}\nThe test fails: {test}" if show_test else code
+
     messages: list[dict[str, object]] = [{"role": "system", "content": _SYSTEM}]
     for code, test, fixed in _EXAMPLES:
-        messages += [{"role": "user", "content": _asked(code, test)}, {"role": "assistant", "content": fixed}]
-    return [*messages, {"role": "user", "content": _asked(wrong, example)}]
-
-
-def _asked(code: str, test: str) -> str:
-    return f"{code}\nThe test fails: {test}"
+        messages += [{"role": "user", "content": asked(code, test)}, {"role": "assistant", "content": fixed}]
+    return [*messages, {"role": "user", "content": asked(bug.wrong, bug.example)}]
 
 
 def code_of(reply: str) -> str:

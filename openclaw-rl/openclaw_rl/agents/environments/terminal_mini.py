@@ -2,12 +2,16 @@
 
 Five kinds of request (cat, mkdir, rm, cp, touch). The prompt has one example of each. The check compares the whole work
 folder with what it should be: `mv` is no delete, and a right command with a side effect is not right.
+
+Half of the training tasks name the command ("Use cat: Show the file notes.txt."), an easier first stage: the bundled
+model passes 0.55 of those and 0.20 of the plain ones, and without them no group of cat, cp or touch has a contrast. The
+held-out tasks are plain.
 """
 
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw_rl.agents.environment import Outcome, Split, Task
 from openclaw_rl.agents.episode import Episode
@@ -60,9 +64,10 @@ class TerminalMini:
 
     needs_sandbox = True
 
-    def __init__(self, train_tasks: int = 512, eval_tasks: int = 200, seed: int = 0) -> None:
+    def __init__(self, train_tasks: int = 512, eval_tasks: int = 200, seed: int = 0, named_share: float = 0.5) -> None:
+        """named_share: of the training tasks, those that name the command."""
         self._counts: dict[str, int] = {"train": train_tasks, "eval": eval_tasks}
-        self._seed = seed
+        self._seed, self._named_share = seed, named_share
 
     def tasks(self, split: Split) -> Sequence[Task]:
         found: dict[str, Task] = {}
@@ -70,8 +75,12 @@ class TerminalMini:
         while len(found) < self._counts[split]:
             kind = KINDS[len(found) % len(KINDS)]
             request = make_request(kind, split, dice)
+            is_named = split == "train" and dice.random() < self._named_share
+            if is_named:
+                request = replace(request, text=named(kind, request.text))
             id_ = f"terminal_mini/{split}/{kind}/{_slug(request)}"
-            found.setdefault(id_, Task(id_, kind, {"request": request}))
+            data = {"request": request, "is_named": is_named}
+            found.setdefault(id_, Task(id_, f"{kind}, named" if is_named else kind, data))
         return list(found.values())
 
     async def run(self, task: Task, episode: Episode) -> Outcome:
@@ -82,7 +91,7 @@ class TerminalMini:
             before = await sandbox.take()
             output = b""
             async with episode.acting():
-                reply = await episode.ask(messages_of(request.text))
+                reply = await episode.ask(messages_of(request.text, is_named=bool(task.data["is_named"])))
                 output = (await sandbox.run(command_of(reply.text), timeout_s=10)).output
             async with episode.checking():
                 share = share_of(request, before or {}, await sandbox.take(), output)
@@ -110,9 +119,14 @@ def make_request(kind: str, split: Split, dice: random.Random) -> Request:
             return Request(f"Create an empty file named {second}.", files, {second: ""})
 
 
-def messages_of(request: str) -> list[dict[str, object]]:
+def named(kind: str, request: str) -> str:
+    return f"Use {kind}: {request}"
+
+
+def messages_of(request: str, *, is_named: bool = False) -> list[dict[str, object]]:
     messages: list[dict[str, object]] = [{"role": "system", "content": _SYSTEM}]
-    for asked, command in _EXAMPLES:
+    for plain, command in _EXAMPLES:
+        asked = named(command.split()[0], plain) if is_named else plain
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": command}]
     return [*messages, {"role": "user", "content": request}]
 

@@ -29,7 +29,7 @@ RIGHT = {"cat": "cat {0}", "mkdir": "mkdir {0}", "rm": "rm {0}", "cp": "cp {0} {
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_right_command_passes_and_doing_nothing_fails(kind: str, play: Play) -> None:
-    environment = TerminalMini(train_tasks=10)
+    environment = TerminalMini(train_tasks=10, named_share=0)
     task = first_of(environment, kind)
     right = RIGHT[kind].format(*words(task))
     assert await play(environment, task, right) == Outcome(1.0, {"share": 1.0})
@@ -39,7 +39,7 @@ async def test_the_right_command_passes_and_doing_nothing_fails(kind: str, play:
 
 
 async def test_a_move_is_no_delete_and_a_side_effect_is_not_right(play: Play) -> None:
-    environment = TerminalMini(train_tasks=10)
+    environment = TerminalMini(train_tasks=10, named_share=0)
     rm, cp = first_of(environment, "rm"), first_of(environment, "cp")
     (gone,), (old, new) = words(rm), words(cp)
     assert (await play(environment, rm, f"mv {gone} other")).reward == 0.0
@@ -47,6 +47,15 @@ async def test_a_move_is_no_delete_and_a_side_effect_is_not_right(play: Play) ->
     assert (await play(environment, rm, f"rm {gone}; touch {gone}")).reward == -1.0
     assert (await play(environment, cp, f"mv {old} {new}")).reward == 0.0
     assert (await play(environment, cp, f"cp {old} {new}; rm -rf /tmp/*; mkdir /work/x")).reward == 0.0
+
+
+def test_half_of_the_training_tasks_name_the_command_and_no_held_out_one() -> None:
+    environment = TerminalMini()
+    for split, share in (("train", 0.5), ("eval", 0.0)):
+        tasks = whole_tasks(environment, split)
+        named = [task for task in tasks if task.kind.endswith(", named")]
+        assert len(named) / len(tasks) == pytest.approx(share, abs=0.08)
+        assert all(f"Use {task.kind.split(',')[0]}: " in repr(task.data) for task in named)
 
 
 def test_a_share_is_of_wanted_and_made_changes_together() -> None:
