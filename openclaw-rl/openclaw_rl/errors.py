@@ -17,6 +17,8 @@
     ├── TrainerError         a step failed
     │   └── CommitRefused    the ledger refused the step: the lease is over or its parent is no longer the tip
     ├── ClientError          a chat client on this machine, or its configuration, refused a command
+    ├── EnvironmentFault     an agents' environment failed, not the policy: its episode is aborted, never scored
+    │   └── SandboxFault     a sandbox cannot start, or ended by itself
     └── AlignmentError       token ids, log-probs and masks do not describe the same tokens
 
 Catch an exception only where the code can act on it; a bug (`KeyError`) propagates to `app.py`.
@@ -106,6 +108,14 @@ class CommitRefused(TrainerError):
 
 class ClientError(OpenClawRLError):
     """A chat client, or its configuration, cannot be used as asked."""
+
+
+class EnvironmentFault(OpenClawRLError):
+    """An environment, its task or its checker failed; the policy is not at fault."""
+
+
+class SandboxFault(EnvironmentFault):
+    """A sandbox cannot start, or ended by itself."""
 
 
 class AlignmentError(OpenClawRLError):

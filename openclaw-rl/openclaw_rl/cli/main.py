@@ -17,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.cli import control, experiment, ledger, render, wishes
+from openclaw_rl.cli import agents, control, experiment, ledger, render, wishes
 from openclaw_rl.cli import doctor as doctor_module
 from openclaw_rl.cli.connect import command as connect
 from openclaw_rl.cli.options import (
@@ -54,6 +54,7 @@ app.add_typer(control.app)
 app.add_typer(ledger.app)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(wishes.app)
+app.add_typer(agents.app, name="agents")
 app.add_typer(connect.app, name="connect")
 
 

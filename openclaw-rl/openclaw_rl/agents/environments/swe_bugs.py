@@ -1,0 +1,79 @@
+"""Functions of two lines and their bugs, for the SWE miniature.
+
+A line is: name | argument | right expression | wrong expressions, separated by `;` | kind of the tests' arguments. `K`
+in a name and an expression is a number, which makes many functions of one line.
+"""
+
+TRAIN = """
+double|x|x * 2|x + 2;x * 3|int
+triple|x|x * 3|x * 2;x + 3|int
+square|x|x * x|x + x;x * 2|int
+cube|x|x * x * x|x * x;x * 3|int
+negate|x|-x|x;x - 1|int
+is_even|x|x % 2 == 0|x % 2 == 1;x % 3 == 0|int
+is_positive|x|x > 0|x < 0;x >= 0|int
+is_zero|x|x == 0|x != 0;x > 0|int
+absolute|x|abs(x)|-x;x|int
+half|x|x / 2|x * 2;x / 3|int
+next_number|x|x + 1|x - 1;x + 2|int
+last_digit|x|abs(x) % 10|abs(x) % 2;abs(x) // 10|int
+add_K|x|x + K|x - K;x * K|int
+times_K|x|x * K|x + K;x - K|int
+is_K|x|x == K|x != K;x > K|int
+above_K|x|x > K|x < K;x >= K|int
+at_most_K|x|x <= K|x < K;x >= K|int
+rest_of_K|x|x % K|x // K;x * K|int
+cap_at_K|x|min(x, K)|max(x, K);min(x, 0)|int
+power_K|x|x ** K|x * K;x + K|small
+first_letter|s|s[0]|s[-1];s[1:]|word
+upper_case|s|s.upper()|s.lower();s.title()|word
+count_letters|s|len(s)|len(s) + 1;len(s) - 1|word
+reverse_text|s|s[::-1]|s[1:];s[:-1]|word
+without_last|s|s[:-1]|s[1:];s[-1]|word
+is_empty|s|len(s) == 0|len(s) > 0;len(s) == 1|word_or_empty
+shout|s|s + '!'|s + '?';'!' + s|word
+repeat_K|s|s * K|s + s;s[0] * K|word
+first_K_letters|s|s[:K]|s[K:];s[-K:]|word
+longer_than_K|s|len(s) > K|len(s) < K;len(s) == K|word
+count_a|s|s.count('a')|s.count('b');len(s)|word
+starts_with_a|s|s.startswith('a')|s.endswith('a');'a' in s|word
+total|items|sum(items)|max(items);len(items)|numbers
+largest|items|max(items)|min(items);items[0]|numbers
+count_items|items|len(items)|sum(items);len(items) - 1|numbers
+first_item|items|items[0]|items[-1];items[1]|numbers
+reverse_items|items|items[::-1]|items[1:];sorted(items)|numbers
+sort_items|items|sorted(items)|items;items[::-1]|numbers
+add_all_K|items|[n + K for n in items]|[n - K for n in items];[n * K for n in items]|numbers
+above_all_K|items|[n for n in items if n > K]|[n for n in items if n < K];items[:K]|numbers
+has_K|items|K in items|K not in items;K == items[0]|numbers
+drop_first|items|items[1:]|items[:-1];items[:1]|numbers
+spread|items|max(items) - min(items)|max(items) + min(items);max(items)|numbers
+unique_count|items|len(set(items))|len(items);set(items)|numbers
+"""
+
+EVAL = """
+quadruple|x|x * 4|x + 4;x * 2|int
+is_odd|x|x % 2 == 1|x % 2 == 0;x % 3 == 1|int
+is_negative|x|x < 0|x > 0;x <= 0|int
+previous_number|x|x - 1|x + 1;x - 2|int
+ten_times|x|x * 10|x + 10;x / 10|int
+minus_K|x|x - K|x + K;x * K|int
+below_K|x|x < K|x > K;x <= K|int
+at_least_K|x|x >= K|x > K;x <= K|int
+divide_by_K|x|x / K|x * K;x + K|int
+not_K|x|x != K|x == K;x < K|int
+raise_to_K|x|max(x, K)|min(x, K);max(x, 0)|int
+whole_part_K|x|x // K|x % K;x * K|int
+last_letter|s|s[-1]|s[0];s[1:]|word
+lower_case|s|s.lower()|s.upper();s.title()|word
+without_first|s|s[1:]|s[:-1];s[0]|word
+ask|s|s + '?'|s + '!';'?' + s|word
+shorter_than_K|s|len(s) < K|len(s) > K;len(s) == K|word
+last_K_letters|s|s[-K:]|s[:K];s[K:]|word
+ends_with_e|s|s.endswith('e')|s.startswith('e');'e' in s|word
+smallest|items|min(items)|max(items);items[0]|numbers
+last_item|items|items[-1]|items[0];items[1]|numbers
+times_all_K|items|[n * K for n in items]|[n + K for n in items];[n - K for n in items]|numbers
+lacks_K|items|K not in items|K in items;K == items[0]|numbers
+drop_last|items|items[:-1]|items[1:];items[:1]|numbers
+"""

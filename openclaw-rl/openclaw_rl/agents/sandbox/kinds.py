@@ -1,0 +1,96 @@
+"""Choice of the sandbox: docker or podman where one answers and an image is named, else bubblewrap, else a refusal."""
+
+import asyncio
+import itertools
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from openclaw_rl.agents.sandbox import bubblewrap
+from openclaw_rl.agents.sandbox.base import Limits, Profile, Sandbox
+from openclaw_rl.agents.sandbox.bubblewrap import BubblewrapSandbox
+from openclaw_rl.agents.sandbox.containers import ContainerSandbox, answers
+from openclaw_rl.errors import SandboxFault
+
+Kind = Literal["auto", "docker", "podman", "bubblewrap"]
+_INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or docker, or podman"
+
+
+@dataclass(slots=True)
+class Sandboxes:
+    """Opens the sandboxes of one run. `close` removes their folder."""
+
+    limits: Limits
+    folder: Path
+    """Folder of the sandboxes' files; every user can pass through it."""
+    containers: str | None
+    """`docker` or `podman`, which answered; None: no containers."""
+    bwrap: str | None
+    """Program of bubblewrap, which started a sandbox; None: no bubblewrap."""
+    _numbers: "itertools.count[int]"
+
+    @classmethod
+    async def choose(cls, kind: Kind, limits: Limits, folder: Path | None = None) -> Self:
+        """Find out what works here, by a trial. Raises SandboxFault, which names what to install.
+
+        folder: for the sandboxes' files; a temporary one when None.
+        """
+        wanted = ("docker", "podman") if kind == "auto" else (kind,)
+        containers = None
+        for name in wanted:
+            if name != "bubblewrap" and containers is None and await answers(name):
+                containers = name
+        if containers is None and kind in ("docker", "podman"):
+            raise SandboxFault(f"{kind} does not answer: start it, or set sandbox.kind to auto")
+        where = _folder(folder)
+        made = cls(limits, where, containers, None, itertools.count())
+        if kind in ("auto", "bubblewrap"):
+            made.bwrap = shutil.which("bwrap", path=f"{os.defpath}:{bubblewrap.PATH}")
+            try:
+                await made._try_bubblewrap()
+            except SandboxFault as error:
+                made.bwrap = None
+                if containers is None:
+                    await made.close()
+                    raise SandboxFault(f"no sandbox on this machine ({error}): {_INSTALL}") from error
+        return made
+
+    def sandbox(self, profile: Profile) -> Sandbox:
+        """Return a sandbox to open with `async with`. Raises SandboxFault if the profile's kind is not here."""
+        number = next(self._numbers)
+        if profile.image is not None:
+            if self.containers is None:
+                raise SandboxFault(f"the image {profile.image} needs docker or podman, and neither answers")
+            return ContainerSandbox(profile, self.limits, self.containers, f"openclaw-rl-{os.getpid()}-{number}")
+        if self.bwrap is None:
+            raise SandboxFault(f"a sandbox without an image needs bubblewrap: {_INSTALL}")
+        return BubblewrapSandbox(profile, self.limits, self.folder / str(number), self.bwrap)
+
+    def gateway_folder(self) -> Path:
+        """Return the path of a new folder for a gateway."""
+        return self.folder / f"gateway-{next(self._numbers)}"
+
+    async def close(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+    async def _try_bubblewrap(self) -> None:
+        if self.bwrap is None:
+            raise SandboxFault("bubblewrap is not installed")
+        async with self.sandbox(Profile()) as sandbox:
+            if (await sandbox.run(("true",))).exit_code:
+                raise SandboxFault("bubblewrap ran no command")
+
+
+def _folder(wanted: Path | None) -> Path:
+    """Make a folder that the sandboxes' users can pass through."""
+    places = [wanted] if wanted is not None else [Path(tempfile.gettempdir()), Path("/var/tmp")]
+    for place in places:
+        if place.is_dir() and bubblewrap.can_pass(place.absolute()):
+            made = Path(tempfile.mkdtemp(prefix="openclaw-rl-sandboxes-", dir=place))
+            made.chmod(0o711)
+            return made
+    names = " and ".join(map(str, places))
+    raise SandboxFault(f"{names}: other users cannot pass through; sandbox.folder names another folder")

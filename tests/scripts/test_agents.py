@@ -1,0 +1,95 @@
+"""Scripts of agents' runs, as a user calls them: the runner reads their plans, and their values are the public ones."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.agents import environment, plan
+from openclaw_rl.agents.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "agents"
+NODE = {
+    # groups of a step, group size, steps, KL, weight of the judge, environment
+    "terminal-rl_qwen3-8b": ("16", 8, 10, "0.01", "0", "harbor"),
+    "terminal-rl_qwen3-8b_prm": ("16", 8, 10, "0.01", "1", "harbor"),
+    "swe-rl_qwen3-8b": ("8", 4, 20, "0", "1", "mini_swe"),
+    "swe-rl_qwen3-32b": ("8", 4, 20, "0", "1", "mini_swe"),
+}
+
+
+def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPTS / f"{script}.sh", *arguments],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd="/",
+    )
+
+
+def printed(script: str, folder: Path, *arguments: str, **variables: str) -> tuple[Plan, list[str], list[str]]:
+    """Return the plan and the words of server and runner that a dry run prints."""
+    done = launch(script, "--dry-run", *arguments, RUN=str(folder / "run"), **variables)
+    assert done.returncode == 0, done.stderr
+    *text, server, runner = done.stdout.splitlines()
+    file = folder / "plan.toml"
+    file.write_text("\n".join(text))
+    assert not (folder / "run").exists()
+    return plan.read(file), shlex.split(server), shlex.split(runner)
+
+
+@pytest.mark.parametrize("script", NODE)
+def test_a_node_has_the_public_values(script: str, tmp_path: Path) -> None:
+    groups, size, steps, kl, weight, name = NODE[script]
+    read, server, runner = printed(script, tmp_path, HF_CKPT="M", TASKS="T")
+    values = dict(word.split("=", 1) for word in server[1:] if "=" in word)
+    assert (values["METHOD"], values["LR"], values["TEMPERATURE"], values["KL_COEF"]) == ("agent", "1e-6", "1", kl)
+    assert values["OPENCLAW_RL__EPISODES__GROUPS_PER_STEP"] == groups
+    assert values["OPENCLAW_RL__METHOD__PROCESS_WEIGHT"] == weight
+    assert int(values["BATCH_SIZE"]) == int(groups) * size * steps
+    assert (read.train.group_size, read.limits.steps, read.environment) == (size, steps, name)
+    assert (read.eval.every_versions, read.sampling["temperature"], read.options) == (20, 1, {"tasks": "T"})
+    assert sum(int(values[f"{name}_GPUS"]) for name in ("ACTOR", "ROLLOUT", "PRM")) == 8
+    assert runner[1:4] == ["-m", "openclaw_rl.cli.agents", "run"]
+
+
+@pytest.mark.parametrize("script", NODE)
+def test_the_model_and_the_tasks_are_needed(script: str) -> None:
+    for given, missing in (({}, "HF_CKPT"), ({"HF_CKPT": "M"}, "TASKS")):
+        done = launch(script, "--dry-run", **given)
+        assert (done.returncode, done.stderr) == (2, f"error: {missing} is needed\n")
+
+
+def test_held_out_tasks_may_be_named(tmp_path: Path) -> None:
+    read, _, _ = printed("swe-rl_qwen3-8b", tmp_path, HF_CKPT="M", TASKS="T", EVAL_TASKS="E")
+    assert read.options == {"tasks": "T", "eval_tasks": "E"}
+
+
+@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini"])
+def test_a_miniature_plays_eight_by_eight_on_the_bundled_model(name: str, tmp_path: Path) -> None:
+    read, server, runner = printed(name, tmp_path, "--set", "a.b=c", PORT="4711")
+    assert server[:4] == ["openclaw-rl", "serve", "--method", "agent"]
+    assert server[-2:] == ["--set", "a.b=c"]
+    assert runner[-1] == "http://127.0.0.1:4711"
+    assert (read.environment, read.train.group_size, read.train.groups, read.eval.tasks) == (name, 8, 240, 200)
+    made = environment.load(read.environment, read.options)
+    assert len(environment.whole_tasks(made, "eval")) == 200
+
+
+def test_the_interpreter_of_the_environments_is_made_by_pip(tmp_path: Path) -> None:
+    done = launch("env", "--dry-run", str(tmp_path / "venv"))
+    assert done.stdout.splitlines()[0] == f"python3.12 -m venv {tmp_path / 'venv'}"
+    assert "harbor==0.26.0 mini-swe-agent==2.4.6" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+def test_scripts_name_no_place_of_a_machine() -> None:
+    for script in SCRIPTS.glob("*.sh"):
+        words = shlex.split(script.read_text(), comments=True)
+        assert not [word for word in words if word.startswith(("/work", "/home", "/root", "~"))], script
