@@ -4,6 +4,7 @@ The agent runs in the runner's process and its commands in our sandbox; its mode
 Reward: 2 · (the task's reward in [0, 1]) − 1. Needs the interpreter of `scripts/agents/env.sh`.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -25,6 +26,9 @@ from openclaw_rl.agents.environments.harbor_tasks import TaskFolders
 from openclaw_rl.agents.episode import Episode
 from openclaw_rl.errors import EnvironmentFault
 
+# Its loggers write every detail of a trial, and each registration of a model, to the terminal.
+logging.getLogger("harbor.utils.logger").propagate = False
+logging.getLogger("LiteLLM").setLevel(logging.ERROR)
 _CUT = frozenset({"AgentTimeoutError", "ContextLengthExceededError", "OutputLengthExceededError"})
 """Ends of an agent that are the policy's: scored as it stands."""
 _CONTEXT_TOKENS = 32_768

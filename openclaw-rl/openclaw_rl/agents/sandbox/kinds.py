@@ -1,9 +1,11 @@
 """Choice of the sandbox: docker or podman where one answers and an image is named, else bubblewrap, else a refusal."""
 
 import asyncio
+import fcntl
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from openclaw_rl.agents.sandbox.containers import ContainerSandbox, answers
 from openclaw_rl.errors import SandboxFault
 
 Kind = Literal["auto", "docker", "podman", "bubblewrap"]
+_PREFIX, _LOCK = "openclaw-rl-sandboxes-", ".lock"
 _INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or docker, or podman"
 
 
@@ -31,6 +34,8 @@ class Sandboxes:
     bwrap: str | None
     """Program of bubblewrap, which started a sandbox; None: no bubblewrap."""
     _numbers: "itertools.count[int]"
+    _lock: int
+    """Descriptor of the folder's lock: a free one marks the folder of a run that was killed."""
 
     @classmethod
     async def choose(cls, kind: Kind, limits: Limits, folder: Path | None = None) -> Self:
@@ -45,8 +50,8 @@ class Sandboxes:
                 containers = name
         if containers is None and kind in ("docker", "podman"):
             raise SandboxFault(f"{kind} does not answer: start it, or set sandbox.kind to auto")
-        where = _folder(folder)
-        made = cls(limits, where, containers, None, itertools.count())
+        where, lock = await asyncio.to_thread(_folder, folder)
+        made = cls(limits, where, containers, None, itertools.count(), lock)
         if kind in ("auto", "bubblewrap"):
             made.bwrap = shutil.which("bwrap", path=f"{os.defpath}:{bubblewrap.PATH}")
             try:
@@ -75,6 +80,7 @@ class Sandboxes:
 
     async def close(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        os.close(self._lock)
 
     async def _try_bubblewrap(self) -> None:
         if self.bwrap is None:
@@ -84,13 +90,35 @@ class Sandboxes:
                 raise SandboxFault("bubblewrap ran no command")
 
 
-def _folder(wanted: Path | None) -> Path:
-    """Make a folder that the sandboxes' users can pass through."""
+def _clear(place: Path) -> None:
+    """Remove the folders of our user's runs that were killed: their locks are free."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # `rm`, because a model may have made folders deeper than Python's recursion goes.
+            subprocess.run(["rm", "-rf", "--one-file-system", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        except BlockingIOError:
+            pass  # a run that is alive
+        finally:
+            os.close(lock)
+
+
+def _folder(wanted: Path | None) -> tuple[Path, int]:
+    """Make a folder that the sandboxes' users can pass through; return it, and its lock of this run."""
     places = [wanted] if wanted is not None else [Path(tempfile.gettempdir()), Path("/var/tmp")]
     for place in places:
         if place.is_dir() and bubblewrap.can_pass(place.absolute()):
-            made = Path(tempfile.mkdtemp(prefix="openclaw-rl-sandboxes-", dir=place))
+            _clear(place)
+            made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             made.chmod(0o711)
-            return made
+            return made, lock
     names = " and ".join(map(str, places))
     raise SandboxFault(f"{names}: other users cannot pass through; sandbox.folder names another folder")
