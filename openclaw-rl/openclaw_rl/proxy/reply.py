@@ -16,7 +16,7 @@ people and for pairing; the trainer reads only the ids.
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -90,6 +90,7 @@ class Reply:
             one_call=prepared.one_call,
             is_forced=prepared.is_forced,
         )
+        self._show: Callable[[Delta], None] | None = None
         self._is_main = prepared.classified.type is TurnType.MAIN
         self._arrival: tuple[asyncio.Task[None], ...] = ()
         self._is_begun = self._is_committed = self._is_lost = False
@@ -130,9 +131,32 @@ class Reply:
             self._deps.activity.end()
             await self._generation.__aexit__(kind, error, trace)
 
+    def show_at_once(self, show: Callable[[Delta], None] | None) -> None:
+        """Give the visible parts to `show` in the moment in which they come, in place of `steps`; None: no longer.
+
+        The caller goes on to iterate `steps`: some parts come there. A reply that may hold text back, or may end by its
+        text, has no part for `show`.
+        """
+        wants_steps = (
+            self._prepared.wants_log_probs or self._prepared.demands_call or self._prepared.request.sampling.stop
+        )
+        self._show = None if wants_steps else show
+        self._generation.show = None if self._show is None else self._show_newest
+
+    def _show_newest(self) -> None:
+        delta = self._parser.feed(self._generation.sampled.ids[-1])
+        if delta is not None and self._show is not None:
+            self._show(delta)
+
+    def _fed(self, new: int) -> Delta | None:
+        """Give the parser the new tokens; return their visible parts."""
+        ids, feed = self._generation.sampled.ids, self._parser.feed
+        if new == 1:
+            return feed(ids[-1])
+        return _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield the visible steps; the first one waits for the ledger. Raises EngineRefused, RequestError."""
-        sampled, feed = self._generation.sampled, self._parser.feed
         shown, is_first = 0, True
         held: list[Delta] = []
         """Of a reply that must hold a call, the parts before its call."""
@@ -145,11 +169,7 @@ class Reply:
                     now = self._deps.clock()
                     waited_s = now - self._prepared.request.received_at
                     self._deps.health.first_token_came(now, self._generation.weight_version or 0, waited_s)
-                ids = sampled.ids
-                if new == 1:
-                    delta = feed(ids[-1])
-                else:
-                    delta = _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+                delta = self._fed(new)
                 if delta is not None and self._prepared.demands_call:
                     held.append(delta)
                     delta = _joined(held) if self._parser.has_calls else None
