@@ -303,9 +303,10 @@ def id_blocks(ids: Sequence[Ids]) -> Iterator[tuple[int, int]]:
 
 
 def _json(request: GenerateRequest) -> bytes:
-    # The ids are most of it, and orjson is five times as fast with them as pydantic.
-    rest = request.model_dump_json(exclude_none=True, exclude={"input_ids"}).encode()
-    return b'{"input_ids":' + orjson.dumps(request.input_ids) + b"," + rest[1:]
+    # The fields are numbers and strings: orjson needs a fifth of pydantic's time.
+    sampling = {name: value for name, value in request.sampling_params if value is not None}
+    fields = {name: value for name, value in request if value is not None}
+    return orjson.dumps({**fields, "sampling_params": sampling})
 
 
 def _parse(data: bytes) -> GenerateReply:
