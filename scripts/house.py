@@ -174,7 +174,7 @@ def shape_figures() -> list[Figure]:
     return [
         Figure("entries at the top of the core", len(top), 29),
         # 180 before practice, wishes and experiments came. A new part of the product adds what it brings.
-        Figure("modules of the core", len(core), 239),
+        Figure("modules of the core", len(core), 240),
         Figure(f"files past {MAX_LINES} lines", len(long_files), 0, long_files),
         Figure(f"functions with more than {MAX_PARAMETERS} parameters, but typer's", len(wide), 0, wide),
         Figure("folder circles in the core", len(circles), 0, circles),
