@@ -15,6 +15,7 @@ from breaking import Port, words_of
 from harness.host import Host
 from harness.model import Vocabulary
 
+from openclaw_rl.engines.base import Tap
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
 
@@ -47,7 +48,7 @@ class Caller(FakeEngine):
 
     words: Vocabulary
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+    async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         start = "<|im_start|>system\n"
         prompt = self.words.text(request.input_ids)
         text = "<think>\nThe short answer.\n</think>\n\nred and blue"

@@ -3,7 +3,7 @@
 Every call has a deadline. It raises `EngineRefused` (a 4xx: the request is at fault) or `EngineGone` (retry it).
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,6 +12,11 @@ from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInf
 from openclaw_rl.types import Ids, LogProbs
 
 PRIORITY_CHAT, PRIORITY_BACKGROUND = 10, 0
+
+Tap = Callable[[GenerateReply], bool]
+"""Reader of an event in the moment in which it arrives. It returns False for an event that it leaves to the iterator.
+
+An iterator costs each token a turn of the event loop, and a generator for each layer above the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,11 @@ class Score:
 
 
 class Engine(Protocol):
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
-        """Yield the events as they arrive. Closing the iterator aborts the request on the engine."""
+    def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
+        """Yield the events as they arrive. Closing the iterator aborts the request on the engine.
+
+        tap: gets events while the caller waits for the next one, in their order; never the first event or the last.
+        """
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerateReply: ...

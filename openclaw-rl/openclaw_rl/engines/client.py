@@ -36,7 +36,7 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score
+from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score, Tap
 from openclaw_rl.engines.dialect import (
     LARGEST_ID,
     Abort,
@@ -108,27 +108,40 @@ class HttpEngine:
         self._generate.close()
         await self._client.aclose()
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+    async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         body = _json(request if request.stream else request.model_copy(update={"stream": True}))
         finished = refused = started = was_queued = False
         received = 0
+
+        def offer(data: bytes) -> bool:
+            nonlocal received
+            if tap is None or not started or data[:1] != b"{":
+                return False
+            try:
+                reply = _parse(data)
+            except (EngineGone, EngineRefused):
+                return False  # the iterator raises it
+            is_taken = reply.meta_info.finish_reason is None and tap(reply)
+            received += len(reply.output_ids) if is_taken else 0
+            return is_taken
+
+        wire = EventStream(self._generate, body, silence_s=self._settings.token_timeout_s, offer=offer)
         try:
-            async with EventStream(self._generate, body, silence_s=self._settings.token_timeout_s) as wire:
-                async with aclosing(wire.events()) as events:
-                    async for data in events:
-                        if data == b"[DONE]":
-                            break
-                        reply = _parse(data)
-                        finish = reply.meta_info.finish_reason
-                        if finish is not None and finish.type == "abort":
-                            reply = _without_repeats(reply, received)
-                            was_queued = finish.message == _QUEUED_ABORT
-                        finished = finish is not None
-                        received += len(reply.output_ids)
-                        was_started, started = started, received > 0
-                        yield reply
-                        if not was_started:
-                            await self._generate.refill()
+            async with wire, aclosing(wire.events()) as events:
+                async for data in events:
+                    if data == b"[DONE]":
+                        break
+                    reply = _parse(data)
+                    finish = reply.meta_info.finish_reason
+                    if finish is not None and finish.type == "abort":
+                        reply = _without_repeats(reply, received)
+                        was_queued = finish.message == _QUEUED_ABORT
+                    finished = finish is not None
+                    received += len(reply.output_ids)
+                    was_started, started = started, received > 0
+                    yield reply
+                    if not was_started:
+                        await self._generate.refill()
         except EngineRefused:
             refused = True
             raise
@@ -142,18 +155,16 @@ class HttpEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         body = request.model_copy(update={"stream": False})
-        finished = False
         try:
             reply = _parse(await self._post("/generate", body))
             if not all(0 <= token <= LARGEST_ID for token in reply.output_ids):
                 raise EngineGone("the engine sent ids that are no token ids")
-            finished = True
-        finally:
-            if not finished:
-                self._miscount(request)
-            if not finished and request.rid is not None:
+            return reply
+        except BaseException:
+            self._miscount(request)
+            if request.rid is not None:
                 await self._abort(request.rid)
-        return reply
+            raise
 
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
@@ -298,10 +309,10 @@ def id_blocks(ids: Sequence[Ids]) -> Iterator[tuple[int, int]]:
 
 
 def _json(request: GenerateRequest) -> bytes:
-    """Return the request as JSON."""
-    # The ids are most of it, and orjson is five times as fast with them as pydantic.
-    rest = request.model_dump_json(exclude_none=True, exclude={"input_ids"}).encode()
-    return b'{"input_ids":' + orjson.dumps(request.input_ids) + b"," + rest[1:]
+    # The fields are numbers and strings: orjson needs a fifth of pydantic's time.
+    sampling = {name: value for name, value in request.sampling_params if value is not None}
+    fields = {name: value for name, value in request if value is not None}
+    return orjson.dumps({**fields, "sampling_params": sampling})
 
 
 def _parse(data: bytes) -> GenerateReply:

@@ -3,7 +3,8 @@
 Each stream has a connection of its own: closing it aborts the request on the engine. `Connections.refill` opens
 connections ahead, because the first token waits for them.
 
-Promises: the reader gets an event as it arrives. A silence longer than `silence_s` ends in `EngineGone`; so does every
+Promises: the reader gets an event as it arrives; a reader that waits can take it in a function of its own, without a
+turn of the event loop. A silence longer than `silence_s` ends in `EngineGone`; so does every
 broken connection. A reader that falls behind stops the connection, so that memory stays bounded.
 """
 
@@ -14,7 +15,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Self, cast
 from urllib.parse import urlsplit
@@ -32,8 +33,8 @@ MOST_WORDS = 2000
 _MAX_WAITING = 1024
 """Limit of the events read ahead; above it, the connection is not read until the reader has taken half of them."""
 _IN_A_ROW = 4
-"""Events that a reader gets before other tasks run. A reader with many waiting events never waits itself: it would stop
-the other tasks, and go on writing to a client that has disconnected."""
+"""Events that a reader gets, or is offered, before other tasks run. A reader with many waiting events never waits
+itself: it would stop the other tasks, and go on writing to a client that has disconnected."""
 _MAX_SPARE, _SPARE_S = 32, 30.0
 """Limits of the connections opened ahead: their number and their age. A request without a spare one opens its own."""
 
@@ -96,17 +97,27 @@ class Connections:
 class EventStream:
     """One request. `async with` opens and closes it; iterate `events()` once."""
 
-    def __init__(self, connections: Connections, body: bytes, *, silence_s: float) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        body: bytes,
+        *,
+        silence_s: float,
+        offer: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """offer: gets the data of an event that arrives while the reader waits. It returns False for an event that it
+        leaves to the reader.
+        """
         head = f"POST {connections.path} HTTP/1.1\r\nhost: {connections.host_header}\r\nconnection: close\r\n"
         head += f"accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self._request = head.encode("ascii") + body
-        self._connections, self._silence_s = connections, silence_s
+        self._connections, self._silence_s, self._offer = connections, silence_s, offer
         self._timed_out = False
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._transport, self._answer = await self._connections.take()
-        self._answer.heard_at = self._loop.time()
+        self._answer.heard_at, self._answer.offer = self._loop.time(), self._offer
         self._watchdog = self._loop.call_later(self._silence_s, self._check_silence)
         return self
 
@@ -114,6 +125,7 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watchdog.cancel()
+        self._answer.offer = None
         self._transport.abort()  # not close(): no bytes are left to send, and a peer that hangs must not delay us
 
     def _check_silence(self) -> None:
@@ -156,7 +168,10 @@ class _ResponseProtocol(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque()
-        self.fault: EngineRefused | EngineGone | None = None
+        self.offer: Callable[[bytes], bool] | None = None
+        self._offers = 0
+        """Events of these bytes that may still be offered."""
+        self.fault: Exception | None = None
         self.is_over = False
         """The body has ended, in good order or with a fault."""
         self.is_paused = False
@@ -181,6 +196,8 @@ class _ResponseProtocol(asyncio.Protocol):
         if self.is_over or self._parser is None:
             return
         self._bytes_without_body += len(data)
+        if self.offer is not None and not self.waiting and self._reader is not None and not self._reader.done():
+            self._offers = _IN_A_ROW
         try:
             self._parser.feed_data(data)
             # llhttp keeps a header that has not ended, in the head or behind the last chunk.
@@ -191,7 +208,9 @@ class _ResponseProtocol(asyncio.Protocol):
         if len(self.waiting) > _MAX_WAITING and not self.is_paused:
             self.is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        self._offers = 0
+        if self.waiting or self.is_over:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self._status and self._ends_with_connection:
@@ -235,6 +254,9 @@ class _ResponseProtocol(asyncio.Protocol):
             if len(self._line) < _MAX_ERROR:
                 self._line += data
             return
+        if not self._line and data[:5] == b"data:" and data.find(b"\n") == len(data) - 2 and data[-1:] == b"\n":
+            self._put(data[5:-2].strip())  # one whole event, as usual
+            return
         if self._line:
             self._line += data
             if b"\n" not in data:
@@ -247,7 +269,23 @@ class _ResponseProtocol(asyncio.Protocol):
         self._line += rest
         for line in lines:
             if line[:5] == b"data:":
-                self.waiting.append(line[5:].strip())
+                self._put(line[5:].strip())
+
+    def _put(self, event: bytes) -> None:
+        if not self._offers or not self._taken(event):
+            self.waiting.append(event)
+
+    def _taken(self, event: bytes) -> bool:
+        """Offer an event to the reader. Once it takes none, the rest of these bytes waits, so that order is kept."""
+        assert self.offer is not None
+        self._offers -= 1
+        try:
+            is_taken = self.offer(event)
+        except Exception as error:  # a bug: it must end the reader, not the connection
+            self.is_over, self.fault, is_taken = True, error, True
+        if not is_taken:
+            self._offers = 0
+        return is_taken
 
     def on_message_complete(self) -> None:
         if not self.is_over:

@@ -119,7 +119,9 @@ class ParsedBody:
 def parse_body(data: bytes) -> ParsedBody:
     """Parse and check a chat body. Raises RequestError, and RecursionError for a body that is nested too deeply."""
     raw = load(data)
-    return ParsedBody(checked(raw), raw)
+    if data.count(b"{") + data.count(b"[") > DEEPEST:  # nothing is deeper than its text has brackets
+        check_depth(raw, ChatBody.model_fields)
+    return ParsedBody(_checked(raw), raw)
 
 
 def load(data: bytes) -> dict[str, Any]:
@@ -138,6 +140,10 @@ def load(data: bytes) -> dict[str, Any]:
 def checked(raw: Mapping[str, Any]) -> ChatBody:
     """Return the fields of a chat body. Raises RequestError."""
     check_depth(raw, ChatBody.model_fields)
+    return _checked(raw)
+
+
+def _checked(raw: Mapping[str, Any]) -> ChatBody:
     try:
         chat = ChatBody.model_validate(raw)
     except ValidationError as error:

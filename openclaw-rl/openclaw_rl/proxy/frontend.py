@@ -28,6 +28,7 @@ from openclaw_rl.messages import FunctionCall, Message, ToolCall, in_call_order
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
+from openclaw_rl.proxy.skeleton import Skeletons
 from openclaw_rl.proxy.template import ChatFormat, load_chat_format
 from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
@@ -43,6 +44,9 @@ _NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_c
 """Arguments of the tokenizer itself (another template, the type of its result), which a client may not set."""
 _TEMPLATE_FAULTS = (ValueError, TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
 """Errors of a template. It is a program of the model's author, and may divide by zero or index past an end."""
+_PLAIN_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Roles of messages of text alone, as templates get them."""
+_PLAIN_FIELDS = {"role", "content"}
 _ASKED, _SAID, _ASKED_AGAIN = "Fjord", "Harbour", "Glacier"
 """Texts of the chat that is rendered as a front end is made."""
 _CALL = ToolCall(id="call_0123456789abcdef01234567", function=FunctionCall(name="look", arguments='{"at": "sea"}'))
@@ -78,6 +82,7 @@ class FrontEnd:
             cache_bytes=int(memory.texts_mb * 2**20),
             words=memory.words,
         )
+        self._skeletons = Skeletons(self._plain_text) if chats.writes_texts_as_they_are else None
         self._rows = chats.vocab_size
         self.problems: tuple[str, ...] = ()
         """Faults of the model's files that spoil chats, one sentence each."""
@@ -180,6 +185,8 @@ class FrontEnd:
         self, messages: Sequence[Message], tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
     ) -> tuple[str, tuple[Tool, ...]]:
         protect = self._pieces.protect
+        if not tools and not template_kwargs and (text := self._from_skeleton(messages)) is not None:
+            return text, ()
         kwargs = dict(template_kwargs)
         for name in kwargs.keys() & _NOT_FOR_TEMPLATES:
             raise RequestError(f"chat_template_kwargs.{name} is not for the template", param="chat_template_kwargs")
@@ -195,12 +202,37 @@ class FrontEnd:
         if tools and self.renders_tools:
             body["tools"] = protect(tools)
         try:
-            request = ChatCompletionRequest.model_validate(body)
-            pieces = self._serving._process_messages(request, is_multimodal=False).prompt_ids
+            text = self._processed(body)
             parsed = tuple(Tool.model_validate(tool) for tool in tools or ()) if self.renders_tools else ()
         except _TEMPLATE_FAULTS as error:
             raise _fault(error) from error
-        return "".join(pieces), parsed
+        return text, parsed
+
+    def _processed(self, body: Mapping[str, Any]) -> str:
+        """Return the prompt as SGLang's code makes it."""
+        request = ChatCompletionRequest.model_validate(body)
+        return "".join(self._serving._process_messages(request, is_multimodal=False).prompt_ids)
+
+    def _plain_text(self, roles: Sequence[str], texts: Sequence[str]) -> str:
+        """Return the prompt of messages of text alone."""
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        return self._processed({"messages": messages, "reasoning_effort": None})
+
+    def _from_skeleton(self, messages: Sequence[Message]) -> str | None:
+        """Return the prompt of messages of text alone, where the template writes their texts as they are."""
+        if self._skeletons is None:
+            return None
+        roles, texts = [], []
+        for message in messages:
+            role, text = _PLAIN_ROLES.get(message.role), message.content
+            if role is None or not isinstance(text, str) or message.model_fields_set != _PLAIN_FIELDS:
+                return None
+            roles.append(role)
+            texts.append(self._pieces.protect(text, is_reply=role == "assistant"))
+        try:
+            return self._skeletons.text(roles, texts)
+        except _TEMPLATE_FAULTS as error:
+            raise _fault(error) from error
 
     # -- the model's files, tried once ---------------------------------------------------------------------------------
 

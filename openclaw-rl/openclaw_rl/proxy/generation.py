@@ -8,7 +8,7 @@ without progress `Generation` raises `RequestError` 503. Closing the iterator ab
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
@@ -144,6 +144,9 @@ class Generation:
         self._use: VersionUse | None = None
         self._lost_adapter = False
         self.sampled = Sampled()
+        self.show: Callable[[], None] | None = None
+        """Is called in the moment in which `sampled` gets one more token, in place of an event of `events`. It may be
+        set from the first event on."""
 
     @property
     def weight_version(self) -> int | None:
@@ -171,7 +174,7 @@ class Generation:
         while True:
             attempt += 1
             try:
-                async with aclosing(self._engine.stream(self._request(attempt))) as replies:
+                async with aclosing(self._engine.stream(self._request(attempt), self._tap)) as replies:
                     async for reply in replies:
                         if reply.output_ids:
                             yield self._record(reply)
@@ -226,15 +229,27 @@ class Generation:
             priority=self._priority,
         )
 
+    def _tap(self, reply: GenerateReply) -> bool:
+        ids, entries, show = reply.output_ids, reply.meta_info.output_token_logprobs, self.show
+        if show is None or len(ids) != 1 or entries is None or len(entries) != 1:
+            return False
+        log_prob, token, _ = entries[0]
+        if token != ids[0] or not 0 <= token <= LARGEST_ID or self._top_logprobs:
+            return False  # `events` looks closer
+        # As `_record`, for the usual event: one more token of the version that sampled the one before.
+        self.sampled.ids.append(token)
+        self.sampled.log_probs.append(storable(log_prob))
+        self.sampled.runs[-1][1] += 1
+        show()
+        return True
+
     def _record(self, reply: GenerateReply) -> int:
         sampled, ids, meta = self.sampled, reply.output_ids, reply.meta_info
         # `Reply` checks ids against the model's own vocabulary; such an id does not end the chat.
         if min(ids) < 0 or max(ids) > LARGEST_ID:
             raise EngineGone("the engine sent ids that are no token ids")
         entries = meta.output_token_logprobs or []
-        if len(entries) == len(ids) == 1 and entries[0][1] == ids[0]:  # the usual case, once per token
-            sampled.log_probs.append(storable(entries[0][0]))
-        elif len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
+        if len(entries) == len(ids) and all(entry[1] == token for entry, token in zip(entries, ids, strict=True)):
             sampled.log_probs += [storable(entry[0]) for entry in entries]
         else:
             sampled.is_aligned = False

@@ -78,6 +78,8 @@ class StreamParser:
             self._calls = _ForcedCalls(tools, one_call=one_call)
         elif tools and form.tool_call_parser is not None:
             self._calls = _CallSplitter(form, tools, one_call=one_call)
+        self._is_plain = self._thinking is None and self._calls is None and not any(stop)
+        """The text is shown as it comes."""
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._tool_calls: list[ToolCall] = []
@@ -123,7 +125,14 @@ class StreamParser:
     def feed(self, token: int) -> Delta | None:
         """Take one token; return the newly visible parts, or None."""
         self._fed += 1
-        text = self._stops.feed(self._detokenizer.feed(token))
+        text = self._detokenizer.feed(token)
+        if self._is_plain:
+            if not text:
+                return None
+            self._visible = self._fed
+            self._content.append(text)
+            return Delta("", text)
+        text = self._stops.feed(text)
         return self._counted(self._show(text)) if text else None
 
     def finish(self, *, is_complete: bool) -> Delta | None:

@@ -2,10 +2,10 @@
 
 The order of the steps is the promise:
 
-1. The engine is asked. At the same time the ledger commits the request row and pairs the former turn.
-2. After that commit the first token goes to the client.
+1. The engine is asked. At the same time the ledger commits the request row.
+2. After that commit the first token goes to the client. Beside it the ledger pairs the former turn.
 3. The ledger commits the turn, with its tokens and log-probs exactly as sampled.
-4. After that commit the client gets the finish.
+4. After both commits the client gets the finish.
 
 Every reply of which a client read a token is therefore in the ledger. If the ledger is slow, a stream's head and its
 keep-alives go out before the commit. If the ledger cannot write, the reply is still served; the turn is not trained on,
@@ -16,7 +16,7 @@ people and for pairing; the trainer reads only the ids.
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -90,6 +90,7 @@ class Reply:
             one_call=prepared.one_call,
             is_forced=prepared.is_forced,
         )
+        self._show: Callable[[Delta], None] | None = None
         self._is_main = prepared.classified.type is TurnType.MAIN
         self._arrival: tuple[asyncio.Task[None], ...] = ()
         self._is_begun = self._is_committed = self._is_lost = False
@@ -114,9 +115,13 @@ class Reply:
     async def __aenter__(self) -> Self:
         # The tasks first run when `steps` has asked the engine and waits: the ledger's commit (about 1 ms) adds no
         # latency. If the process dies before the commit, the ledger has no such request and the client has no token.
-        # In this order: both writes are queued before either waits, so one commit of the ledger takes them together.
-        works = (self._begin(), self._observe()) if self._is_main else (self._observe_side(),)
-        self._arrival = tuple(map(asyncio.create_task, works))
+        # The first token waits for the first of the tasks. One that waited for the pairing too would come 0.3 ms later;
+        # a death before the pairing leaves the former turn open, and the request that the client repeats pairs it.
+        if self._is_main:
+            begun = asyncio.create_task(self._begin())
+            self._arrival = begun, asyncio.create_task(self._observe(after=begun))
+        else:
+            self._arrival = (asyncio.create_task(self._observe_side()),)
         self._deps.activity.begin()
         return self
 
@@ -130,9 +135,32 @@ class Reply:
             self._deps.activity.end()
             await self._generation.__aexit__(kind, error, trace)
 
+    def show_at_once(self, show: Callable[[Delta], None] | None) -> None:
+        """Give the visible parts to `show` in the moment in which they come, in place of `steps`; None: no longer.
+
+        The caller goes on to iterate `steps`: some parts come there. A reply that may hold text back, or may end by its
+        text, has no part for `show`.
+        """
+        wants_steps = (
+            self._prepared.wants_log_probs or self._prepared.demands_call or self._prepared.request.sampling.stop
+        )
+        self._show = None if wants_steps else show
+        self._generation.show = None if self._show is None else self._show_newest
+
+    def _show_newest(self) -> None:
+        delta = self._parser.feed(self._generation.sampled.ids[-1])
+        if delta is not None and self._show is not None:
+            self._show(delta)
+
+    def _fed(self, new: int) -> Delta | None:
+        """Give the parser the new tokens; return their visible parts."""
+        ids, feed = self._generation.sampled.ids, self._parser.feed
+        if new == 1:
+            return feed(ids[-1])
+        return _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield the visible steps; the first one waits for the ledger. Raises EngineRefused, RequestError."""
-        sampled, feed = self._generation.sampled, self._parser.feed
         shown, is_first = 0, True
         held: list[Delta] = []
         """Of a reply that must hold a call, the parts before its call."""
@@ -140,16 +168,12 @@ class Reply:
         try:
             async for new in events:
                 if is_first:
-                    await self._arrived()
+                    await asyncio.shield(self._arrival[0])
                     is_first = False
                     now = self._deps.clock()
                     waited_s = now - self._prepared.request.received_at
                     self._deps.health.first_token_came(now, self._generation.weight_version or 0, waited_s)
-                ids = sampled.ids
-                if new == 1:
-                    delta = feed(ids[-1])
-                else:
-                    delta = _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+                delta = self._fed(new)
                 if delta is not None and self._prepared.demands_call:
                     held.append(delta)
                     delta = _joined(held) if self._parser.has_calls else None
@@ -203,17 +227,17 @@ class Reply:
 
     @property
     def has_arrived(self) -> bool:
-        """True once the ledger has the request and the pairing of the former turn, or the log has the reason."""
-        return bool(self._arrival) and all(
-            task.done() and not task.cancelled() and task.exception() is None for task in self._arrival
-        )
+        """True once the ledger has the request, or the log has the reason."""
+        task = self._arrival[0] if self._arrival else None
+        return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     async def _arrived(self) -> None:
         """Wait for the arrival. It runs to its end even if the caller is cancelled."""
         for task in self._arrival:
             await asyncio.shield(task)
 
-    async def _observe(self) -> None:
+    async def _observe(self, *, after: asyncio.Task[None]) -> None:
+        await asyncio.wait((after,))
         await self._deps.sessions.observe(self._prepared.request)
 
     async def _observe_side(self) -> None:

@@ -27,6 +27,7 @@ from openclaw_rl.proxy.dialects import DIALECTS, AnthropicMessages, ChatCompleti
 from openclaw_rl.proxy.dialects.base import Asked
 from openclaw_rl.proxy.episodes import PATH_EPISODE, episode_named, with_episode_paths
 from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
+from openclaw_rl.proxy.parser import Delta
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import Prepared, prepare, render
 from openclaw_rl.web import bodies
@@ -263,11 +264,16 @@ class _ChatRoute(_Endpoint):
             stall_s=self._deps.server.stall_s,
         )
 
+        def show(delta: Delta) -> None:
+            if (event := events.delta(delta)) and not sender.event_at_once(event):
+                reply.show_at_once(None)  # the client is slow: the next part waits for it
+
         async def work() -> None:
             async with reply:
                 async for step in reply.steps():
                     if event := events.delta(step.delta, step.log_probs):
                         await sender.event(event)
+                        reply.show_at_once(show)
                 await reply.commit()
             await sender.end(events.end(reply.outcome()))
 

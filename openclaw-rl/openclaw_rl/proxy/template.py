@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.proxy.parser import ReplyFormat
 from openclaw_rl.proxy.sglang import FunctionCallParser, OpenAIServingChat, ReasoningParser, ServerArgs, TemplateManager
+from openclaw_rl.proxy.skeleton import writes_texts_as_they_are
 from openclaw_rl.settings import ModelSettings
 
 
@@ -30,6 +31,8 @@ class ChatFormat:
     reply: ReplyFormat
     renders_tools: bool
     """The template shows tools to the model, and a parser finds its calls."""
+    writes_texts_as_they_are: bool
+    """The template looks at no text of a message: the text around them follows from the roles."""
     end_ids: frozenset[int]
     vocab_size: int | None
     """Rows of the embedding, from the model's config, like `context_length`; None if it has no such value."""
@@ -76,11 +79,17 @@ def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
     server.tool_call_parser = model.tool_call_parser or templates.suggested_tool_call_parser
     server.reasoning_parser = model.reasoning_parser or templates.suggested_reasoning_parser
     template = renderer.chat_template or ""
+    serving = OpenAIServingChat(manager, templates)
     return ChatFormat(
         tokenizer=tokenizer,
-        serving=OpenAIServingChat(manager, templates),
+        serving=serving,
         template=template,
         reply=_reply_format(server),
+        writes_texts_as_they_are=serving.chat_encoding_spec is None
+        and templates.chat_template_name is None
+        and not serving.is_gpt_oss
+        and not serving.is_gemma4
+        and writes_texts_as_they_are(template),
         renders_tools="tools" in template and server.tool_call_parser is not None,
         end_ids=_end_ids(tokenizer, config, generation),
         vocab_size=_whole(_of_text(config, "vocab_size")),

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from openclaw_rl.engines.base import Score
+from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo, ModelInfo, TokenLogProb
 from openclaw_rl.errors import EngineGone, EngineRefused
 from openclaw_rl.testing.toy_policy import BASE_SEED, ToyPolicy, adapter_seed
@@ -54,7 +54,7 @@ class Pacing:
 class _Running:
     request: GenerateRequest
     is_held: bool
-    """The request came during a pause: no abort reaches it, and the engine counts as empty."""
+    """It came during a pause: no abort reaches it, and the engine counts as empty."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -88,8 +88,6 @@ class FakeEngine:
         """Replies that wait at their `hold_after`; their reader has taken every token before it."""
         self._count = itertools.count()
 
-    # controls for tests
-
     def script(self, *replies: Scripted) -> None:
         self._scripts.extend(replies)
 
@@ -113,7 +111,7 @@ class FakeEngine:
 
     # the engine
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+    async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         self._check_up()
         self.calls.append(request)
         script = self._scripts.popleft() if self._scripts else None
@@ -129,10 +127,13 @@ class FakeEngine:
             running.is_held = False
             await self._sleep(running, len(request.input_ids), self.pacing.prefill_tokens_per_s)
             events = self._toy(running) if script is None else self._forced(running, script)
+            offer: Tap | None = None
             async for reply in events:
                 self._check_up()
                 finished = reply.meta_info.finish_reason is not None
-                yield reply
+                if finished or offer is None or not offer(reply):
+                    yield reply
+                offer = tap
         finally:
             if not finished or running.aborted.is_set():
                 self.aborted.append(request.rid or "")
@@ -145,8 +146,7 @@ class FakeEngine:
         if request.logprob_start_len >= 0:
             return self._scored(request)
         ids: list[int] = []
-        log_probs: list[TokenLogProb] = []
-        meta = MetaInfo()
+        log_probs, meta = list[TokenLogProb](), MetaInfo()
         async for reply in self.stream(request):
             meta = reply.meta_info
             ids += reply.output_ids

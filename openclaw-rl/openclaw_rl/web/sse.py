@@ -47,6 +47,8 @@ class EventSender:
         self._sent_at = self._loop.time()
         self.is_open = False
         self._is_over = False
+        self._unsent: tuple[Generator[Any, Any, None], Any] | None = None
+        """Send that waits for the client, and the future that it waits for."""
 
     async def event(self, data: bytes) -> None:
         if not self.is_open:
@@ -54,6 +56,17 @@ class EventSender:
             return
         self._sent_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def event_at_once(self, data: bytes) -> bool:
+        """Send an event of an open stream without a wait. Return False if the client takes it only later: the next
+        `event` or `end` first waits for that."""
+        self._sent_at = self._loop.time()
+        sending = self._asgi_send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            self._unsent = sending, next(sending)
+        except StopIteration:
+            return True
+        return False
 
     async def end(self, data: bytes) -> None:
         """Send the last events and end the stream."""
@@ -71,19 +84,25 @@ class EventSender:
             await self._open(b"")
         while not self._is_over:
             silent_s = self._loop.time() - self._sent_at
-            if silent_s >= self._keepalive_s:
+            if silent_s >= self._keepalive_s and self._unsent is None:
                 await self.event(self._keep_alive)
                 silent_s = 0.0
             await asyncio.sleep(self._keepalive_s - silent_s)
 
     async def _send(self, message: Message) -> None:
         """Send a message. A client that takes nothing for `stall_s` cancels the calling task, like one that left."""
+        if self._unsent is not None:
+            begun, self._unsent = self._unsent, None
+            await self._finish(*begun)
         # Nearly every send ends without a wait. A timer for each token would cost a seventh of the token's CPU time.
         sending = self._asgi_send(message).__await__()
         try:
             waits_for = next(sending)
         except StopIteration:
             return
+        await self._finish(sending, waits_for)
+
+    async def _finish(self, sending: Generator[Any, Any, None], waits_for: Any) -> None:
         # The reply holds a place among the streams, an engine request and a version: others wait for all three.
         try:
             async with asyncio.timeout(self._stall_s):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chaos.faults import met
+from openclaw_rl.engines.base import Tap
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.testing.fake_engine import Pacing
@@ -29,7 +30,7 @@ class TimedEngine(FakeEngine):
         self._times = times.open("a", buffering=1)
         self._chance = chance
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
+    async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         asked = time.monotonic()
         first: float | None = None
         self.calls.clear()  # kept for unit tests; this runs for long

@@ -158,3 +158,65 @@ async def test_opening_ahead_to_an_engine_that_is_gone_says_nothing() -> None:
     with pytest.raises(EngineGone):
         await collect(engine, request([1]))
     await engine.aclose()
+
+
+@pytest.mark.parametrize("chosen", [lambda n: True, lambda n: n % 3 != 0, lambda n: False])
+async def test_a_tap_and_the_iterator_get_every_event_once_in_order(chosen) -> None:
+    fake, tapped, got = FakeEngine(), [], []
+    fake.script(Scripted(ids=tuple(range(100, 140))))
+
+    def tap(reply: GenerateReply) -> bool:
+        if not chosen(reply.output_ids[0]):
+            return False
+        tapped.extend(reply.output_ids)
+        got.extend(reply.output_ids)
+        return True
+
+    async with served(fake) as engine, aclosing(engine.stream(request([1], n=40), tap)) as events:
+        async for event in events:
+            got.extend(event.output_ids)
+    assert got == list(range(100, 140))
+    assert 100 not in tapped  # the first event is never offered
+    assert 139 not in tapped  # nor the last
+
+
+async def test_events_of_one_read_are_offered_a_few_at_a_time_and_keep_their_order() -> None:
+    event = 'data: {"output_ids":[%d],"meta_info":{}}\n\n'
+    last = 'data: {"output_ids":[999],"meta_info":{"finish_reason":{"type":"stop"}}}\n\n'
+    body = "".join(event % n for n in range(500)) + last
+    got: list[int] = []
+
+    def tap(reply: GenerateReply) -> bool:
+        got.extend(reply.output_ids)
+        return True
+
+    async with raw_server(b"HTTP/1.1 200 OK\r\n\r\n" + body.encode()) as engine:
+        async with aclosing(engine.stream(request([1], rid=None), tap)) as events:
+            async for reply in events:
+                got.extend(reply.output_ids)
+    assert got == [*range(500), 999]
+
+
+async def test_a_fault_of_the_tap_reaches_the_reader() -> None:
+    fake, got, calls = FakeEngine(), [], 0
+    fake.script(Scripted(ids=(5, 6, 7, 8), hold_after=1))
+
+    def broken(reply: GenerateReply) -> bool:
+        nonlocal calls
+        calls += 1
+        raise KeyError("a bug")
+
+    async with served(fake) as engine:
+
+        async def read() -> None:
+            async with aclosing(engine.stream(request([1], n=4), broken)) as events:
+                async for event in events:
+                    got.extend(event.output_ids)
+
+        reading = asyncio.create_task(read())
+        await until(lambda: got == [5])
+        await until(lambda: engine._generate.spare == 1)  # the reader waits for the next event
+        fake.release()
+        with pytest.raises(KeyError):
+            await reading
+    assert (got, calls) == ([5], 1)

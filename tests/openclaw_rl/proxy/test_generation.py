@@ -147,7 +147,7 @@ async def test_progress_renews_the_patience(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_an_abort_that_is_a_refusal_is_one() -> None:
     class Refusing(FakeEngine):
-        async def stream(self, request):
+        async def stream(self, request, tap=None):
             finish = FinishReason(type="abort", message="too long", status_code=400)
             yield GenerateReply(meta_info=MetaInfo(finish_reason=finish))
 
@@ -161,7 +161,7 @@ async def test_cut_replies_go_on_exactly_as_the_policy_would_have() -> None:
     calls = 0
 
     class Cut(FakeEngine):
-        async def stream(self, request):
+        async def stream(self, request, tap=None):
             nonlocal calls
             calls += 1
             seen = 0
@@ -227,7 +227,7 @@ async def test_ids_that_are_none_break_off_and_the_reply_goes_on(ids: tuple[int,
 @pytest.mark.parametrize("tables", [None, [], [[(-0.1, 11, None)]], [[(-0.1, 11, None)]] * 3])
 async def test_every_token_has_a_place_for_its_alternatives_however_many_tables_came(tables) -> None:
     class Careless(FakeEngine):
-        async def stream(self, request):
+        async def stream(self, request, tap=None):
             log_probs = [(-0.1, 11, None), (-0.1, END, None)]
             meta = MetaInfo(output_token_logprobs=log_probs, output_top_logprobs=tables, finish_reason=STOP)
             yield GenerateReply(output_ids=[11, END], meta_info=meta)

@@ -116,3 +116,42 @@ async def test_a_keep_alive_that_nobody_takes_ends_no_reply() -> None:
 
     async with asyncio.timeout(60):
         assert await until_gone(stays, work(), keep_alive())
+
+
+async def test_a_part_that_the_client_takes_later_comes_before_the_next() -> None:
+    sent: list[bytes] = []
+    go = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"2":
+            await go.wait()
+        if body := message.get("body"):
+            sent.append(body)
+
+    stream = sender(send, stall_s=60)
+    await stream.event(b"0")
+    assert stream.event_at_once(b"1")
+    assert not stream.event_at_once(b"2")
+    assert sent == [b"0", b"1"]
+    end = asyncio.create_task(stream.end(b"3"))
+    await asyncio.sleep(0.01)
+    assert sent == [b"0", b"1"]
+    go.set()
+    await end
+    assert sent == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_client_that_never_takes_the_part_counts_as_one_that_left() -> None:
+    async def takes_no_body(message: Any) -> None:
+        if message.get("body") == b"1":
+            await asyncio.Event().wait()
+
+    stream = sender(takes_no_body, stall_s=0.01)
+
+    async def work() -> None:
+        await stream.event(b"0")
+        assert not stream.event_at_once(b"1")
+        await stream.event(b"2")
+
+    async with asyncio.timeout(60):
+        assert not await until_gone(stays, work())
