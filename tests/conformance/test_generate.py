@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.engines import client
+from openclaw_rl.engines import score_answers
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.settings import EngineSettings
 
@@ -189,7 +189,7 @@ async def test_log_probs_of_given_ids_align_with_those_of_the_prompt(http, serve
 
 async def test_our_client_asks_for_other_ids_at_each_position(http, served, monkeypatch):
     """By blocks of positions; the values are those of one list of ids for the whole response."""
-    monkeypatch.setattr(client, "_BLOCK_VALUES", 30)
+    monkeypatch.setattr(score_answers, "BLOCK_VALUES", 30)
     ids, response = prompt(served, 19), prompt(served, 9, seed=1)
     wanted = [tuple(prompt(served, 4, seed=50 + t)) for t in range(len(response))]
     engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
@@ -198,7 +198,7 @@ async def test_our_client_asks_for_other_ids_at_each_position(http, served, monk
         whole = await engine.score(tuple(ids), tuple(response), lora_path=None, extra_key="whole")
     finally:
         await engine.aclose()
-    assert len(list(client.id_blocks(wanted))) > 2
+    assert len(list(score_answers.id_blocks(wanted))) > 2
     assert score.log_probs == pytest.approx(whole.log_probs, abs=KERNEL_NOISE)
     every = sorted({token for row in wanted for token in row})
     request = body(ids + response, 0, logprob_start_len=len(ids) - 1, token_ids_logprob=every, extra_key="every")

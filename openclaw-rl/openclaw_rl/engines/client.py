@@ -24,7 +24,7 @@ It corrects SGLang's differences from the dialect:
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
@@ -36,23 +36,22 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Score, Tap
+from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.dialect import (
     LARGEST_ID,
     Abort,
-    EngineSampling,
     GenerateReply,
     GenerateRequest,
     LoadAdapter,
     ModelInfo,
     ModelList,
     Pause,
-    TokenLogProb,
     UnloadAdapter,
     UpdateWeights,
     storable,
 )
 from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
+from openclaw_rl.engines.score_answers import SAME_PASS, aligned, id_blocks, is_table_of, rows_of, scoring_request
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
@@ -61,10 +60,6 @@ log = structlog.get_logger()
 
 _REPLY = msgspec.json.Decoder(GenerateReply)
 _ABORT_S = 2.0
-_BLOCK_VALUES = 4096
-"""Most log-probs of given ids in one answer: some 100 KB of JSON, which is read between two chunks of a chat."""
-_SAME_PASS = 1e-3
-"""Largest difference of two log-probs of one token in one answer."""
 _QUEUED_ABORT = "Abort in waiting queue"
 """SGLang's message for a request that was queued when it was aborted."""
 
@@ -169,18 +164,18 @@ class HttpEngine:
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
-        asked = _scoring(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
+        asked = scoring_request(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
         named = [prompt_ids[-1]] if self._scores_ids else None  # any that is there
         reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k, "token_ids_logprob": named}))
         meta = reply.meta_info
-        log_probs = _aligned(meta.input_token_logprobs, response_ids)
+        log_probs = aligned(meta.input_token_logprobs, response_ids)
         if not top_k:
             return Score(log_probs)
         top = (meta.input_top_logprobs or [])[1:]
         if len(top) != len(response_ids) or any(row is None for row in top):
             raise AlignmentError(f"{len(response_ids)} tokens, {len(top)} top-k rows")
         rows = [row for row in top if row is not None]
-        if not _is_table_of(rows, response_ids, log_probs):
+        if not is_table_of(rows, response_ids, log_probs):
             raise AlignmentError("the top-k rows are another reply's")
         return Score(
             log_probs,
@@ -202,11 +197,11 @@ class HttpEngine:
         for begin, end in id_blocks(named):
             wanted = sorted({token for row in named[begin:end] for token in row})
             before, block = (*prompt_ids, *response_ids[:begin]), response_ids[begin:end]
-            asked = _scoring(before, block, lora_path=lora_path, extra_key=extra_key)
+            asked = scoring_request(before, block, lora_path=lora_path, extra_key=extra_key)
             reply = await self.generate(asked.model_copy(update={"token_ids_logprob": wanted}))
-            own = _aligned(reply.meta_info.input_token_logprobs, block)
-            rows = _rows_of(reply.meta_info.input_token_ids_logprobs, named[begin:end])
-            if any(abs(row[-1] - log_prob) > _SAME_PASS for row, log_prob in zip(rows, own, strict=True)):
+            own = aligned(reply.meta_info.input_token_logprobs, block)
+            rows = rows_of(reply.meta_info.input_token_ids_logprobs, named[begin:end])
+            if any(abs(row[-1] - log_prob) > SAME_PASS for row, log_prob in zip(rows, own, strict=True)):
                 raise AlignmentError("the log-probs of given ids are another reply's")
             log_probs += own
             table += [row[:-1] for row in rows]
@@ -292,22 +287,6 @@ class HttpEngine:
             return
 
 
-def id_blocks(ids: Sequence[Ids]) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of blocks of positions, each with at most `_BLOCK_VALUES` log-probs, or of one position.
-
-    A block has the log-probs of all its ids at each of its positions.
-    """
-    begin, wanted = 0, set[int]()
-    for at, row in enumerate(ids):
-        with_row = wanted.union(row)
-        if at > begin and (at + 1 - begin) * len(with_row) > _BLOCK_VALUES:
-            yield begin, at
-            begin, with_row = at, set(row)
-        wanted = with_row
-    if begin < len(ids):
-        yield begin, len(ids)
-
-
 def _json(request: GenerateRequest) -> bytes:
     # The fields are numbers and strings: orjson needs a fifth of pydantic's time.
     sampling = {name: value for name, value in request.sampling_params if value is not None}
@@ -349,59 +328,3 @@ def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:
     lists = {"output_token_logprobs": meta.output_token_logprobs, "output_top_logprobs": meta.output_top_logprobs}
     cut = {name: values[:new] for name, values in lists.items() if values is not None}
     return replace(reply, output_ids=reply.output_ids[:new], meta_info=replace(meta, **cut))
-
-
-def _scoring(prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None) -> GenerateRequest:
-    """Return the request for the response's log-probs at temperature 1: no new token, behind every chat."""
-    return GenerateRequest(
-        input_ids=[*prompt_ids, *response_ids],
-        sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
-        return_logprob=True,
-        logprob_start_len=len(prompt_ids) - 1,
-        lora_path=lora_path,
-        extra_key=extra_key,
-        priority=PRIORITY_BACKGROUND,
-    )
-
-
-def _aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
-    """Return the T log-probs of `response_ids` out of T + 1 entries. The first entry's log-prob is null."""
-    found = (entries or [])[1:]
-    if not _are_same(response_ids, [token for _, token, _ in found]):
-        raise AlignmentError(f"{len(response_ids)} tokens to score, {len(found)} scored, or others")
-    values = tuple(storable(log_prob) for log_prob, _, _ in found if log_prob is not None)
-    if len(values) != len(response_ids):
-        raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
-    return values
-
-
-def _rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]) -> list[LogProbs]:
-    """Return the log-probs of `ids` [T, K] out of T + 1 entries that hold them all. The first entry is null."""
-    found = (entries or [])[1:]
-    if len(found) != len(ids):
-        raise AlignmentError(f"{len(ids)} tokens, {len(found)} rows of log-probs of given ids")
-    rows = []
-    for entry, row in zip(found, ids, strict=True):
-        told = {token: -math.inf if log_prob is None else storable(log_prob) for log_prob, token, _ in entry or ()}
-        if missing := [token for token in row if token not in told]:
-            raise AlignmentError(f"log-probs of {len(missing)} of {len(row)} given ids are missing")
-        rows.append(tuple(told[token] for token in row))
-    return rows
-
-
-def _is_table_of(rows: Sequence[list[TokenLogProb]], ids: Ids, log_probs: LogProbs) -> bool:
-    """Return True if each row gives its token the token's own log-prob, where it holds the token."""
-    return not any(
-        abs(storable(log_prob) - own) > _SAME_PASS  # not so of a NaN, which the caller refuses
-        for row, token, own in zip(rows, ids, log_probs, strict=True)
-        for log_prob, listed, _ in row
-        if listed == token
-    )
-
-
-def _are_same(ids: Ids, found: Sequence[int]) -> bool:
-    """Compare the ids. Every occurrence of the highest id may be 0, as SGLang writes the vocabulary's last id."""
-    if (scored := tuple(found)) == ids:
-        return True
-    last = max(ids, default=0)
-    return scored == tuple(0 if token == last else token for token in ids)  # a shift by one never looks like that

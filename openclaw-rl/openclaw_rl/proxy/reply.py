@@ -41,8 +41,6 @@ _LIMIT_IS_SMALL = (
     "replies ended at their limit of tokens, in a thought or a call: raise the clients' max_tokens, or "
     "sampling.max_new_tokens for clients that send none"
 )
-
-
 _TRAINABLE, _MOST_UNTRAINABLE = "trainable turns", 0.9
 """Part of the server in `Health`, and the share of turns that may be such that no trainer will ever take them."""
 _BY_REQUEST = {

@@ -6,7 +6,7 @@ from engine_client import raw_server, request, served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines import client
+from openclaw_rl.engines import score_answers
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.types import Ids, LogProbs
@@ -26,7 +26,7 @@ async def test_scores_align_with_the_response() -> None:
 
 
 async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BLOCK_VALUES", 8)
+    monkeypatch.setattr(score_answers, "BLOCK_VALUES", 8)
     fake, response = FakeEngine(policy=ToyPolicy()), (400, 500, 600, 700)
     wanted = ((400, 300), (301, 302, 303), (600,), (300, 301))
     async with served(fake) as engine:
@@ -65,8 +65,8 @@ async def test_a_client_that_names_no_ids_scores_none_that_are_given() -> None:
 def test_blocks_cover_each_position_once_and_stay_small(rows: list[list[int]], most: int) -> None:
     ids = [tuple(row) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "_BLOCK_VALUES", most)
-        blocks = list(client.id_blocks(ids))
+        patch.setattr(score_answers, "BLOCK_VALUES", most)
+        blocks = list(score_answers.id_blocks(ids))
     assert [t for begin, end in blocks for t in range(begin, end)] == list(range(len(ids)))
     for begin, end in blocks:
         values = (end - begin) * len({token for row in ids[begin:end] for token in row})
