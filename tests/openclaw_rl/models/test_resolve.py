@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -166,3 +167,14 @@ def test_a_process_without_torch_gets_the_folder(without_safetensors, tmp_path):
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert output[1] == "False"
     assert json.loads((Path(output[0]) / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_transformers_makes_a_ggufs_map_of_names_once_and_its_library_is_unchanged_afterwards():
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    with convert._parsed_once():
+        first = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        assert first is gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        assert first.mapping == name_map(gguf.MODEL_ARCH.LLAMA, 2).mapping
+        with pytest.raises(FileNotFoundError):
+            gguf.GGUFReader("absent.gguf")
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == (reader, name_map)
