@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -95,6 +97,33 @@ def test_processes_may_race(without_safetensors, tmp_path):
     (made,) = (tmp_path / "cache" / "models").iterdir()
     assert folders == {str(made)}
     assert (made / "base_hash").read_text() == hash_tensors(made)
+
+
+def test_a_process_waits_for_the_conversion_of_another(without_safetensors, tmp_path, monkeypatch):
+    model, converted = ModelSettings(path=str(without_safetensors)), []
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(source: Path, folder: Path) -> None:
+        converted.append(folder)
+        inside.set()
+        assert go.wait(60)
+        convert.convert(source, folder)
+
+    monkeypatch.setattr(resolve_module, "convert", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(resolve, model, tmp_path / "cache")
+        assert inside.wait(60)
+        second = pool.submit(resolve, model, tmp_path / "cache")
+        go.set()
+        assert first.result().folder == second.result().folder
+    assert len(converted) == 1
+
+
+def test_without_locks_a_model_is_converted_all_the_same(without_safetensors, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "locks").write_text("no folder")
+    resolved = resolve(ModelSettings(path=str(without_safetensors)), tmp_path / "cache")
+    assert base_hash(resolved) == hash_tensors(resolved.folder)
 
 
 def test_a_torn_conversion_is_not_read(without_safetensors, tmp_path, monkeypatch):
