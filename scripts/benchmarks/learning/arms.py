@@ -72,8 +72,8 @@ UNJUDGED = "guidance=3,neutral_hint=Thank you.,request_guidance=0.3,top_k=20"
 ALONE = "guidance=1,neutral_hint="
 """A guided teacher without neutral words, as published for sampling; w = 1 was the best of 0, .5, 1 and 2."""
 AIM = 1.8
-"""Learned share at which practice stops: `practice.stop_share` of Combined's own place, 3. OPD's is 4: on the server it goes on
-to 2.4."""
+"""Learned share at which practice stops: `practice.stop_share` of Combined's own place, 3. OPD's place is 4: on the
+server it goes on to 2.4."""
 GUIDED = Arm("combined", settings=f"{JUDGED},{AGAINST}", stop_share=AIM, stop_passed=0.75)
 OPD = Arm("opd", "opd", settings=f"hint_source=judge,{UNJUDGED}", stop_share=AIM)
 OWN = Arm("no judge", "opd", settings=UNJUDGED, has_judge=False, stop_share=AIM)
