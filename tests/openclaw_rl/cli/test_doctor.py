@@ -152,7 +152,7 @@ def test_marks():
             "binary_rl, with the defaults that taught this model: method.baseline others, trainer.learning_rate 0.001,",
         ),
         ({"trainer.learning_rate": 0.01}, "this model: method.baseline others, trainer.kl_coef 0.1"),
-        ({"method.name": "opd"}, "opd, with the defaults that taught this model: method.guidance 2.0, "),
+        ({"method.name": "opd"}, "opd, with the defaults that taught this model: method.guidance 3.0, "),
         ({"model.path": "/some/model"}, "binary_rl, with cautious defaults: what teaches this model"),
     ],
 )
