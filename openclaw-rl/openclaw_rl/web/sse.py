@@ -84,8 +84,10 @@ class EventSender:
             await self._open(b"")
         while not self._is_over:
             silent_s = self._loop.time() - self._sent_at
-            if silent_s >= self._keepalive_s and self._unsent is None:
-                await self.event(self._keep_alive)
+            if silent_s >= self._keepalive_s:
+                # A client whose buffer is full gets no keep-alive. The next look comes after a whole interval.
+                if self._unsent is None:
+                    await self.event(self._keep_alive)
                 silent_s = 0.0
             await asyncio.sleep(self._keepalive_s - silent_s)
 

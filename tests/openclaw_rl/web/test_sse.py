@@ -155,3 +155,27 @@ async def test_a_client_that_never_takes_the_part_counts_as_one_that_left() -> N
 
     async with asyncio.timeout(60):
         assert not await until_gone(stays, work())
+
+
+async def test_a_full_client_in_a_silence_costs_one_look_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleep of a time that is over would keep the event loop busy for as long as the reply is silent."""
+
+    async def takes_no_body(message: Any) -> None:
+        if message.get("body") == b"1":
+            await asyncio.Event().wait()
+
+    stream = sender(takes_no_body, stall_s=60, keepalive_s=30.0)
+    await stream.event(b"0")
+    assert not stream.event_at_once(b"1")
+    stream._sent_at -= 31.0
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await stream.keep_alive()
+    assert slept[1:] == [30.0, 30.0]
