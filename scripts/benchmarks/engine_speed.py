@@ -14,6 +14,10 @@ difference: the engine gives the first of eight replies before the last prompt i
 Eight streams are compared with a batch of eight: the fair comparison, and the one that the aim of 3 × refers to. They
 are compared with one call, too: the sum of eight streams over the rate of a single stream. The third comparison is with
 eight single calls, one after the other.
+
+Two figures are beside a limit of the machine, in the same rounds. *Share of bandwidth*: the bytes of weights, keys and
+values that the decode steps read, over those that a copy of a large tensor moves in the same time. *Share of a matmul
+chain*: the time of the model's linear layers alone on a prompt's tokens, over the time to the engine's first token.
 """
 
 import argparse
@@ -26,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,6 +44,9 @@ from openclaw_rl.models.resolve import load_model, resolve
 from openclaw_rl.settings import ModelSettings
 
 TEMPERATURE = 0.7
+_COPIED, _COPIES = 1 << 28, 5
+_PREFILL_TOKENS = 2000
+_SHARES = "shares of limits"
 Prompt = list[int]
 
 
@@ -130,6 +138,40 @@ def engine(url: str, prompts: list[Prompt], new_tokens: int) -> Timing:
     return Timing(begin, asyncio.run(run()))
 
 
+def copied_per_s() -> float:
+    """Return the bytes that a copy of a large tensor reads and writes in a second: the best of a few."""
+    source = torch.zeros(_COPIED // 4)
+    target = torch.empty_like(source)
+    return max(2 * _COPIED / _seconds(lambda: target.copy_(source)) for _ in range(_COPIES))
+
+
+def chain_s(model: Any, tokens: int) -> float:
+    """Return the seconds of all linear layers of the model on `tokens` rows, without the head: the best of a few."""
+    weights = [module.weight for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
+    rows = {weight.shape[1]: torch.randn(tokens, weight.shape[1]) for weight in weights}
+
+    def chain() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(rows[weight.shape[1]], weight)
+
+    with torch.inference_mode():
+        return min(_seconds(chain) for _ in range(_COPIES))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def step_bytes(model: Any, streams: int, tokens: float) -> float:
+    """Return the bytes of weights, and of the sequences' keys and values, that a step reads."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
+    return 4.0 * (sum(weight.numel() for weight in model.parameters()) + kv * streams * tokens)
+
+
 def one_by_one(model: Any, prompts: list[Prompt], new_tokens: int) -> Timing:
     begin = time.perf_counter()
     timings = [generate(model, [prompt], new_tokens) for prompt in prompts]
@@ -159,8 +201,8 @@ def measure(model: Any, url: str, options: argparse.Namespace) -> dict[str, list
     """Return the measurements of each case, one entry a round."""
     numbers = random.Random(0)
 
-    def prompts(count: int) -> list[Prompt]:
-        return [[numbers.randrange(1000, 40000) for _ in range(options.prompt_tokens)] for _ in range(count)]
+    def prompts(count: int, tokens: int = options.prompt_tokens) -> list[Prompt]:
+        return [[numbers.randrange(1000, 40000) for _ in range(tokens)] for _ in range(count)]
 
     n = options.new_tokens
     cases = {
@@ -186,7 +228,29 @@ def measure(model: Any, url: str, options: argparse.Namespace) -> dict[str, list
             found[name].append(entry)
             figures = ", ".join(f"{key} {value:.1f} tokens/s" for key, value in entry.items() if key != "own_cpu_s")
             print(f"round {number + 1}/{options.rounds}  {name:26} {figures}", flush=True)
+        found.setdefault(_SHARES, []).append(shares(model, url, found, options, prompts))
+        print(f"round {number + 1}/{options.rounds}  {found[_SHARES][-1]}", flush=True)
     return found
+
+
+def shares(
+    model: Any,
+    url: str,
+    found: dict[str, list[dict[str, float]]],
+    options: argparse.Namespace,
+    prompts: Callable[..., list[Prompt]],
+) -> dict[str, float]:
+    """Return the shares of the machine's limits that the newest round reached."""
+    moved = copied_per_s()
+    tokens = options.prompt_tokens + options.new_tokens / 2
+    reached = {}
+    for streams, name in ((1, "engine, 1"), (options.streams, f"engine, {options.streams} streams")):
+        steps_per_s = found[name][-1]["decode"] / streams
+        reached[f"bandwidth, {streams} streams"] = steps_per_s * step_bytes(model, streams, tokens) / moved
+    prefill = engine(url, prompts(1, _PREFILL_TOKENS), 1)
+    first_s = prefill.streams[0][0] - prefill.begin
+    reached["matmul chain, prefill"] = chain_s(model, _PREFILL_TOKENS) / first_s
+    return {name: round(value, 3) for name, value in reached.items()} | {"copied GB/s": round(moved / 1e9, 1)}
 
 
 def ratios(found: dict[str, list[dict[str, float]]], ours: str, theirs: str, figure: str) -> dict[str, float]:
@@ -237,6 +301,12 @@ def main() -> None:
                 if figure in entries[0]
             }
             for name, entries in found.items()
+            if name != _SHARES
+        },
+        "shares of limits, median, least, most": {
+            name: [median(each), min(each), max(each)]
+            for name in found[_SHARES][0]
+            for each in [[entry[name] for entry in found[_SHARES]]]
         },
         "ratios": {
             "1 stream, decode alone [aim 2]": ratios(found, one, "generate, 1", "decode"),
