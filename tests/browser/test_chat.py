@@ -240,6 +240,7 @@ def test_what_a_reply_holds_stays_text(visitor, site, shot):
     text = replies(page).locator(".text")
     expect(text).to_contain_text('<img src=x onerror="window.hit=1"> <script>window.hit=1</script>')
     expect(text).to_contain_text("[here](javascript:window.hit=1)")
+    expect(text.locator("ol li").last).to_have_text("two")  # its end: the parts are counted below
     shot(page, "chat-text")
     assert page.locator("main img, main script, main b[onmouseover], .text a").count() == 0
     assert [text.locator(form).count() for form in ("pre", "ul li", "ol li", "strong", "li code")] == [1, 2, 2, 1, 1]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from openclaw_rl.agents.api import EpisodesApi, Refused, ServerGone
 from openclaw_rl.agents.environment import Split
 from openclaw_rl.agents.sandbox import Profile, Sandbox, Sandboxes
@@ -18,15 +20,18 @@ from openclaw_rl.agents.sandbox.gateway import gateway
 from openclaw_rl.errors import EnvironmentFault
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    steps: int = 20
+class EpisodeLimits(BaseModel):
+    """Limits of one episode, a table of the run's plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(default=20, ge=1)
     """Replies of the policy."""
-    tokens: int = 32_768
+    tokens: int = Field(default=32_768, ge=1)
     """Tokens of all replies together."""
-    setup_s: float = 300.0
-    act_s: float = 1800.0
-    check_s: float = 600.0
+    setup_s: float = Field(default=300.0, gt=0)
+    act_s: float = Field(default=1800.0, gt=0)
+    check_s: float = Field(default=600.0, gt=0)
 
 
 @dataclass(frozen=True, slots=True)

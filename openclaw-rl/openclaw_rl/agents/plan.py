@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openclaw_rl.agents.episode import EpisodeLimits
 from openclaw_rl.agents.sandbox import Limits
 from openclaw_rl.agents.sandbox.kinds import Kind
 from openclaw_rl.errors import SettingsError
@@ -37,14 +38,6 @@ class EvalPlan(_Table):
     concurrency: int = Field(default=8, ge=1)
     every_versions: int = Field(default=0, ge=0)
     """`agents run` evaluates its first version, and again whenever this many are new; 0: never."""
-
-
-class LimitsPlan(_Table):
-    steps: int = Field(default=20, ge=1)
-    tokens: int = Field(default=32_768, ge=1)
-    setup_s: float = Field(default=300.0, gt=0)
-    act_s: float = Field(default=1800.0, gt=0)
-    check_s: float = Field(default=600.0, gt=0)
 
 
 class SandboxPlan(_Table):
@@ -86,7 +79,7 @@ class Plan(_Table):
     """Fields of each chat request."""
     train: TrainPlan = TrainPlan()
     eval: EvalPlan = EvalPlan()
-    limits: LimitsPlan = LimitsPlan()
+    limits: EpisodeLimits = EpisodeLimits()
     sandbox: SandboxPlan = SandboxPlan()
 
 

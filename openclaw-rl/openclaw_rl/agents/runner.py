@@ -16,7 +16,7 @@ import structlog
 from openclaw_rl.agents.api import EpisodesApi, Member, Refused, ServerGone
 from openclaw_rl.agents.curriculum import Curriculum
 from openclaw_rl.agents.environment import Environment, Outcome, Split, Task, whole_tasks
-from openclaw_rl.agents.episode import Episode, EpisodeLimits, EpisodeOver
+from openclaw_rl.agents.episode import Episode, EpisodeOver
 from openclaw_rl.agents.evaluation import by_kind, figures
 from openclaw_rl.agents.journal import Attempt, GroupRecord, Journal
 from openclaw_rl.agents.plan import Plan
@@ -263,7 +263,7 @@ class Runner:
 
     async def _play(self, name: str, base_url: str, play: _Play) -> tuple[Outcome, bool]:
         plan = self.plan
-        limits = EpisodeLimits(**plan.limits.model_dump())
+        limits = plan.limits
         episode = Episode(
             name, base_url, self.api, self.open_sandboxes, split=play.split, limits=limits, sampling=plan.sampling
         )

@@ -88,11 +88,14 @@ class LlmJudge:
         return votes, outcome
 
     async def _vote(self, prompt: Sequence[Message]) -> _Vote:
-        budget = self._settings.max_new_tokens
         try:
-            answer = await self._ask(prompt, max_new_tokens=budget)
-            if answer.is_cut:
-                answer = await self._ask(prompt, max_new_tokens=2 * budget)
+            answer = await asked_again_if_cut(self._ask, prompt, self._settings.max_new_tokens)
         except JudgeError as error:
             return _Vote(None, error=error)
         return _Vote(parse_vote(answer.text, is_cut=answer.is_cut), answer.text, is_cut=answer.is_cut)
+
+
+async def asked_again_if_cut(ask: JudgeClient, prompt: Sequence[Message], budget: int) -> Answer:
+    """Return the judge's answer; one that `budget` tokens cut is asked for once more with twice as many."""
+    answer = await ask(prompt, max_new_tokens=budget)
+    return await ask(prompt, max_new_tokens=2 * budget) if answer.is_cut else answer

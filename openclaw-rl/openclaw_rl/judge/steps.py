@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Judge, Unasked, parse_vote
-from openclaw_rl.judge.llm import RATIONALE_CHARS, JudgeClient
+from openclaw_rl.judge.llm import RATIONALE_CHARS, JudgeClient, asked_again_if_cut
 from openclaw_rl.judge.phrases import TOOL_RULES
 from openclaw_rl.judge.prompt import fence, neutral, said, trim
 from openclaw_rl.judge.rules import Ruling
@@ -84,11 +84,8 @@ class StepLlmJudge:
         return Verdict((mean > 0) - (mean < 0), votes, source="llm", rationale=text[-RATIONALE_CHARS:])
 
     async def _vote(self, prompt: Sequence[Message]) -> tuple[int | None, str]:
-        budget = self._settings.max_new_tokens
         try:
-            answer = await self._ask(prompt, max_new_tokens=budget)
-            if answer.is_cut:
-                answer = await self._ask(prompt, max_new_tokens=2 * budget)
+            answer = await asked_again_if_cut(self._ask, prompt, self._settings.max_new_tokens)
         except JudgeError as error:
             return None, str(error)
         return parse_vote(answer.text, is_cut=answer.is_cut), answer.text

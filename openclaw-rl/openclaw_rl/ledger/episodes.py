@@ -200,6 +200,7 @@ class Episodes(LedgerPart):
             ).fetchall()
             if not _is_active(db, row, since)
         ]
+        # The first condition is that of the index `episode_group_unscored`.
         query = "SELECT id FROM episode_group WHERE state <> 'scored' AND state = 'open' AND opened_at < ?"
         return idle, [group for (group,) in db.execute(query, (now - settings.group_ttl_s,)).fetchall()]
 

@@ -27,7 +27,7 @@ class Groups(LedgerPart):
     @read
     def groups_to_credit(self, db: sqlite3.Connection) -> list[ClosedGroup]:
         """Return closed groups whose steps all have what the judge will give them, oldest first."""
-        rows = db.execute(
+        rows = db.execute(  # the first condition is that of the index `episode_group_unscored`
             "SELECT id FROM episode_group WHERE state <> 'scored' AND state = 'closed' ORDER BY id"
         ).fetchall()
         ready = [row for (row,) in rows if not _is_judging(db, row)]

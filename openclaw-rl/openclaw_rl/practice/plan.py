@@ -2,9 +2,8 @@
 
 What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Beside open
 wishes those that rest have half of the places at most: with a quarter a learned wish was lost while the next one was
-practised.
-Each prompt is practised with its own words. Of a wish with many corrected prompts every fourth is held back, to measure
-on.
+practised. Each prompt is practised with its own words. Of a wish with many corrected prompts every fourth is held back,
+to measure on.
 
 A wish leaks most into the prompts that are most like its own. So every second anchor is the prompt whose newest reply
 was the farthest from the base; the others take turns, so that each prompt is looked at.

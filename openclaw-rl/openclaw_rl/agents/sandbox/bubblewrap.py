@@ -203,15 +203,8 @@ class BubblewrapSandbox(Sandbox):
             "forward": None if profile.gateway is None else [GATEWAY_PORT, "/run/gateway/socket"],
         }
         argv = [
-            *(
-                self._bwrap,
-                "--unshare-all",
-                "--unshare-user",
-                "--die-with-parent",
-                "--new-session",
-                "--cap-drop",
-                "ALL",
-            ),
+            *(self._bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"),
+            *("--new-session", "--cap-drop", "ALL"),
             *(["--disable-userns"] if "--disable-userns" in options(self._bwrap) else []),
             *("--as-pid-1", "--clearenv", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
             *_system_folders(),

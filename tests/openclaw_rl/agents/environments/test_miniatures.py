@@ -46,7 +46,7 @@ async def test_a_move_is_no_delete_and_a_side_effect_is_not_right(play: Play) ->
     assert (await play(environment, rm, "rm *")).reward == 0.0
     assert (await play(environment, rm, f"rm {gone}; touch {gone}")).reward == -1.0
     assert (await play(environment, cp, f"mv {old} {new}")).reward == 0.0
-    assert (await play(environment, cp, f"cp {old} {new}; rm -rf /tmp/*; mkdir /work/x")).reward == 0.0
+    assert (await play(environment, cp, f"cp {old} {new}; rm -rf /tmp/*; mkdir x")).reward == 0.0
 
 
 def test_half_of_the_training_tasks_name_the_command_and_no_held_out_one() -> None:

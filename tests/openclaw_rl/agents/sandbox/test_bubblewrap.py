@@ -1,4 +1,4 @@
-"""What a sandbox of bubblewrap holds, against a model that wants out."""
+"""A sandbox of bubblewrap holds a model that wants out."""
 
 import asyncio
 import os
