@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from openclaw_rl.cli import render
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, target
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, target
 
 app = typer.Typer()
 wishes_app = typer.Typer(
@@ -77,6 +77,4 @@ def _list(key: str | None, config: Any, data_dir: Any) -> None:
 
 
 def _ask(method: str, path: str, key: str | None, config: Any, data_dir: Any, json: Any = None) -> Any:
-    keys = target(config, data_dir).server.api_keys
-    chat_key = key or (keys[0].key.get_secret_value() if keys else "")
-    return call(method, path, config, data_dir, key=chat_key, json=json)
+    return call(method, path, config, data_dir, key=chat_key(target(config, data_dir), key), json=json)
