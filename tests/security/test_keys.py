@@ -49,7 +49,7 @@ def test_no_route_is_missing_from_these_lists(keyed):
     paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     names = {"chatcmpl-1": "{turn_id}", "versions/0": "versions/{weight_version}", "wishes/1": "wishes/{wish_id}"}
-    names["episodes/e"] = "episodes/{episode_id}"
+    names |= {"episodes/e": "episodes/{episode_id}", "users/ann": "users/{user}"}
 
     def template(path: str) -> str:
         return next((path.replace(one, name) for one, name in names.items() if one in path), path)

@@ -180,3 +180,15 @@ def test_keys_are_nowhere_in_the_data_directory(family: Any) -> None:
             for name in ("ann", "bob", "untrained", "revoked", "rotated"):
                 assert family.keys[name].encode() not in content, (file, name)
     assert not any(family.keys[name] in family.server.log for name in ("ann", "bob", "revoked"))
+
+
+def test_the_operators_list_of_users_has_figures_and_no_words(family: Any) -> None:
+    _talk(family, "ann", f"figures-{uuid.uuid4().hex}")
+    reply = family.ask("GET", "/v1/admin/users", "admin")
+    rows = {row["user"]: row for row in reply.json()["users"]}
+    assert {"ann", "bob", "untrained"} <= rows.keys()
+    assert rows["ann"]["requests"] >= 3
+    assert rows["ann"]["tokens"] > 0
+    assert (rows["ann"]["has_key"], rows["untrained"]["train"]) == (True, False)
+    assert SECRET not in reply.text
+    assert family.ask("GET", "/v1/admin/users/ann/wishes", "admin").json() == {"wishes": []}

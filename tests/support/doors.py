@@ -3,6 +3,8 @@
 ADMIN = [
     ("GET", "/v1/admin/status"),
     ("GET", "/v1/admin/history"),
+    ("GET", "/v1/admin/users"),
+    ("GET", "/v1/admin/users/ann/wishes"),
     ("GET", "/v1/admin/versions/0"),
     ("POST", "/v1/admin/rollback"),
     ("POST", "/v1/admin/pin"),

@@ -14,7 +14,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, fail, target
+from openclaw_rl.cli import render
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, fail, target
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import UserLimits
@@ -73,6 +74,23 @@ def list_keys(
         print(_line(one))
     if not found:
         print("no users: `openclaw-rl keys add NAME` adds one")
+
+
+@keys_app.command(short_help="Show what each user used today, and what waits of each.")
+def usage(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Show each user's requests and tokens of today (UTC), the turns that wait, and the wishes. No words of a chat."""
+    rows = call("GET", "/v1/admin/users", config, data_dir)["users"]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for line in render.users(rows):
+        print(line)
+    if not rows:
+        print("no user yet")
 
 
 @keys_app.command(short_help="Give a user a new key; the old one opens nothing any more.")

@@ -3,16 +3,12 @@
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from openclaw_rl.ledger.records import BY_OPERATOR
 from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
 from openclaw_rl.types import DropReason, TurnState, is_held_back
-
-_SIDES_LOOKED_AT = 100_000
-"""Side requests of a day, of all users, that a sum of tokens looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +61,6 @@ class Outcomes(LedgerPart):
         """Return the outcomes of this user's replies among these, in their order."""
         found = (_outcome(db, turn_id, user) for turn_id in turn_ids)
         return [outcome for outcome in found if outcome is not None]
-
-    @read
-    def tokens_since(self, db: sqlite3.Connection, user: str, since: float) -> int:
-        """Return the tokens of a user's prompts and replies since then, without practice and demonstrations."""
-        turns = db.execute(
-            "SELECT received_at, prompt_tokens + ifnull(response_tokens, 0) FROM request LEFT JOIN turn USING (id)"
-            " WHERE user = ? AND practice IS NULL AND demonstration_of IS NULL AND outcome <> 'abandoned'"
-            " ORDER BY request.id DESC",
-            (user,),
-        )
-        sides = db.execute(
-            "SELECT at, user, prompt_tokens + completion_tokens FROM side ORDER BY id DESC LIMIT ?", (_SIDES_LOOKED_AT,)
-        )
-        # Newest first, and no further than needed: a user may have a million turns.
-        found = sum(tokens for _, tokens in takewhile(lambda row: row[0] >= since, turns))
-        return int(found + sum(n for _, of, n in takewhile(lambda row: row[0] >= since, sides) if of == user))
-
-    @read
-    def samples_waiting(self, db: sqlite3.Connection, user: str) -> int:
-        """Return the number of a user's samples that wait for a batch, without practice."""
-        (n,) = db.execute(
-            "SELECT count(*) FROM turn JOIN request USING (id)"
-            " WHERE state = 'sampled' AND practice IS NULL AND user = ?",
-            (user,),
-        ).fetchone()
-        return int(n)
 
     @read
     def owner(self, db: sqlite3.Connection, turn_id: str) -> str | None:

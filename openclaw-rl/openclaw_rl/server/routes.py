@@ -19,6 +19,7 @@ from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
+from openclaw_rl.server.api.users import UsersDeps
 from openclaw_rl.server.api.wishes import build_wishes_router
 from openclaw_rl.server.chat_commands import ChatCommands
 from openclaw_rl.server.events import ServerEvents
@@ -157,6 +158,7 @@ def _admin(
             train_now=events.lease_wait.train_now,
             training=settings.training,
             comparison=Comparison(publisher, core.engine, core.frontend),
+            users=UsersDeps(core.ledger, core.keys, aim_of(settings), core.clock),
         ),
     )
 

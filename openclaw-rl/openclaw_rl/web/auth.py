@@ -77,10 +77,15 @@ class Keys:
             )
         return found
 
+    def users(self) -> dict[str, Caller]:
+        """Return the users that have a key, by name; of several keys of one user, the one of the users' file."""
+        known = (self._users or {}).values() if self._look() else ()
+        return {caller.user: caller for caller in (*(caller for _, caller in self._callers), *known)}
+
     def limits_of(self, user: str) -> UserLimits:
         """Return the limits of a user, whether or not the user has a key."""
-        known = (self._users or {}).values() if self._look() else ()
-        return next((caller.limits for caller in known if caller.user == user), self._limits)
+        caller = self.users().get(user)
+        return self._limits if caller is None else caller.limits
 
     def _look(self) -> bool:
         """Read the users' file again if it changed. Return True if chats need a key because of it."""

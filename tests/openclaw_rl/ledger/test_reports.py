@@ -82,18 +82,6 @@ async def test_gates_get_plain_replies_of_one_version(ledger, driver):
     assert [prompt for prompt, _ in await ledger.recent_replies(sampled_by=None, limit=2)] == [(6,), (2,)]
 
 
-async def test_the_tokens_of_a_users_day(ledger, driver):
-    """Prompt and reply of turns and side requests, of that user alone; a request that failed costs nothing."""
-    for user in ("ann", "bob", "ann"):
-        await driver.served(user=user, prompt=(1, 2, 3))  # 3 + 4 tokens, at 1001, 1002 and 1003
-    for user in ("ann", "bob"):
-        await ledger.count_side(SideCount(user, None, "other", 10, 5, 200, at=1003.0))
-    assert await ledger.tokens_since("ann", 0.0) == 7 + 7 + 15
-    assert await ledger.tokens_since("ann", 1002.5) == 7 + 15
-    assert await ledger.tokens_since("ann", 1003.5) == 0
-    assert await ledger.tokens_since("nobody", 0.0) == 0
-
-
 async def test_the_newest_prompts_of_recent_sessions(ledger, driver):
     for prompt, session in (((1,), "a"), ((2,), "b"), ((3,), "a"), ((4,), "c")):
         await driver.served(prompt=prompt, session=session)
