@@ -28,6 +28,7 @@ from openclaw_opd.settings import OpdSettings
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine, Score
+from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
 from openclaw_rl.methods.hinted_prompt import asked_instead, hinted
@@ -126,7 +127,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
         return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
     is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     fit = replace(prompts, hinted=tuple(fitting))
-    job = _Job(tools.teacher, tools.serving, tools, fit, response, weights)
+    job = _Job(tools.teacher, tools.serving, tools, fit, response, weights, judged.request.scope.user)
     try:
         passes = await job.run(with_noise=is_sampled)
     except _Failed as error:
@@ -174,6 +175,8 @@ class _Job:
     prompts: _Prompts
     response: Ids
     weights: Weights
+    user: str
+    """The prompts' owner: the engine reuses what it computed in the owner's chat."""
 
     async def run(self, *, with_noise: bool) -> _Passes:
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -197,7 +200,7 @@ class _Job:
 
     async def _passes(self, use: VersionUse, *, with_noise: bool) -> _Passes:
         settings = self.tools.settings
-        policy = _Weights(self.engine, use.lora_path, use.extra_key)
+        policy = _Weights(self.engine, use.lora_path, use.cache_of(self.user))
         teacher = self._teacher(use, policy)
         prompts, plain = self.prompts, self.prompts.plain
         student = aside = away = again = None
@@ -231,9 +234,9 @@ class _Job:
     def _teacher(self, use: VersionUse, policy: _Weights) -> _Weights:
         kind = self.tools.settings.teacher
         if kind == "base":
-            return _Weights(self.tools.base_teacher or self.engine, None, "v0")
+            return _Weights(self.tools.base_teacher or self.engine, None, cache_salt(0, self.user))
         if kind == "ema" and use.ema_path != use.lora_path:
-            return _Weights(self.engine, use.ema_path, f"ema-{use.extra_key}")
+            return _Weights(self.engine, use.ema_path, f"ema-{use.cache_of(self.user)}")
         return policy
 
     async def _score(self, of: _Weights, prompt: Ids, *, top_k: int = 0) -> Score:

@@ -1,7 +1,7 @@
 """Data directory: all files that a server keeps, readable by their owner only.
 
-ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   run/server.json   logs/   cache/   push/
-tracking/   connect/
+ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   keys/users.json   run/server.json   logs/
+cache/   push/   tracking/   connect/
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import orjson
 from pydantic import SecretStr
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.settings import USERS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class DataDir:
     @property
     def keys(self) -> Path:
         return self.root / "keys"
+
+    @property
+    def users(self) -> Path:
+        """File with the users' names and the digests of their keys."""
+        return self.root / USERS_FILE
 
     @property
     def run(self) -> Path:

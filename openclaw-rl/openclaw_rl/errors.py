@@ -37,10 +37,18 @@ class RequestError(OpenClawRLError):
     """The caller's request cannot be served as it is."""
 
     def __init__(
-        self, message: str, *, status: int = 400, code: str = "invalid_request_error", param: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
+        """retry_after_s: seconds after which the same request may be served."""
         super().__init__(message)
         self.message, self.status, self.code, self.param = message, status, code, param
+        self.retry_after_s = retry_after_s
 
 
 class EngineError(OpenClawRLError):

@@ -93,6 +93,7 @@ ACTING = {
     "": "log_level log_format",
     "server": "host served_model_name unknown_model api_keys admin_key trainer_token allowed_hosts max_body_mb "
     "body_timeout_s max_streams keepalive_s stall_s drain_s chat_commands",
+    "limits": "requests_at_once tokens_a_day practice_share",
     "model": "chat_template reasoning_parser tool_call_parser context_length",
     "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
     "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
@@ -122,6 +123,9 @@ WITHOUT_DEFAULT = {
     "server.served_model_name": "policy",
     "server.admin_key": "secret",
     "server.trainer_token": "secret",
+    "limits.requests_at_once": "4",
+    "limits.tokens_a_day": "1000",
+    "limits.practice_share": "0.5",
     "model.chat_template": "template.jinja",
     "engine.python": "python3",
     "model.context_length": "9000",

@@ -6,65 +6,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from doors import ADMIN, CHAT, OPEN, READERS, TRAINER
 
 import openclaw_rl
 from openclaw_rl.settings import ApiKey
 from openclaw_rl.web.auth import Keys, Secret
-
-ADMIN = [
-    ("GET", "/v1/admin/status"),
-    ("GET", "/v1/admin/history"),
-    ("GET", "/v1/admin/versions/0"),
-    ("POST", "/v1/admin/rollback"),
-    ("POST", "/v1/admin/pin"),
-    ("POST", "/v1/admin/learning"),
-    ("POST", "/v1/admin/train"),
-    ("POST", "/v1/admin/forget"),
-    ("POST", "/v1/admin/compare"),
-    ("GET", "/openapi.json"),
-    ("GET", "/metrics"),
-]
-TRAINER = [
-    ("POST", f"/v1/trainer/{name}")
-    for name in (
-        *("tip", "lease", "renew", "release", "commit", "durable", "failed"),
-        *("start", "leased", "push/begin", "push/end"),
-    )
-]
-CHAT = [
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/chat/completions"),
-    *(
-        ("POST", f"{prefix}/{name}")
-        for prefix in ("/v1", "")
-        for name in ("responses", "messages", "messages/count_tokens")
-    ),
-    ("POST", "/v1/feedback"),
-    ("GET", "/v1/wishes"),
-    ("GET", "/v1/wishes/1"),
-    ("POST", "/v1/wishes/1"),
-    ("DELETE", "/v1/wishes/1"),
-    ("GET", "/v1/outcomes"),
-    ("POST", "/v1/episodes"),
-    ("POST", "/v1/episodes/e/outcome"),
-    ("POST", "/v1/episodes/e/abort"),
-    ("POST", "/v1/episodes/e/v1/chat/completions"),
-    ("POST", "/v1/episodes/e/v1/responses"),
-]
-READERS = [
-    ("GET", "/v1/turns"),
-    ("GET", "/v1/turns/chatcmpl-1"),
-    ("GET", "/v1/turns/chatcmpl-1/state"),
-    ("GET", "/v1/turns/chatcmpl-1/tokens"),
-    ("POST", "/v1/turns/chatcmpl-1"),
-    ("GET", "/v1/episodes"),
-    ("GET", "/v1/episodes/e"),
-]
-"""The admin key reads every turn, a chat key those of its user."""
-OPEN = {("GET", "/healthz")} | {
-    ("GET", f"{path}{name}") for path in ("/v1/models", "/models") for name in ("", "/{name}")
-}
-"""They tell a word, a version's number, a model's name and its length."""
 
 
 @pytest.mark.parametrize(("method", "path"), [*ADMIN, *TRAINER, *CHAT, *READERS])
@@ -103,7 +49,7 @@ def test_no_route_is_missing_from_these_lists(keyed):
     paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     names = {"chatcmpl-1": "{turn_id}", "versions/0": "versions/{weight_version}", "wishes/1": "wishes/{wish_id}"}
-    names["episodes/e"] = "episodes/{episode_id}"
+    names |= {"episodes/e": "episodes/{episode_id}", "users/ann": "users/{user}"}
 
     def template(path: str) -> str:
         return next((path.replace(one, name) for one, name in names.items() if one in path), path)

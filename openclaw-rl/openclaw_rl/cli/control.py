@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, fail, target
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, fail, target
 from openclaw_rl.data_dir import DataDir
 
 app = typer.Typer()
@@ -73,10 +73,8 @@ def feedback(
         "demonstration": demonstration,
         "feedback_id": feedback_id,
     }
-    keys = target(config, data_dir).server.api_keys
-    chat_key = key or (keys[0].key.get_secret_value() if keys else "")
     said = {name: what for name, what in body.items() if what is not None}
-    answer = call("POST", "/v1/feedback", config, data_dir, key=chat_key, json=said)
+    answer = call("POST", "/v1/feedback", config, data_dir, key=chat_key(target(config, data_dir), key), json=said)
     print(f"{answer['turn_id']}: effect {answer['effect']}, state {answer['state']}", end="")
     print(f"; {answer['demonstration_id']} waits for the trainer" if answer["demonstration_id"] else "")
 

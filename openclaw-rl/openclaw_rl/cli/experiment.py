@@ -8,7 +8,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, fail, target, url_of
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, chat_key, fail, target, url_of
 from openclaw_rl.offline import personalization, personas
 from openclaw_rl.offline.personalization import Plan
 from openclaw_rl.offline.personas import ExperimentError, ModelPerson, Person, RulePerson
@@ -73,8 +73,7 @@ def personalize(
     """
     settings = target(config, data_dir)
     where = url or url_of(settings)
-    keys = [one.key.get_secret_value() for one in settings.server.api_keys]
-    token = key or (keys[0] if keys else "")
+    token = chat_key(settings, key)
     plan = Plan(corrections, held_out, max_tokens=max_tokens, idle_s=60 * idle_minutes)
     file = out.with_suffix(".json")
     try:

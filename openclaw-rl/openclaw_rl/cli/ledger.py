@@ -123,6 +123,7 @@ def export_rows(
     what: Annotated[
         str, typer.Option(help="`turns`: messages, verdict and state; `samples`: the tokens that a trainer gets.")
     ] = ("turns"),
+    user: Annotated[str | None, typer.Option(help="Only the rows of this user. Default: of all users.")] = None,
     format: Annotated[
         str, typer.Option(help='`jsonl`, or `parquet`, which needs pip install "openclaw-rl[export]".')
     ] = "jsonl",
@@ -142,7 +143,7 @@ def export_rows(
 
     ledger = DataDir.of(target(config, data_dir).data_dir).ledger
     try:
-        count = export(ledger, path, what=what, format=format, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
+        count = export(ledger, path, what=what, format=format, user=user, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
     except OpenClawRLError as error:
         fail(str(error))
     print(f"{count} {what} are in {path}")

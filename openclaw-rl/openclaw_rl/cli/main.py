@@ -17,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl import settings as settings_module
-from openclaw_rl.cli import agents, control, experiment, ledger, render, wishes
+from openclaw_rl.cli import agents, control, experiment, keys, ledger, render, wishes
 from openclaw_rl.cli import doctor as doctor_module
 from openclaw_rl.cli.connect import command as connect
 from openclaw_rl.cli.options import (
@@ -54,6 +54,7 @@ app.add_typer(control.app)
 app.add_typer(ledger.app)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(wishes.app)
+app.add_typer(keys.app)
 app.add_typer(agents.app, name="agents")
 app.add_typer(connect.app, name="connect")
 
@@ -65,7 +66,8 @@ def serve(
     host: Annotated[
         str | None,
         typer.Option(
-            help=f"Address to listen on. Default: {_DEFAULTS.server.host}; any other host needs server.api_keys."
+            help=f"Address to listen on. Default: {_DEFAULTS.server.host}; any other host needs server.api_keys "
+            "or a user (`openclaw-rl keys add`)."
         ),
     ] = None,
     port: Annotated[

@@ -55,6 +55,16 @@ def target(config: Path | None, data_dir: Path | None) -> settings_module.Settin
     return settings_of(config, {} if data_dir is None else {"data_dir": str(data_dir)})
 
 
+def chat_key(settings: settings_module.Settings, key: str | None) -> str:
+    """Return the chat key that a command sends: the given one, else the first of `server.api_keys`, else none."""
+    keys = settings.server.api_keys
+    if key or keys:
+        return key or keys[0].key.get_secret_value()
+    if settings.has_keys:
+        fail("the users of this server have keys, and it stores none of them: name one with --key")
+    return ""
+
+
 def call(
     method: str, path: str, config: Path | None, data_dir: Path | None, *, key: str | None = None, **kwargs: Any
 ) -> Any:

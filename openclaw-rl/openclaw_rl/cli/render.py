@@ -123,6 +123,17 @@ def wishes(rows: Sequence[_Body]) -> Iterator[str]:
         yield f"      {when(row['created_at'])}, asked {asked}, {scope}; {'; '.join(figures)}"
 
 
+def users(rows: Sequence[_Body]) -> Iterator[str]:
+    """Yield one line for each user: the day in figures, and what waits."""
+    for row in rows:
+        figures = [f"{row['requests']} requests and {row['tokens']} tokens today"]
+        figures += [f"{n} {state}" for state, n in row["waiting"].items()]
+        figures += [f"{row['wishes']} wishes"] if row["wishes"] else []
+        figures += [] if row["has_key"] else ["no key"]
+        figures += [] if row["train"] else ["never trained on"]
+        yield f"{plain(row['user']):<24} {', '.join(figures)}"
+
+
 def when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
 

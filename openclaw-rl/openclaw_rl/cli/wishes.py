@@ -1,11 +1,12 @@
 """The command `openclaw-rl wishes`: what you asked the model for in words, and what has become of it."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from openclaw_rl.cli import render
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, target
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, target
 
 app = typer.Typer()
 wishes_app = typer.Typer(
@@ -29,9 +30,16 @@ def wishes(
 
 
 @wishes_app.command("list", short_help="List your wishes.")
-def list_wishes(key: KeyOption = None, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+def list_wishes(
+    key: KeyOption = None,
+    user: Annotated[
+        str | None, typer.Option(help="For the operator: the wishes of this user, by the admin key.")
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """List your wishes: their words, how much is learned, how often they were practised, and what it cost in KL."""
-    _list(key, config, data_dir)
+    _list(key, config, data_dir, user)
 
 
 @wishes_app.command(short_help="Stop practising a wish.")
@@ -68,8 +76,11 @@ def practise(
     print(f"wish {wish} is practised while nobody chats")
 
 
-def _list(key: str | None, config: Any, data_dir: Any) -> None:
-    rows = _ask("GET", "/v1/wishes", key, config, data_dir)["wishes"]
+def _list(key: str | None, config: Any, data_dir: Any, user: str | None = None) -> None:
+    if user is None:
+        rows = _ask("GET", "/v1/wishes", key, config, data_dir)["wishes"]
+    else:
+        rows = call("GET", f"/v1/admin/users/{quote(user, safe='')}/wishes", config, data_dir)["wishes"]
     for line in render.wishes(rows):
         print(line)
     if not rows:
@@ -77,6 +88,4 @@ def _list(key: str | None, config: Any, data_dir: Any) -> None:
 
 
 def _ask(method: str, path: str, key: str | None, config: Any, data_dir: Any, json: Any = None) -> Any:
-    keys = target(config, data_dir).server.api_keys
-    chat_key = key or (keys[0].key.get_secret_value() if keys else "")
-    return call(method, path, config, data_dir, key=chat_key, json=json)
+    return call(method, path, config, data_dir, key=chat_key(target(config, data_dir), key), json=json)

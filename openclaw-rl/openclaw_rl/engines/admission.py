@@ -35,6 +35,10 @@ class VersionUse:
     ema_path: str | None = None
     """The version's EMA teacher; for a version without its own, the version itself."""
 
+    def cache_of(self, user: str) -> str:
+        """Return the `extra_key` of calls with a prompt of this user."""
+        return cache_salt(self.weight_version, user)
+
 
 def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
     """Return True for a 4xx that says the engine no longer has the adapter."""

@@ -1,4 +1,8 @@
-"""Keys of a version on an engine: the names of its adapters, and the salt of its prefix cache."""
+"""Keys of a version on an engine: the names of its adapters, and the salts of its prefix caches."""
+
+from hashlib import sha256
+
+from openclaw_rl.types import KEYLESS_USER
 
 
 def adapter_name(weight_version: int) -> str | None:
@@ -11,6 +15,9 @@ def ema_name(weight_version: int) -> str:
     return f"ema-v{weight_version}"
 
 
-def cache_salt(weight_version: int) -> str:
-    """Return the `extra_key` of a version's requests: no request reuses KV that other weights computed."""
-    return f"v{weight_version}"
+def cache_salt(weight_version: int, user: str = KEYLESS_USER) -> str:
+    """Return the `extra_key` of a version's requests: no request reuses KV that other weights computed.
+
+    Nor KV of another user: a cached prefix answers sooner, and would tell that another user sent it.
+    """
+    return f"v{weight_version}" + ("" if user == KEYLESS_USER else f"-{sha256(user.encode()).hexdigest()[:16]}")

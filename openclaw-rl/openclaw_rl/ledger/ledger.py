@@ -35,6 +35,7 @@ from openclaw_rl.ledger.search import Searching
 from openclaw_rl.ledger.steps import Steps
 from openclaw_rl.ledger.store import Clock, LedgerLimits, Reader, read, write
 from openclaw_rl.ledger.turns import Turns
+from openclaw_rl.ledger.users import Users
 from openclaw_rl.ledger.versions import Versions
 from openclaw_rl.ledger.wishes import Wishes
 from openclaw_rl.ledger.writer import Writer
@@ -60,6 +61,7 @@ class Ledger(
     Reports,
     Searching,
     Outcomes,
+    Users,
     Auditing,
 ):
     """All operations of one ledger file. `open` makes it, `aclose` ends it. Every call may raise LedgerError."""

@@ -96,8 +96,8 @@ class Reports(LedgerPart):
         return [(version, value) for version, value in reversed(rows)]
 
     @read
-    def recent_prompts(self, db: sqlite3.Connection, limit: int) -> list[Ids]:
-        """Return the newest prompt of each of the `limit` sessions that were active last, newest first.
+    def recent_prompts(self, db: sqlite3.Connection, limit: int) -> list[tuple[str, Ids]]:
+        """Return (user, newest prompt) of each of the `limit` sessions that were active last, newest first.
 
         A caller warms the engine's cache with them. Only the last `_PROMPTS_LOOKED_AT` requests are read.
         """
@@ -109,7 +109,7 @@ class Reports(LedgerPart):
         newest: dict[tuple[str, str | None], bytes] = {}
         for user, session_id, prompt in rows:
             newest.setdefault((user, session_id), prompt)
-        return [blobs.get_prompt(db, prompt) for prompt in list(newest.values())[:limit]]
+        return [(user, blobs.get_prompt(db, prompt)) for (user, _), prompt in list(newest.items())[:limit]]
 
 
 def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:

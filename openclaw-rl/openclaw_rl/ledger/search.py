@@ -48,6 +48,8 @@ class TurnFilter:
     state: TurnState | None = None
     session_id: str | None = None
     user: str | None = None
+    is_own: bool = False
+    """The search goes through no other user's turns: neither its count nor its time tells of them."""
     weight_version: int | None = None
     """Oldest version that sampled the reply."""
     trained_in: int | None = None
@@ -60,7 +62,8 @@ class TurnFilter:
 
     def columns(self) -> dict[str, str | int]:
         """Return the conditions that an index can answer, by column: the one that finds the fewest turns first."""
-        found = {
+        found: dict[str, str | int | None] = {} if not self.is_own else {"request.user": self.user}
+        found |= {
             "turn.trained_in": self.trained_in,
             "request.session_id": self.session_id,
             "turn.oldest_version": self.weight_version,
@@ -174,7 +177,7 @@ def _rows(db: sqlite3.Connection, wanted: TurnFilter, before: int | None, most: 
     # One index gives the rows in the order asked for, and the limit counts what it gives: a user may have a million
     # turns. Few turns wait, so the state comes first for those; most turns of a user are over.
     first = next(iter(asked), "turn.id")
-    if wanted.state in _WAITING and "turn.trained_in" not in asked:
+    if wanted.state in _WAITING and "turn.trained_in" not in asked and not wanted.is_own:
         first = "turn.state"
     table, _, column = first.partition(".")
     where = [f"{column} = ?"] if first in asked else []

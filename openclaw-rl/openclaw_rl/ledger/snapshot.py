@@ -55,9 +55,12 @@ class Snapshot:
         finally:
             db.close()
 
-    def turns(self) -> Iterator[TurnRecord]:
-        """Yield every turn, demonstrations among them."""
-        for (turn_id,) in self._db.execute("SELECT turn_id FROM turn ORDER BY id"):
+    def turns(self, *, user: str | None = None) -> Iterator[TurnRecord]:
+        """Yield every turn, or those of one user, demonstrations and practice among them."""
+        query = "SELECT turn_id FROM turn ORDER BY id"
+        if user is not None:
+            query = "SELECT turn_id FROM request JOIN turn USING (id) WHERE user = ? ORDER BY request.id"
+        for (turn_id,) in self._db.execute(query, () if user is None else (user,)):
             if (record := reports.read_record(self._db, turn_id)) is not None:
                 yield record
 

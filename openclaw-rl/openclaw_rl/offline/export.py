@@ -103,9 +103,18 @@ Row = TurnRow | SampleRow
 
 
 def export(
-    ledger: Path, out: Path, *, what: What, format: Format, on_rows: Callable[[int], None] = lambda _: None
+    ledger: Path,
+    out: Path,
+    *,
+    what: What,
+    format: Format,
+    user: str | None = None,
+    on_rows: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Write the file and return its number of rows. Raises LedgerError, SettingsError (no pyarrow; the file exists)."""
+    """Write the file and return its number of rows. Raises LedgerError, SettingsError (no pyarrow; the file exists).
+
+    user: the owner of the rows; None: all rows.
+    """
     if format == "parquet":
         _pyarrow()  # before the file is made
     with Snapshot.of(ledger) as snapshot:
@@ -115,7 +124,8 @@ def export(
             raise SettingsError(f"{out}: {error.strerror}") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
-                rows: Iterator[Row] = _turn_rows(snapshot) if what == "turns" else _sample_rows(snapshot)
+                records = snapshot.turns(user=user)
+                rows: Iterator[Row] = _turn_rows(records) if what == "turns" else _sample_rows(records)
                 kind: type[Row] = TurnRow if what == "turns" else SampleRow
                 return (_jsonl if format == "jsonl" else _parquet)(file, kind, rows, on_rows)
         except OSError as error:
@@ -126,8 +136,8 @@ def export(
             raise
 
 
-def _turn_rows(snapshot: Snapshot) -> Iterator[TurnRow]:
-    for record in snapshot.turns():
+def _turn_rows(records: Iterator[TurnRecord]) -> Iterator[TurnRow]:
+    for record in records:
         request, turn, verdict, sample = record.request, record.turn, record.verdict, record.sample
         yield TurnRow(
             turn_id=turn.turn_id,
@@ -168,8 +178,8 @@ def _turn_rows(snapshot: Snapshot) -> Iterator[TurnRow]:
         )
 
 
-def _sample_rows(snapshot: Snapshot) -> Iterator[SampleRow]:
-    for record in snapshot.turns():
+def _sample_rows(records: Iterator[TurnRecord]) -> Iterator[SampleRow]:
+    for record in records:
         sample = record.sample
         if sample is None:
             continue

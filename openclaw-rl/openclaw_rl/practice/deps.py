@@ -54,6 +54,8 @@ class PracticeDeps:
     """`training.batch_size`: practice leaves room in it for users' samples."""
     aim: float
     """Learned share at which a wish is learned."""
+    share_of: Callable[[str], float | None] = lambda _: None
+    """Largest share of an update's replies that a user may have; None: all of them."""
     vote: Vote | None = None
     contradicts: Contradicts | None = None
     relevance: Relevance | None = None

@@ -32,7 +32,7 @@ from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.practice.deps import PracticeDeps
 from openclaw_rl.practice.measuring import KL_REPLIES
 from openclaw_rl.practice.plan import AnchorUse, Exercise, Owner, plan
-from openclaw_rl.practice.share import mean_kl
+from openclaw_rl.practice.share import leak
 from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.practice.stops import rule
 from openclaw_rl.settings import PracticeSettings
@@ -211,6 +211,7 @@ class PracticeLoop:
             replies=max(1, min(self._settings.replies, room_left)),
             anchor_share=self._settings.anchor_share,
             anchored=self._anchored,
+            share_of=self._deps.share_of,
         )
         planned = frozenset(one.wish_id for one in todo if one.wish_id is not None)
         return _Round(room.tip, todo, planned, began_at=self._clock())
@@ -274,7 +275,7 @@ class PracticeLoop:
             return
         for reply in replies:
             if reply.kind is PracticeKind.ANCHOR:
-                self._anchored.add(reply.of or reply.request.messages[0].text(), _leak(reply))
+                self._anchored.add(reply.of or reply.request.messages[0].text(), leak(reply))
         self._last = frozenset(reply.wish_id for reply in replies if reply.wish_id is not None)
         for reply in replies:
             if reply.wish_id is not None:
@@ -383,12 +384,6 @@ class PracticeLoop:
 
     def _show(self, wishes: Sequence[Wish], waits: str | None = None) -> None:
         self.status = PracticeStatus.of(wishes, aim=self._deps.aim, waits=waits)
-
-
-def _leak(anchor: PracticeReply) -> float | None:
-    """Return how far an anchor's reply is from the base: its teacher is the base without a hint."""
-    policy, base = anchor.sample.student_log_probs, anchor.sample.teacher_log_probs
-    return None if policy is None or base is None else mean_kl([(policy, base)])
 
 
 def _raise_first(task: "asyncio.Task[None]") -> None:

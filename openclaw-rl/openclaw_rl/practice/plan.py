@@ -10,7 +10,7 @@ was the farthest from the base; the others take turns, so that each prompt is lo
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.practice.anchors import BUILT_IN
@@ -75,48 +75,75 @@ def plan(
     replies: int,
     anchor_share: float,
     anchored: AnchorUse,
+    share_of: Callable[[str], float | None] = lambda _: None,
 ) -> list[Exercise]:
     """Return the exercises of one update, `replies` at most; an empty list when no wish has a prompt.
 
     wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: their use so far.
+    share_of: largest share of the replies that a user may have, of the user's wishes and anchors; None: all of them.
     """
     rehearsed = [wish for wish in wishes if wish.practised_sources]
     if not rehearsed:
         return []
-    wished = _open_first(rehearsed, max(1, replies - round(replies * anchor_share)))
+    shares = {wish.user: share_of(wish.user) for wish in rehearsed}
+    most = {user: replies if share is None else max(1, int(replies * share)) for user, share in shares.items()}
+    # A limited user's wishes leave room for the anchors that come with them.
+    room = {user: n if shares[user] is None else max(1, round(n * (1 - anchor_share))) for user, n in most.items()}
+    wished = _open_first(rehearsed, max(1, replies - round(replies * anchor_share)), room)
     local = [one for one in wished if not _is_general(one, rehearsed)]
     # In proportion to the wishes that stay where they were asked; the room of the others is theirs.
     count = min(replies - len(wished), round(len(local) * anchor_share / (1 - anchor_share)))
     general = [wish for wish in rehearsed if wish.is_general]
-    wished += _open_first(general or rehearsed, replies - len(wished) - count, after=wished)
-    return wished + _anchors([one.owner for one in local], anchors, count, anchored)
+    owners = [one.owner for one in local]
+    taken = Counter(user for user, _ in [*(one.owner for one in wished), *_in_turn(owners, count)])
+    room = {user: n - taken[user] for user, n in most.items()}
+    wished += _open_first(general or rehearsed, replies - len(wished) - count, room, after=wished)
+    return wished + _anchors(owners, anchors, count, anchored)
+
+
+def _in_turn(owners: Sequence[Owner], count: int) -> list[Owner]:
+    return [owners[number % len(owners)] for number in range(count)]
 
 
 def _is_general(exercise: Exercise, wishes: Sequence[Wish]) -> bool:
     return any(wish.wish_id == exercise.wish_id and wish.is_general for wish in wishes)
 
 
-def _open_first(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = ()) -> list[Exercise]:
-    """Return `count` exercises, of which wishes that rest have `REHEARSED`, where others are open."""
+def _open_first(
+    wishes: Sequence[Wish], count: int, room: dict[str, int], after: Sequence[Exercise] = ()
+) -> list[Exercise]:
+    """Return `count` exercises, of which wishes that rest have `REHEARSED`, where others are open.
+
+    room: by user, how many there may still be; it shrinks with each. Without room there are fewer than `count`.
+    """
     open_ones, resting = [one for one in wishes if one.is_open], [one for one in wishes if not one.is_open]
     if not open_ones or not resting:
-        return _of_wishes(wishes, count, after)
+        return _of_wishes(wishes, count, room, after)
     # At most what equal places would be: of many open wishes none may have less than one that rests.
     rehearsed = min(int(count * REHEARSED), count * len(resting) // len(wishes))
     if not rehearsed:
-        return _of_wishes(wishes, count, after)
-    return [*_of_wishes(open_ones, count - rehearsed, after), *_of_wishes(resting, rehearsed, after)]
+        return _of_wishes(wishes, count, room, after)
+    return [
+        *_of_wishes(open_ones, count - rehearsed, room, after),
+        *_of_wishes(resting, rehearsed, room, after),
+    ]
 
 
-def _of_wishes(wishes: Sequence[Wish], count: int, after: Sequence[Exercise] = ()) -> list[Exercise]:
+def _of_wishes(
+    wishes: Sequence[Wish], count: int, room: dict[str, int], after: Sequence[Exercise] = ()
+) -> list[Exercise]:
     """Return `count` exercises, round robin over the wishes and over the prompts of each, the least practised first."""
     turns = Counter(one.wish_id for one in after)
     prompts = Counter((one.wish_id, one.turn_id) for one in after)
     totals = {wish.wish_id: sum(source.practised for source in wish.sources) for wish in wishes}
     found: list[Exercise] = []
     for _ in range(count):
-        wish = min(wishes, key=lambda one: (turns[one.wish_id], totals[one.wish_id], one.wish_id))
+        fitting = [one for one in wishes if room[one.user] > 0]
+        if not fitting:
+            break
+        wish = min(fitting, key=lambda one: (turns[one.wish_id], totals[one.wish_id], one.wish_id))
         wish_id = wish.wish_id
+        room[wish.user] -= 1
         source = min(wish.practised_sources, key=lambda one: prompts[wish_id, one.turn_id] + one.practised)
         turns[wish_id] += 1
         prompts[wish_id, source.turn_id] += 1
@@ -132,8 +159,7 @@ def _anchors(
     used = AnchorUse(Counter(anchored.times), anchored.leaks)
     taken: set[str] = set()
     found: list[Exercise] = []
-    for number in range(count):
-        owner = owners[number % len(owners)]
+    for owner in _in_turn(owners, count):
         own = [turn_id for turn_id in turns.get(owner, ()) if turn_id not in taken]
         built_in = [text for text in BUILT_IN if text not in taken] or list(BUILT_IN)
         # By turns for each owner, and over updates: a batch may have one anchor of his alone.

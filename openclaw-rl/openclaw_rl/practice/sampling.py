@@ -74,7 +74,7 @@ class ReplySampler:
             self.serving,
             rid=name,
             prompt_ids=asked.prompt_ids,
-            decoding=Decoding(sampling, self.frontend.end_ids),
+            decoding=Decoding(sampling, self.frontend.end_ids, user=request.scope.user),
             priority=PRIORITY_BACKGROUND,
         )
         async with generation:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from openclaw_rl.types import LogProbs
+from openclaw_rl.types import LogProbs, PracticeReply
 
 _LEAST = 1e-6
 """Σ (log b_h − log b)² below which a wish moves nothing that could be measured."""
@@ -58,3 +58,9 @@ def mean_kl(pairs: Iterable[tuple[LogProbs, LogProbs]]) -> float | None:
     gaps = [p - b for policy, base in pairs for p, b in zip(policy, base, strict=True)]
     total = math.fsum(gaps) if all(map(math.isfinite, gaps)) else math.nan
     return total / len(gaps) + 0.0 if gaps and math.isfinite(total) else None  # no -0.0 for people
+
+
+def leak(anchor: PracticeReply) -> float | None:
+    """Return how far an anchor's reply is from the base: its teacher is the base without a hint."""
+    policy, base = anchor.sample.student_log_probs, anchor.sample.teacher_log_probs
+    return None if policy is None or base is None else mean_kl([(policy, base)])

@@ -14,7 +14,7 @@ from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
-from openclaw_rl.web.auth import Caller
+from openclaw_rl.web.auth import Caller, Keys
 
 
 class SessionsPort(Protocol):
@@ -39,6 +39,8 @@ class LedgerPort(Protocol):
     async def begin(self, request: Request) -> None: ...
 
     async def count_side(self, side: SideCount) -> None: ...
+
+    async def tokens_since(self, user: str, since: float) -> int: ...
 
     async def find_episode(self, user: str, episode_id: str) -> Episode | None: ...
 
@@ -75,5 +77,7 @@ class ProxyDeps:
     """The ledger's clock."""
     activity: ChatActivity = field(default_factory=ChatActivity)
     """Learns of each reply that runs."""
+    keys: Keys | None = None
+    """None: the keys of `server`."""
     commands: CommandsPort | None = None
     """None: `/rl` messages go to the model."""

@@ -29,7 +29,7 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Ids, SamplingParams, VersionRun
+from openclaw_rl.types import KEYLESS_USER, Ids, SamplingParams, VersionRun
 
 log = structlog.get_logger()
 
@@ -54,6 +54,8 @@ class Decoding:
     end_ids: Collection[int]
     """Tokens after which the reply is complete."""
     extras: EngineExtras = EngineExtras()
+    user: str = KEYLESS_USER
+    """The user whose prefix cache the calls use."""
 
     @property
     def is_not_resumable(self) -> bool:
@@ -225,7 +227,7 @@ class Generation:
             return_logprob=True,
             top_logprobs_num=self._top_logprobs,
             lora_path=self._use.lora_path,
-            extra_key=self._use.extra_key,
+            extra_key=self._use.cache_of(self._decoding.user),
             priority=self._priority,
         )
 

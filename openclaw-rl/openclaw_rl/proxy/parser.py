@@ -51,6 +51,17 @@ class Delta(NamedTuple):  # one is made for each token: half the time of a froze
     calls: tuple[ToolCall, ...] = ()
 
 
+def joined(deltas: Sequence[Delta]) -> Delta | None:
+    """Return the parts as one; None for no part."""
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return Delta(
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.content for delta in deltas),
+        tuple(call for delta in deltas for call in delta.calls),
+    )
+
+
 class StreamParser:
     """Parser of one reply."""
 

@@ -26,7 +26,7 @@ from openclaw_rl.errors import EngineRefused, EpisodeRefused, LedgerError, Ledge
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Outcome, TokenLogProb, Usage
 from openclaw_rl.proxy.generation import Decoding, Generation
-from openclaw_rl.proxy.parser import Delta
+from openclaw_rl.proxy.parser import Delta, joined
 from openclaw_rl.proxy.request import Prepared
 from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
 from openclaw_rl.web.client_gone import run_to_completion
@@ -78,7 +78,7 @@ class Reply:
             deps.serving,
             rid=self.reply_id,
             prompt_ids=request.prompt_ids,
-            decoding=Decoding(request.sampling, deps.frontend.end_ids, prepared.extras),
+            decoding=Decoding(request.sampling, deps.frontend.end_ids, prepared.extras, request.scope.user),
             only_version=only_version,
             health=deps.health,
         )
@@ -104,6 +104,12 @@ class Reply:
         prompt, parser = len(self._prepared.request.prompt_ids), self._parser
         cached = min(self._generation.sampled.cached_tokens, prompt)
         return Usage(prompt, parser.delivered, cached, parser.reasoned)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the engine took and gave: of the prompt and, so far, of the reply."""
+        asked = 0 if self.weight_version is None else len(self._prepared.request.prompt_ids)
+        return asked + len(self._generation.sampled.ids)
 
     @property
     def finish_reason(self) -> str:
@@ -155,7 +161,7 @@ class Reply:
         ids, feed = self._generation.sampled.ids, self._parser.feed
         if new == 1:
             return feed(ids[-1])
-        return _joined([found for token in ids[-new:] if (found := feed(token)) is not None])
+        return joined([found for token in ids[-new:] if (found := feed(token)) is not None])
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield the visible steps; the first one waits for the ledger. Raises EngineRefused, RequestError."""
@@ -174,7 +180,7 @@ class Reply:
                 delta = self._fed(new)
                 if delta is not None and self._prepared.demands_call:
                     held.append(delta)
-                    delta = _joined(held) if self._parser.has_calls else None
+                    delta = joined(held) if self._parser.has_calls else None
                     held = held if delta is None else []
                 if self._prepared.wants_log_probs:
                     if delta is not None:
@@ -191,7 +197,7 @@ class Reply:
         if self._prepared.demands_call:
             if not self._parser.has_calls:
                 raise self._no_call()
-            last = _joined([*held, *([] if last is None else [last])])
+            last = joined([*held, *([] if last is None else [last])])
         rest = self._log_probs(shown) if self._prepared.wants_log_probs and shown < self._parser.delivered else None
         if last is not None or rest is not None:
             yield Step(last, rest)
@@ -381,16 +387,6 @@ class Reply:
             )
             for i in range(start, self._parser.delivered)
         )
-
-
-def _joined(deltas: list[Delta]) -> Delta | None:
-    if len(deltas) < 2:
-        return deltas[0] if deltas else None
-    return Delta(
-        "".join(delta.reasoning for delta in deltas),
-        "".join(delta.content for delta in deltas),
-        tuple(call for delta in deltas for call in delta.calls),
-    )
 
 
 def _status(error: BaseException | None) -> int:

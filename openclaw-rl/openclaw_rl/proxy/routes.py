@@ -28,6 +28,7 @@ from openclaw_rl.proxy.dialects.base import Asked
 from openclaw_rl.proxy.episodes import PATH_EPISODE, episode_named, with_episode_paths
 from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
 from openclaw_rl.proxy.parser import Delta
+from openclaw_rl.proxy.quotas import Quotas
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import Prepared, prepare, render
 from openclaw_rl.web import bodies
@@ -116,9 +117,10 @@ class _Shared:
 
     def __init__(self, deps: ProxyDeps) -> None:
         self.deps = deps
-        self.keys = Keys(deps.server.api_keys)
+        self.keys = deps.keys or Keys(deps.server.api_keys)
         self.body_limit = int(deps.server.max_body_mb * 2**20)
         self.running = 0
+        self.quotas = Quotas(deps.ledger, deps.clock)
         self.names = ModelNames(
             deps.model_name, deps.server.unknown_model, lambda: deps.serving.current, self._warn_of_alias
         )
@@ -157,10 +159,13 @@ class _Endpoint:
             if self._shared.running > self._deps.server.max_streams:
                 raise RequestError("too many chats at once; try again", status=503, code="overloaded")
             caller = self._shared.keys.caller(headers.get("authorization") or self._own_key(headers))
-            data = await read_body(scope, receive, self._shared.body_limit, timeout_s=self._deps.server.body_timeout_s)
-            is_read = True
-            body = self._read(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(self._read, data)
-            await self._answer(caller, headers, body, request_id, receive, send)
+            with self._shared.quotas.running(caller):
+                data = await read_body(
+                    scope, receive, self._shared.body_limit, timeout_s=self._deps.server.body_timeout_s
+                )
+                is_read = True
+                body = self._read(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(self._read, data)
+                await self._answer(caller, headers, body, request_id, receive, send)
         except (RequestError, EngineError) as error:
             await _refuse(self._dialect, request_id, receive, send, error, is_read=is_read)
         except (RecursionError, TypeError) as error:
@@ -218,6 +223,7 @@ class _ChatRoute(_Endpoint):
         if (asked := commanded(self._deps, caller, headers, body)) is not None:
             await self._command(asked, body, request_id, send)
             return
+        await self._shared.quotas.check_tokens(caller)
         prepared = await prepare(self._deps, caller, headers, body)
         reply = Reply(self._deps, prepared, only_version, id_prefix=self._dialect.id_prefix)
         work = self._stream if body.chat.stream else self._whole
@@ -229,7 +235,10 @@ class _ChatRoute(_Endpoint):
             prepared.request.sampling,
             body,
         )
-        await work(reply, prepared, about, receive, send)
+        try:
+            await work(reply, prepared, about, receive, send)
+        finally:
+            self._shared.quotas.used(caller, reply.tokens)
 
     async def _command(self, asked: Commanded, body: ParsedBody, request_id: str, send: Send) -> None:
         """Answer a command."""
@@ -324,6 +333,8 @@ async def _refuse(
     headers = dict(dialect.headers(request_id))
     if fault.status == 503:
         headers["retry-after"] = str(_RETRY_AFTER_S)
+    if fault.retry_after_s is not None:
+        headers["retry-after"] = str(fault.retry_after_s)
     if isinstance(error, EngineRefused) and error.retry_after is not None:
         headers["retry-after"] = error.retry_after
     text = dialect.error(fault, request_id)

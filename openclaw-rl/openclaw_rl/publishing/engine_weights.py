@@ -31,7 +31,7 @@ from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.trainers import checkpoint
-from openclaw_rl.types import Ids, LogProbs, Version, WeightKind
+from openclaw_rl.types import KEYLESS_USER, Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
 
@@ -185,13 +185,13 @@ class PolicyEngine:
         self._full.is_unsure = True
         self.serving.hold(Closed.ENGINE)
 
-    async def score(self, number: int, prompt_ids: Ids, response_ids: Ids) -> LogProbs:
-        """Return the forced log-probs of a reply under a loaded version."""
+    async def score(self, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER) -> LogProbs:
+        """Return the forced log-probs of a reply under a loaded version. user: the one whose prefix cache it fills."""
         lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 score = await self._engine.score(
-                    prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number)
+                    prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number, user)
                 )
         except EngineRefused as error:
             if is_unknown_adapter(error, lora_path):  # the engine came back empty before `EngineReadiness` saw it away

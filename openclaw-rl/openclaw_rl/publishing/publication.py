@@ -147,9 +147,9 @@ class Publication:
 
     async def _prewarm(self, number: int) -> None:
         """Prefill the prompts of recently active sessions, so that their next turn finds its prefix cached."""
-        for prompt_ids in await self._ledger.recent_prompts(limit=self._prewarm_sessions):
+        for user, prompt_ids in await self._ledger.recent_prompts(limit=self._prewarm_sessions):
             if len(prompt_ids) > 1:
-                await self._policy.score(number, prompt_ids[:-1], prompt_ids[-1:])
+                await self._policy.score(number, prompt_ids[:-1], prompt_ids[-1:], user=user)
 
 
 class _PhaseTimes:

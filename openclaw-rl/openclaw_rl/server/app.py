@@ -39,6 +39,7 @@ from functools import partial
 import httpx
 import structlog
 
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
@@ -81,6 +82,8 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import EngineSettings, Settings
 from openclaw_rl.telemetry.alerts import Alert, Alerts
 from openclaw_rl.types import Ids, LogProbs
+from openclaw_rl.web.auth import Keys
+from openclaw_rl.web.user_keys import UserKeys
 
 log = structlog.get_logger()
 
@@ -119,9 +122,12 @@ async def _serve(
 ) -> None:
     """Build, run and stop one server. `stack` closes what the components hold open; `life` owns their tasks."""
     method, events = load_method(settings.method.name), ServerEvents()
-    door = Door(settings.server, settings.server.served_model_name or model_display_name(settings.model))
+    keys = Keys(settings.server.api_keys, UserKeys(DataDir.of(settings.data_dir).users), limits=settings.limits)
+    door = Door(settings.server, settings.server.served_model_name or model_display_name(settings.model), keys)
     life.open(door, settings.server)
-    core = await open_core(settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited, door=door)
+    core = await open_core(
+        settings, frontend, life=life, stack=stack, engine_exited=events.engine_exited, door=door, keys=keys
+    )
     if core is None:  # asked to stop before the engine came up
         return await life.leave()
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))

@@ -132,7 +132,7 @@ class ChatCommands:
     async def _status(self, caller: Caller, turn_id: str | None) -> str:
         version = self.serving()
         lines = [f"Version {version} serves{' (the base, before any training)' if version == 0 else ''}."]
-        waiting = (await self.ledger.counts()).get("sampled", 0)
+        waiting = await self.ledger.samples_waiting(caller.user)  # no word of other users
         if not self.training.enabled:
             lines.append("Learning is off: replies are recorded and judged, and nothing is trained.")
         elif not await self.ledger.learning():

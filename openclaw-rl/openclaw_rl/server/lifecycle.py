@@ -59,7 +59,7 @@ def listen(settings: Settings) -> socket.socket:
         stall_ms = round(1000 * (settings.server.stall_s + 30))
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     bound = listener.getsockname()[0]
-    if not settings.server.api_keys and not ipaddress.ip_address(bound).is_loopback:
+    if not settings.has_keys and not ipaddress.ip_address(bound).is_loopback:
         listener.close()
         raise SettingsError(f"server.host {host!r} is {bound} here, which is not loopback: set server.api_keys first")
     return listener

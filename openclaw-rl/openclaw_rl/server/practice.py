@@ -82,6 +82,7 @@ def practice_loop(
             trainer_lives=_lives(events),
             batch_size=settings.training.batch_size,
             aim=aim_of(settings),
+            share_of=lambda user: core.keys.limits_of(user).practice_share,
             # A verdict is a term of Combined alone.
             vote=judge.vote if judge is not None and has_reward_term(settings) else None,
             contradicts=None if judge is None else judge.contradicts,

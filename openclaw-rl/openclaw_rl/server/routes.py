@@ -19,6 +19,7 @@ from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
+from openclaw_rl.server.api.users import UsersDeps
 from openclaw_rl.server.api.wishes import build_wishes_router
 from openclaw_rl.server.chat_commands import ChatCommands
 from openclaw_rl.server.events import ServerEvents
@@ -30,7 +31,7 @@ from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import Settings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import Start, Started
-from openclaw_rl.web.auth import Keys, Secret
+from openclaw_rl.web.auth import Secret
 from openclaw_rl.web.bodies import bounded
 
 
@@ -54,10 +55,10 @@ def served_app(
     app.include_router(build_feedback_router(_feedback(settings, core, events)))
     app.include_router(_turns(settings, core, events))
     app.include_router(_episodes(settings, core, events))
-    app.include_router(build_wishes_router(core.ledger, Keys(settings.server.api_keys), aim=aim_of(settings)))
+    app.include_router(build_wishes_router(core.ledger, core.keys, aim=aim_of(settings)))
     body_limit = int(settings.server.max_body_mb * 2**20)
     served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
-    return with_host_guard(with_plain_paths(served), settings.server)
+    return with_host_guard(with_plain_paths(served), settings.server, core.keys)
 
 
 def chat_routes(
@@ -79,6 +80,7 @@ def chat_routes(
             sessions=sessions,
             ledger=core.ledger,
             server=settings.server,
+            keys=core.keys,
             sampling=settings.sampling,
             session=settings.sessions,
             model_name=core.model_name,
@@ -156,6 +158,7 @@ def _admin(
             train_now=events.lease_wait.train_now,
             training=settings.training,
             comparison=Comparison(publisher, core.engine, core.frontend),
+            users=UsersDeps(core.ledger, core.keys, aim_of(settings), core.clock),
         ),
     )
 
@@ -164,7 +167,7 @@ def _turns(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
     return build_turns_router(
         TurnsDeps(
             ledger=core.ledger,
-            keys=Keys(settings.server.api_keys),
+            keys=core.keys,
             admin_key=Secret(core.admin_key),
             frontend=core.frontend,
             on_judged=events.judged.set,
@@ -177,7 +180,7 @@ def _episodes(settings: Settings, core: Core, events: ServerEvents) -> APIRouter
     return build_episodes_router(
         EpisodesDeps(
             ledger=core.ledger,
-            keys=Keys(settings.server.api_keys),
+            keys=core.keys,
             admin_key=Secret(core.admin_key),
             method=settings.method,
             make_id=lambda: f"episode-{uuid.uuid4().hex}",
@@ -189,7 +192,7 @@ def _episodes(settings: Settings, core: Core, events: ServerEvents) -> APIRouter
 def _feedback(settings: Settings, core: Core, events: ServerEvents) -> FeedbackDeps:
     return FeedbackDeps(
         ledger=core.ledger,
-        keys=Keys(settings.server.api_keys),
+        keys=core.keys,
         frontend=core.frontend,
         on_judged=events.judged.set,
         on_sampled=events.lease_wait.samples_came,

@@ -33,6 +33,7 @@ from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import TurnState, WeightKind
+from openclaw_rl.web.auth import Keys
 
 log = structlog.get_logger()
 
@@ -70,6 +71,7 @@ class Core:
     """The parts that every other part of the server is built on."""
 
     data: DataDir
+    keys: Keys
     admin_key: str
     trainer_token: str
     proof_key: str
@@ -96,6 +98,7 @@ async def open_core(
     stack: AsyncExitStack,
     engine_exited: asyncio.Event,
     door: Door,
+    keys: Keys,
 ) -> Core | None:
     """Open the core; return None if the server is stopped before the engine is up.
 
@@ -153,6 +156,7 @@ async def open_core(
         await version_folders.refuse_other_form(ledger, data.root, settings.trainer)
     return Core(
         data=data,
+        keys=keys,
         admin_key=admin_key,
         trainer_token=token,
         proof_key=secrets.token_urlsafe(32),

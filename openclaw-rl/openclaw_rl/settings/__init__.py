@@ -12,7 +12,7 @@ Wrong keys and values raise one `SettingsError`, with a line for each that names
 own branch, never the tree.
 """
 
-from openclaw_rl.settings.base import Branch, Url, is_loopback
+from openclaw_rl.settings.base import USERS_FILE, Branch, Url, is_loopback
 from openclaw_rl.settings.episodes import EpisodeSettings
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.loading import ENV_PREFIX, load
@@ -26,12 +26,14 @@ from openclaw_rl.settings.method_settings import (
 from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import (
+    NO_LIMITS,
     ApiKey,
     EngineSettings,
     ModelSettings,
     SamplingSettings,
     ServerSettings,
     SessionSettings,
+    UserLimits,
 )
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
 from openclaw_rl.settings.tracking import TrackingSettings
@@ -39,6 +41,8 @@ from openclaw_rl.settings.tree import Settings
 
 __all__ = [
     "ENV_PREFIX",
+    "NO_LIMITS",
+    "USERS_FILE",
     "AlertSettings",
     "AnyMethodSettings",
     "ApiKey",
@@ -61,6 +65,7 @@ __all__ = [
     "TrainerSettings",
     "TrainingSettings",
     "Url",
+    "UserLimits",
     "WatchSettings",
     "default_method_settings",
     "installed_methods",

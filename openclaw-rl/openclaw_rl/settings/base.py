@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 
 ENGINE_KINDS = "openclaw_rl.engines"
 """Entry-point group of the engine kinds."""
+USERS_FILE = "keys/users.json"
+"""File of the data directory that holds the users of `openclaw-rl keys`."""
 _SHIPPED_KINDS = {
     "embedded": "openclaw_rl.engines.embedded.kind:KIND",
     "sglang": "openclaw_rl.engines.sglang.kind:KIND",

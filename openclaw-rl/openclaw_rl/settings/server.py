@@ -20,6 +20,21 @@ class ApiKey(Branch):
     """False: this key's `/rl` messages go to the model like any other."""
 
 
+class UserLimits(Branch):
+    """Limits of each user; `openclaw-rl keys limit NAME` gives one user others."""
+
+    requests_at_once: int | None = Field(default=None, ge=1)
+    """Chats of one user at once; the server answers one more with 429. Unset: no limit."""
+    tokens_a_day: int | None = Field(default=None, ge=1)
+    """Tokens of one user's prompts and replies from midnight to midnight (UTC). A chat that begins below the limit is
+    finished; the server answers the next one with 429. Unset: no limit."""
+    practice_share: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of the practice replies of an update that is one user's. Unset: no limit."""
+
+
+NO_LIMITS = UserLimits()
+
+
 class ServerSettings(Branch):
     host: str = "127.0.0.1"
     port: int = Field(default=30000, ge=0, le=65535)
@@ -31,7 +46,7 @@ class ServerSettings(Branch):
     (`model_not_found`). The served name and `policy` always name the policy. A suffix `@v7` or `-v7` names the version
     that must answer: a 404 when another one serves."""
     api_keys: tuple[ApiKey, ...] = ()
-    """Empty: chats need no key, and only a loopback host is allowed."""
+    """Empty, and no user (`openclaw-rl keys list`): chats need no key, and only a loopback host is allowed."""
     admin_key: SecretStr | None = None
     """For status, rollback, pin, learning, train. When unset, the server keeps one of its own in the data directory."""
     trainer_token: SecretStr | None = None

@@ -6,13 +6,20 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from openclaw_rl.settings.base import Branch
+from openclaw_rl.settings.base import USERS_FILE, Branch
 from openclaw_rl.settings.episodes import EpisodeSettings
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.method_settings import AnyMethodSettings, default_method_settings
 from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
-from openclaw_rl.settings.server import EngineSettings, ModelSettings, SamplingSettings, ServerSettings, SessionSettings
+from openclaw_rl.settings.server import (
+    EngineSettings,
+    ModelSettings,
+    SamplingSettings,
+    ServerSettings,
+    SessionSettings,
+    UserLimits,
+)
 from openclaw_rl.settings.storage import MemorySettings, RedactionSettings, RetentionSettings
 from openclaw_rl.settings.tracking import TrackingSettings
 
@@ -25,6 +32,7 @@ class Settings(Branch):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
     server: ServerSettings = ServerSettings()
+    limits: UserLimits = UserLimits()
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -51,7 +59,7 @@ class Settings(Branch):
 
     def _conflicts(self) -> Iterator[str]:
         """Yield every contradiction between branches, so that the user sees all of them at one start."""
-        if not self.server.is_loopback and not self.server.api_keys:
+        if not self.server.is_loopback and not self.has_keys:
             yield f"server.host {self.server.host!r} is not loopback: set server.api_keys first"
         if self.engine.kind == "url" and not self.engine.url:
             yield 'engine.url is needed with engine.kind = "url"'
@@ -73,6 +81,11 @@ class Settings(Branch):
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
         if self.training.enabled:
             yield from self._never_trained()
+
+    @property
+    def has_keys(self) -> bool:
+        """True when chats need a key: one of the settings, or one of a user of the data directory."""
+        return bool(self.server.api_keys) or (self.data_dir.expanduser() / USERS_FILE).is_file()
 
     @property
     def _asks_model(self) -> bool:

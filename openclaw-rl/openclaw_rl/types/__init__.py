@@ -18,6 +18,7 @@ from openclaw_rl.types.episodes import (
 )
 from openclaw_rl.types.samples import ROUNDING, HintTerm, Lease, Sample, TopK
 from openclaw_rl.types.turns import (
+    KEYLESS_USER,
     DropReason,
     EndedTurn,
     Feedback,
@@ -54,6 +55,7 @@ from openclaw_rl.types.wishes import (
 )
 
 __all__ = [
+    "KEYLESS_USER",
     "ROUNDING",
     "ClosedGroup",
     "DropReason",

@@ -97,6 +97,10 @@ class DropReason(StrEnum):
     """All that it is compared with got the same reward."""
 
 
+KEYLESS_USER = "user"
+"""The one user of a server whose chats need no key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """User, session and policy of a turn; turns of different scopes never pair."""

@@ -25,6 +25,7 @@ class EngineCall:
     made_at: list[float] = field(default_factory=list)
     """Time of each piece (monotonic)."""
     is_aborted: bool = False
+    extra_key: str | None = None
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Stubs:
             return
         text = self._vocabulary.text(body["input_ids"])
         reply = self._engine.next(text.rpartition("<|im_start|>user\n")[2])
-        call = EngineCall(body["input_ids"], body["sampling_params"]["max_new_tokens"])
+        call = EngineCall(body["input_ids"], body["sampling_params"]["max_new_tokens"], extra_key=body.get("extra_key"))
         self.calls.append(call)
         if "http_status" in reply:
             await _answer(send, reply["http_status"], reply["body"], reply.get("headers", {}))

@@ -24,6 +24,22 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/admin/train": {"waiting": 3, "learning": True, "enabled": True},
     "/v1/feedback": {"turn_id": "t", "effect": "judged", "state": "judged", "demonstration_id": None},
     "/v1/wishes": {"wishes": []},
+    "/v1/admin/users/an%20na/wishes": {"wishes": []},
+    "/v1/admin/users": {
+        "users": [
+            {
+                "user": "anna",
+                "has_key": True,
+                "train": False,
+                "requests": 3,
+                "tokens": 500,
+                "last_at": 5.0,
+                "waiting": {"served": 2},
+                "wishes": 1,
+                "limits": {},
+            }
+        ]
+    },
     "/v1/wishes/3": {"wish_id": 3, "state": "removed"},
     "/v1/admin/versions/1": {"folder": "versions/one", "kind": "full"},
     "/v1/admin/versions/2": {"folder": "versions/two", "kind": "lora"},
@@ -314,6 +330,27 @@ def test_no_page_without_a_server(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "no server is ready" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wishes", "list", "--user", "an na"], "no wishes yet"),
+        (
+            ["keys", "usage"],
+            "anna                     3 requests and 500 tokens today, 2 served, 1 wishes, never trained on",
+        ),
+        (["keys", "usage", "--json"], '"tokens": 500'),
+    ],
+)
+def test_the_operator_sees_the_figures_of_users(
+    admin: list[str | None], tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, [*words, "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+    key = (tmp_path / "keys" / "admin.key").read_text()
+    assert admin == [f"Bearer {key}"]
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,9 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.outcomes([turn_id], user="ann"),
         watched.owner(turn_id),
         watched.turn_mark(turn_id),
+        watched.samples_waiting("ann"),
+        watched.tokens_since("ann", 0.0),
+        watched.users(0.0),
     ):
         await call
     assert faults(ledger_path) == []

@@ -85,7 +85,7 @@ async def test_gates_get_plain_replies_of_one_version(ledger, driver):
 async def test_the_newest_prompts_of_recent_sessions(ledger, driver):
     for prompt, session in (((1,), "a"), ((2,), "b"), ((3,), "a"), ((4,), "c")):
         await driver.served(prompt=prompt, session=session)
-    assert await ledger.recent_prompts(2) == [(4,), (3,)]
+    assert await ledger.recent_prompts(2) == [("ann", (4,)), ("ann", (3,))]
 
 
 async def test_what_users_said_counts_no_silence_and_loses_nothing_to_a_step(ledger, driver):

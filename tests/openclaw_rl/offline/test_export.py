@@ -149,3 +149,17 @@ async def test_a_closed_ledger_is_read_too_and_left_as_it_was(ledger: Ledger, pa
     before = path.read_bytes()
     assert export(path, tmp_path / "out", what="turns", format="jsonl") == 3
     assert path.read_bytes() == before
+
+
+async def test_an_export_of_one_user_has_no_row_of_another(ledger: Ledger, tmp_path: Path) -> None:
+    await serve_turn(ledger, make_request("bobs", user="bob"), make_turn("bobs"))
+    path = tmp_path / "l.sqlite"
+    everything = export(path, tmp_path / "all.jsonl", what="turns", format="jsonl")
+    rows = {}
+    for user in ("ann", "bob", "nobody"):
+        export(path, tmp_path / f"{user}.jsonl", what="turns", format="jsonl", user=user)
+        rows[user] = [json.loads(line) for line in (tmp_path / f"{user}.jsonl").read_text().splitlines()]
+    assert [row["turn_id"] for row in rows["bob"]] == ["bobs"]
+    assert {row["user"] for row in rows["ann"]} == {"ann"}
+    assert (len(rows["ann"]) + 1, rows["nobody"]) == (everything, [])
+    assert export(path, tmp_path / "s.jsonl", what="samples", format="jsonl", user="bob") == 0

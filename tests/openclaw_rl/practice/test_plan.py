@@ -154,3 +154,27 @@ def test_no_open_wish_has_less_than_one_that_rests(wish):
     assert counted(made(many, replies=8, share=0)) == dict.fromkeys(range(1, 9), 1)
     more = [wish(1, 40, rests="learned"), *(wish(n) for n in range(2, 14))]
     assert counted(made(more, replies=8, share=0)) == dict.fromkeys(range(2, 10), 1), "the least practised first"
+
+
+def test_a_users_share_holds_for_wishes_and_their_anchors_together(wish):
+    """Ann may have a quarter of 16: her two wishes and their anchors. Bob's fill the rest, as if he were alone."""
+    wishes = [wish(1), wish(2), wish(3, user="bob")]
+    shares = {"ann": 0.25}
+    found = plan(wishes, {}, replies=16, anchor_share=0.5, anchored=AnchorUse(), share_of=shares.get)
+    assert Counter(one.owner for one in found) == {ANN: 4, BOB: 12}
+    assert counted([one for one in found if one.owner == ANN]) == {1: 1, 2: 1, None: 2}
+    alone = plan(wishes[:2], {}, replies=16, anchor_share=0.5, anchored=AnchorUse(), share_of=shares.get)
+    assert len(alone) == 4, "a share is a limit also while nobody else practises"
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("anchor_share", [0.0, 0.5])
+def test_no_plan_is_over_a_share_and_a_small_one_still_practises(wish, share, anchor_share):
+    wishes = [wish(number, user="ann" if number % 2 else "bob") for number in range(1, 8)]
+    for replies in (4, 16):
+        found = plan(
+            wishes, {}, replies=replies, anchor_share=anchor_share, anchored=AnchorUse(), share_of={"ann": share}.get
+        )
+        anns = [one for one in found if one.owner == ANN]
+        assert 1 <= len(anns) <= max(1, replies * share) + (anchor_share > 0), "the anchor of its one wish comes too"
+        assert len(found) <= replies

@@ -53,6 +53,8 @@ def ask(url: str, settings: Settings, *, key: str | None = None, reply_tokens: i
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise ClientError(f"{url}/v1/models/{MODEL} names no model of this project: {error!r}") from error
     keys = settings.server.api_keys
+    if key is None and not keys and settings.has_keys:
+        raise ClientError("the users of this server have keys, and it stores none of them: name one with --key")
     return Served(
         url=url,
         context=context,

@@ -18,7 +18,7 @@ from openclaw_rl.proxy.model_names import model_list
 from openclaw_rl.server.api.page import build_page_router
 from openclaw_rl.settings import ServerSettings
 from openclaw_rl.web import bodies, host_guard
-from openclaw_rl.web.auth import Secret
+from openclaw_rl.web.auth import Keys, Secret
 
 _RETRY = {"retry-after": "2"}
 
@@ -38,9 +38,18 @@ def with_plain_paths(app: ASGIApp) -> ASGIApp:
     return serve
 
 
-def with_host_guard(app: ASGIApp, server: ServerSettings) -> ASGIApp:
-    """Return `app`; without API keys, behind the check that keeps web pages out."""
-    return app if server.api_keys else host_guard.local_only(app, allowed_hosts=server.allowed_hosts)
+def with_host_guard(app: ASGIApp, server: ServerSettings, keys: Keys | None = None) -> ASGIApp:
+    """Return `app`; while chats need no key, behind the check that keeps web pages out.
+
+    keys: None: those of `server`.
+    """
+    keys = keys or Keys(server.api_keys)
+    guarded = host_guard.local_only(app, allowed_hosts=server.allowed_hosts)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if keys.are_set else guarded)(scope, receive, send)
+
+    return app if server.api_keys else serve
 
 
 def http_app() -> FastAPI:
@@ -101,7 +110,7 @@ class Door:
     the admin key the part that it waits for. The page's files hold no data, and tell a browser that the server starts.
     """
 
-    def __init__(self, server: ServerSettings, model_name: str) -> None:
+    def __init__(self, server: ServerSettings, model_name: str, keys: Keys | None = None) -> None:
         self.waits_for = "the server starts"
         """The reason that it is not ready, for the operator."""
         self.admin_key: str | None = None
@@ -109,7 +118,7 @@ class Door:
         self._models = model_list(model_name, int(time.time()))
         self._page = http_app()
         self._page.include_router(build_page_router())
-        self._app: ASGIApp = with_host_guard(with_plain_paths(self._not_ready), server)
+        self._app: ASGIApp = with_host_guard(with_plain_paths(self._not_ready), server, keys)
 
     def open(self, app: ASGIApp) -> None:
         """Answer every request with this application from now on."""

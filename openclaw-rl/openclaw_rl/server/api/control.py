@@ -19,6 +19,7 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.compare import Comparison, add_compare_route
 from openclaw_rl.server.api.status import Condition, ServerInfo, add_status_routes, known_version, plain
+from openclaw_rl.server.api.users import UsersDeps, add_users_routes
 from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import TurnState
@@ -83,6 +84,8 @@ class Controls:
     training: TrainingSettings
     comparison: Comparison | None = None
     """None: versions cannot be compared."""
+    users: UsersDeps | None = None
+    """None: no list of users."""
 
 
 def add_control_routes(guarded: APIRouter, condition: Condition, controls: Controls) -> None:
@@ -189,5 +192,7 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
     add_control_routes(guarded, condition, controls)
     if controls.comparison is not None:
         add_compare_route(guarded, controls.comparison)
+    if controls.users is not None:
+        add_users_routes(guarded, controls.users)
     router.include_router(guarded)
     return router

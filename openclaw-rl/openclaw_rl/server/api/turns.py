@@ -6,6 +6,7 @@ such a caller. `/v1/outcomes` holds no content: it tells the owner of a reply wh
 """
 
 import asyncio
+import hmac
 import math
 import time
 import uuid
@@ -53,11 +54,12 @@ class TurnQuery(BaseModel):
     q: str | None = Field(default=None, max_length=200)
     """Words that the newest message of the request, or the reply, contains."""
 
-    def filter(self, user: str | None) -> TurnFilter:
+    def filter(self, user: str | None, *, is_own: bool) -> TurnFilter:
         return TurnFilter(
             state=self.state,
             session_id=self.session_id,
             user=user,
+            is_own=is_own,
             weight_version=self.weight_version,
             trained_in=self.trained_in,
             verdict=self.verdict,
@@ -93,6 +95,35 @@ class TurnsDeps:
     on_judged: Callable[[], None]
     """A turn waits to be scored."""
     clock: Callable[[], float] = time.time
+
+
+class Places:
+    """Places in the list of all turns, in a form that tells a user nothing of it: not even how many turns it has.
+
+    A permutation of 52 bits, which a browser's number holds: four rounds of a Feistel network under the user's key.
+    """
+
+    _HALF, _ROUNDS = 26, 4
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def sealed(self, place: int) -> int:
+        left, right = divmod(place, 1 << self._HALF)
+        for number in range(self._ROUNDS):
+            left, right = right, left ^ self._mixed(number, right)
+        return left << self._HALF | right
+
+    def opened(self, sealed: int) -> int:
+        """Return the place; of a number that this user never got, any place."""
+        left, right = divmod(sealed % (1 << 2 * self._HALF), 1 << self._HALF)
+        for number in reversed(range(self._ROUNDS)):
+            left, right = right ^ self._mixed(number, left), left
+        return left << self._HALF | right
+
+    def _mixed(self, number: int, half: int) -> int:
+        digest = hmac.digest(self._key, f"{number} {half}".encode(), "sha256")
+        return int.from_bytes(digest[:8], "big") % (1 << self._HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +168,14 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
         """
         if who.user is not None and asked.user not in (None, who.user):
             raise RequestError("a chat key reads the turns of its own user", status=403, code="not_yours", param="user")
-        page = await ledger.search(
-            asked.filter(asked.user if who.user is None else who.user), limit=asked.limit, before=asked.before
-        )
+        is_own = who.user is not None
+        wanted = asked.filter(who.user if is_own else asked.user, is_own=is_own)
+        places = Places(deps.admin_key.derived(f"places of {who.user}")) if is_own else None
+        before = asked.before if places is None or asked.before is None else places.opened(asked.before)
+        page = await ledger.search(wanted, limit=asked.limit, before=before)
+        following = page.next if places is None or page.next is None else places.sealed(page.next)
         return JSONResponse(
-            {"turns": [plain(row) for row in page.turns], "next": page.next, "looked_at": page.looked_at}
+            {"turns": [plain(row) for row in page.turns], "next": following, "looked_at": page.looked_at}
         )
 
     @router.get("/v1/turns/{turn_id}")
