@@ -71,7 +71,7 @@ def test_held_out_tasks_may_be_named(tmp_path: Path) -> None:
     assert read.options == {"tasks": "T", "eval_tasks": "E"}
 
 
-@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini"])
+@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini", "toolcall_mini", "gui_mini"])
 def test_a_miniature_plays_eight_by_eight_on_the_bundled_model(name: str, tmp_path: Path) -> None:
     read, server, runner = printed(name, tmp_path, "--set", "a.b=c", PORT="4711")
     assert server[:4] == ["openclaw-rl", "serve", "--method", "agent"]
