@@ -36,6 +36,8 @@ _SHIPPED = {
     "mini_swe": "openclaw_rl.agents.environments.mini_swe:MiniSwe",
     "toolcall_mini": "openclaw_rl.agents.environments.toolcall_mini:ToolcallMini",
     "gui_mini": "openclaw_rl.agents.environments.gui_mini:GuiMini",
+    "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
+    "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
 }
 Split = Literal["train", "eval"]
 
