@@ -71,7 +71,7 @@ def test_held_out_tasks_may_be_named(tmp_path: Path) -> None:
     assert read.options == {"tasks": "T", "eval_tasks": "E"}
 
 
-@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini"])
+@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini", "toolcall_mini", "gui_mini"])
 def test_a_miniature_plays_eight_by_eight_on_the_bundled_model(name: str, tmp_path: Path) -> None:
     read, server, runner = printed(name, tmp_path, "--set", "a.b=c", PORT="4711")
     assert server[:4] == ["openclaw-rl", "serve", "--method", "agent"]
@@ -87,6 +87,22 @@ def test_the_interpreter_of_the_environments_is_made_by_pip(tmp_path: Path) -> N
     assert done.stdout.splitlines()[0] == f"python3.12 -m venv {tmp_path / 'venv'}"
     assert "harbor==0.26.0 mini-swe-agent==2.4.6" in done.stdout
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "with_their_own", "without"),
+    [
+        ("harbor", "harbor==0.26.0 mini-swe-agent==2.4.6", ""),
+        ("tools", "verifiers==0.4.0 uv math-verify==0.9.0 playwright>=1.55", " bfcl-eval==2026.3.23 miniwob==1.1.0"),
+        ("browsergym", "browsergym-core==0.14.3 browsergym-miniwob==0.14.3 playwright==1.44.0", ""),
+    ],
+)
+def test_each_kind_of_environments_has_an_interpreter_of_its_own(kind: str, with_their_own: str, without: str) -> None:
+    made, whole, alone = launch("env", "--dry-run", kind).stdout.splitlines()
+    folder = ROOT / (".venv-agents" if kind == "harbor" else f".venv-agents-{kind}")
+    assert made.endswith(f"-m venv {folder}")
+    assert f" -m pip install {with_their_own} httpx " in whole
+    assert alone == f"{folder}/bin/python -m pip install --no-deps --editable {ROOT}{without}"
 
 
 def test_scripts_name_no_place_of_a_machine() -> None:
