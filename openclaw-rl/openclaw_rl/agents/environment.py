@@ -34,6 +34,7 @@ _SHIPPED = {
     "swe_mini": "openclaw_rl.agents.environments.swe_mini:SweMini",
     "harbor": "openclaw_rl.agents.environments.harbor:Harbor",
     "mini_swe": "openclaw_rl.agents.environments.mini_swe:MiniSwe",
+    "inside": "openclaw_rl.agents.environments.inside:Inside",
 }
 Split = Literal["train", "eval"]
 
