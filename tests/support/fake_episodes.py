@@ -39,6 +39,8 @@ class FakeEpisodes:
         self.keys: set[str | None] = set()
         self.refuses: tuple[int, str, str] | None = None
         """Status, message and code of every refused episode."""
+        self.hears_aborts = True
+        """False: an abort never arrives."""
         self.trained: set[str] = set()
         """Groups that a trainer took."""
         self.app = FastAPI()
@@ -91,6 +93,8 @@ class FakeEpisodes:
         return {"episode_id": name, "state": "ended"}
 
     async def _abort(self, name: str, request: Request) -> Any:
+        if not self.hears_aborts:
+            return _error(503, "not now")
         kept = self.episodes.get(name)
         if kept is None:
             return _error(404, f"no episode {name!r}")

@@ -38,6 +38,7 @@ _SHIPPED = {
     "gui_mini": "openclaw_rl.agents.environments.gui_mini:GuiMini",
     "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
     "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
+    "inside": "openclaw_rl.agents.environments.inside:Inside",
 }
 Split = Literal["train", "eval"]
 

@@ -50,6 +50,9 @@ class BubblewrapSandbox(Sandbox):
         self._sending = asyncio.Lock()
 
     async def open(self) -> None:
+        for folder in self.profile.programs:
+            if not await asyncio.to_thread(_can_be_shown, folder):
+                raise SandboxFault(f"{folder} is missing, or the sandbox's user cannot pass through to it")
         try:
             await asyncio.to_thread(self._make_folders)
             await self._start()
@@ -219,6 +222,8 @@ class BubblewrapSandbox(Sandbox):
             argv += ["--bind", str(here), inside]
         if profile.gateway is not None:
             argv += ["--ro-bind", str(profile.gateway), "/run/gateway"]
+        for folder in profile.programs:
+            argv += ["--ro-bind", str(folder), str(folder)]
         python = interpreter()
         if not python.startswith("/usr/"):
             argv += ["--ro-bind", sys.base_prefix, sys.base_prefix]
@@ -313,6 +318,13 @@ def can_pass(folder: Path) -> bool:
     if os.geteuid() != 0:
         return os.access(folder, os.X_OK)
     return all(here.stat().st_mode & 0o001 for here in (folder, *folder.parents))
+
+
+def _can_be_shown(folder: Path) -> bool:
+    try:
+        return can_pass(folder.resolve(strict=True))
+    except OSError:
+        return False
 
 
 def _system_folders() -> Iterator[str]:
