@@ -13,6 +13,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.types import (
+    KEYLESS_USER,
     Feedback,
     Ids,
     JudgedTurn,
@@ -41,6 +42,7 @@ def make_judged(
     turn_id: str = "t",
     mask: tuple[bool, ...] | None = None,
     tools_json: str | None = None,
+    user: str = KEYLESS_USER,
 ) -> JudgedTurn:
     messages = [Message(role="user", content=request)] if isinstance(request, str) else list(request)
     following = [Message(role="user", content=m) if isinstance(m, str) else m for m in next_messages]
@@ -48,7 +50,7 @@ def make_judged(
     return JudgedTurn(
         request=Request(
             request_id="r",
-            scope=Scope("uma", "s"),
+            scope=Scope(user, "s"),
             received_at=1.0,
             messages=tuple(messages),
             tools_json=tools_json,

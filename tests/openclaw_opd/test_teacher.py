@@ -12,6 +12,7 @@ from teacher_scorer import FAILURES, SHORT, Scorer
 from openclaw_opd import teacher
 from openclaw_opd.method import Absent, hindsight
 from openclaw_opd.teacher import NOISE_SHARE, gain
+from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import EngineGone, JudgeError, RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.hinted_prompt import hinted
@@ -52,6 +53,18 @@ async def test_the_hints_place_is_the_settings(bench, judged) -> None:
     assert len(told) == 1
     assert told[0].count("hi") == 2
     assert told[0].index("hi") < told[0].index(SHORT) < told[0].rindex("hi")
+
+
+@pytest.mark.parametrize("teacher", ["base", "policy"])
+async def test_the_prompt_of_a_named_user_is_scored_in_the_users_own_cache(bench, judged, teacher) -> None:
+    """The engine computed the prompt for the user's chat, under this key; under no other user's key is it found."""
+    engine = Scorer()
+    b = bench(engine=engine, hint_source="verbatim", teacher=teacher)
+    b.serving.switch(7, "policy-v7")
+    await hindsight(judged("hi", "a", SHORT, user="ann"), b.tools)
+    version = 0 if teacher == "base" else 7
+    assert [call[3] for call in engine.seen] == [cache_salt(7, "ann"), cache_salt(version, "ann")]
+    assert cache_salt(7, "ann") not in ("v7", cache_salt(7, "bob"), cache_salt(0, "ann"))
 
 
 async def test_a_base_teacher_has_no_adapter(bench, judged) -> None:
