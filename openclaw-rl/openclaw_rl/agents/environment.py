@@ -38,6 +38,7 @@ _SHIPPED = {
     "gui_mini": "openclaw_rl.agents.environments.gui_mini:GuiMini",
     "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
     "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
+    "miniwob": "openclaw_rl.agents.environments.miniwob:MiniWob",
 }
 Split = Literal["train", "eval"]
 
