@@ -39,6 +39,7 @@ _SHIPPED = {
     "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
     "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
     "miniwob": "openclaw_rl.agents.environments.miniwob:MiniWob",
+    "verifiers": "openclaw_rl.agents.environments.verifiers_tasks:Verifiers",
 }
 Split = Literal["train", "eval"]
 
