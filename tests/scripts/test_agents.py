@@ -132,7 +132,6 @@ def test_the_interpreter_of_the_environments_is_made_by_pip(tmp_path: Path) -> N
     [
         ("harbor", "harbor==0.26.0 mini-swe-agent==2.4.6", ""),
         ("tools", "verifiers==0.4.0 uv math-verify==0.9.0 playwright>=1.55", " bfcl-eval==2026.3.23 miniwob==1.1.0"),
-        ("browsergym", "browsergym-core==0.14.3 browsergym-miniwob==0.14.3 playwright==1.44.0", ""),
     ],
 )
 def test_each_kind_of_environments_has_an_interpreter_of_its_own(kind: str, with_their_own: str, without: str) -> None:

@@ -126,4 +126,7 @@ def _words(bwrap: str, program: str, pages: Path) -> list[str]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """Return the first line of an error, and what bubblewrap or its shell said to it."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    said = next((line.rpartition("[err] ")[2] for line in lines if "[err] " in line), "")
+    return ": ".join(part[:300] for part in (lines[0], said) if part)

@@ -244,6 +244,16 @@ async def test_without_chromium_the_words_say_what_to_install(pages: Path, play:
     await environment.close()
 
 
+async def test_a_browser_that_does_not_start_says_why(pages: Path, tmp_path: Path, play: Play) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\necho no display >&2\nexit 1\n")
+    program.chmod(0o755)
+    environment = MiniWob(pages=("form",), folder=str(pages), program=str(program))
+    with pytest.raises(EnvironmentFault, match=r"the browser failed: BrowserType\.launch: .*: (no display|bwrap: )"):
+        await play(environment, whole_tasks(environment, "train")[0], right)
+    await environment.close()
+
+
 def browsers(root: int) -> list[psutil.Process]:
     """Return the processes of Chromium below a process."""
     return [process for process in psutil.Process(root).children(recursive=True) if is_browser(process)]
