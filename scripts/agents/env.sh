@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # Makes an interpreter of the environments' packages, beside our client side without torch. Their pins exclude each other
 # and the server's, so each kind has one of its own, with Python 3.12:
-#   harbor      Harbor and mini-swe-agent
-#   tools       BFCL, math-verify, MiniWoB with Playwright, verifiers
-#   browsergym  BrowserGym with an older Playwright
-#   scripts/agents/env.sh [--dry-run] [harbor|tools|browsergym] [FOLDER]
-# Default: harbor, in .venv-agents of the checkout; the others in .venv-agents-KIND. PYTHON names an interpreter.
+#   harbor   Harbor and mini-swe-agent
+#   tools    BFCL, math-verify, MiniWoB with Playwright, verifiers
+#   scripts/agents/env.sh [--dry-run] [harbor|tools] [FOLDER]
+# Default: harbor, in .venv-agents of the checkout; tools in .venv-agents-tools. PYTHON names an interpreter.
 # The plan of a run then names it: python = ".venv-agents/bin/python".
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CLIENT=(httpx h11 orjson pydantic structlog typer pyyaml)
 dry_run="" kind=harbor
 if [ "${1:-}" = "--dry-run" ]; then dry_run=1 && shift; fi
-case "${1:-}" in harbor | tools | browsergym) kind=$1 && shift ;; esac
+case "${1:-}" in harbor | tools) kind=$1 && shift ;; esac
 folder=$ROOT/.venv-agents
 [ $kind = harbor ] || folder=$folder-$kind
 folder=${1:-$folder}
@@ -25,7 +24,6 @@ tools)
   # Without what they ask for: their data and pages are used, not their models and drivers.
   alone=(bfcl-eval==2026.3.23 miniwob==1.1.0)
   ;;
-browsergym) packages=(browsergym-core==0.14.3 browsergym-miniwob==0.14.3 playwright==1.44.0) ;;
 esac
 
 if [ -n "$dry_run" ]; then

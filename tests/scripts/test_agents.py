@@ -1,5 +1,6 @@
 """Scripts of agents' runs, as a user calls them: the runner reads their plans, and their values are the public ones."""
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -9,6 +10,9 @@ import pytest
 
 from openclaw_rl.agents import environment, plan
 from openclaw_rl.agents.plan import Plan
+from openclaw_rl.cli.options import parse_sets
+from openclaw_rl.settings import load
+from openclaw_slime import launch as node
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "agents"
@@ -18,7 +22,12 @@ NODE = {
     "terminal-rl_qwen3-8b_prm": ("16", 8, 10, "0.01", "1", "harbor"),
     "swe-rl_qwen3-8b": ("8", 4, 20, "0", "1", "mini_swe"),
     "swe-rl_qwen3-32b": ("8", 4, 20, "0", "1", "mini_swe"),
+    "toolcall-rl_qwen3-4b": ("32", 8, 16, "0.01", "0", "python_tool"),
+    "toolcall-rl_qwen3-4b_prm": ("32", 8, 16, "0.01", "1", "python_tool"),
+    "gui-rl_qwen3vl-8b": ("8", 8, 30, "0.01", "1", "miniwob"),
 }
+OWN_TASKS = {"gui-rl_qwen3vl-8b"}
+"""Scripts whose environment brings its tasks."""
 
 
 def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -54,14 +63,43 @@ def test_a_node_has_the_public_values(script: str, tmp_path: Path) -> None:
     assert values["OPENCLAW_RL__METHOD__PROCESS_WEIGHT"] == weight
     assert int(values["BATCH_SIZE"]) == int(groups) * size * steps
     assert (read.train.group_size, read.limits.steps, read.environment) == (size, steps, name)
-    assert (read.eval.every_versions, read.sampling["temperature"], read.options) == (20, 1, {"tasks": "T"})
+    options = {} if script in OWN_TASKS else {"tasks": "T"}
+    assert (read.eval.every_versions, read.sampling["temperature"], read.options) == (20, 1, options)
     assert sum(int(values[f"{name}_GPUS"]) for name in ("ACTOR", "ROLLOUT", "PRM")) == 8
     assert runner[1:4] == ["-m", "openclaw_rl.cli.agents", "run"]
 
 
 @pytest.mark.parametrize("script", NODE)
+def test_the_server_of_a_node_reads_its_settings(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw_slime.launch.is_free", lambda port: True)
+    _, server, _ = printed(script, tmp_path, HF_CKPT="M", TASKS="T")
+    words = tmp_path / "python"  # in the place of the launcher's interpreter, it prints what that would get
+    words.write_text("#!/bin/sh\nfor word; do printf '%s\\n' \"$word\"; done\n")
+    words.chmod(0o755)
+    done = subprocess.run(
+        server, env={"PATH": os.environ["PATH"], "PYTHON": str(words)}, capture_output=True, text=True, check=True
+    )
+    given = done.stdout.splitlines()
+    assert given[:2] == ["-m", "openclaw_slime.launch"]
+    variables = dict(word.split("=", 1) for word in server if word.startswith("OPENCLAW_RL__"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = node._plan_of(node.launch_parser().parse_args(given[2:]))
+    sets = [value for flag, value in itertools.pairwise(found.server.arguments) if flag == "--set"]
+    settings = load(None, parse_sets(sets), variables)
+    groups, size, steps, _, weight, _ = NODE[script]
+    assert settings.episodes.groups_per_step == int(groups)
+    assert settings.episodes.max_groups_ahead == 2 * int(groups)
+    assert (settings.method.name, settings.method.process_weight) == ("agent", float(weight))
+    samples = int(groups) * size * steps
+    assert (settings.training.batch_size, settings.training.max_waiting) == (samples, 2 * samples)
+
+
+@pytest.mark.parametrize("script", NODE)
 def test_the_model_and_the_tasks_are_needed(script: str) -> None:
     for given, missing in (({}, "HF_CKPT"), ({"HF_CKPT": "M"}, "TASKS")):
+        if missing == "TASKS" and script in OWN_TASKS:
+            continue
         done = launch(script, "--dry-run", **given)
         assert (done.returncode, done.stderr) == (2, f"error: {missing} is needed\n")
 
@@ -94,7 +132,6 @@ def test_the_interpreter_of_the_environments_is_made_by_pip(tmp_path: Path) -> N
     [
         ("harbor", "harbor==0.26.0 mini-swe-agent==2.4.6", ""),
         ("tools", "verifiers==0.4.0 uv math-verify==0.9.0 playwright>=1.55", " bfcl-eval==2026.3.23 miniwob==1.1.0"),
-        ("browsergym", "browsergym-core==0.14.3 browsergym-miniwob==0.14.3 playwright==1.44.0", ""),
     ],
 )
 def test_each_kind_of_environments_has_an_interpreter_of_its_own(kind: str, with_their_own: str, without: str) -> None:

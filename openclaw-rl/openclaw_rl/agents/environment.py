@@ -39,6 +39,8 @@ _SHIPPED = {
     "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
     "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
     "inside": "openclaw_rl.agents.environments.inside:Inside",
+    "miniwob": "openclaw_rl.agents.environments.miniwob:MiniWob",
+    "verifiers": "openclaw_rl.agents.environments.verifiers_tasks:Verifiers",
 }
 Split = Literal["train", "eval"]
 

@@ -210,7 +210,7 @@ class BubblewrapSandbox(Sandbox):
             *("--new-session", "--cap-drop", "ALL"),
             *(["--disable-userns"] if "--disable-userns" in options(self._bwrap) else []),
             *("--as-pid-1", "--clearenv", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
-            *_system_folders(),
+            *system_folders(),
             *("--proc", "/proc", "--dev", "/dev", "--bind", str(self._folder / "shm"), "/dev/shm"),
             *("--remount-ro", "/dev", "--bind", str(self._folder / "tmp"), "/tmp"),
             *("--bind", str(self._folder / "home"), "/home/agent"),
@@ -327,7 +327,8 @@ def _can_be_shown(folder: Path) -> bool:
         return False
 
 
-def _system_folders() -> Iterator[str]:
+def system_folders() -> Iterator[str]:
+    """Yield the words that show the host's programs and libraries in a `bwrap`, read-only."""
     yield from ("--ro-bind", "/usr", "/usr", "--dir", "/etc", "--dir", "/run", "--dir", "/home")
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         here = Path("/") / name

@@ -219,3 +219,8 @@ def test_right_calls_are_read_and_never_evaluated(package: Path) -> None:
     for wrong in ("__import__('os').system('x')", "f(g(1))", "f(*a)", "1", "a.b()"):
         with pytest.raises(ValueError, match=r"no call|malformed"):
             read(wrong)
+
+
+def test_an_environment_of_another_interpreter_names_what_is_missing() -> None:
+    with pytest.raises(SettingsError, match=r"needs a package that this interpreter has not: .*verifiers"):
+        load("verifiers", {"taskset": "words"})
