@@ -3,12 +3,15 @@
 import os
 import shlex
 import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.agents import environment, plan
 from openclaw_rl.agents.plan import Plan
+from openclaw_rl.settings import load
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "agents"
@@ -57,6 +60,45 @@ def test_a_node_has_the_public_values(script: str, tmp_path: Path) -> None:
     assert (read.eval.every_versions, read.sampling["temperature"], read.options) == (20, 1, {"tasks": "T"})
     assert sum(int(values[f"{name}_GPUS"]) for name in ("ACTOR", "ROLLOUT", "PRM")) == 8
     assert runner[1:4] == ["-m", "openclaw_rl.cli.agents", "run"]
+
+
+def sets(words: list[str]) -> dict[str, str]:
+    """Return the settings of a command line."""
+    found = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
+    return found | ({"method.name": words[words.index("--method") + 1]} if "--method" in words else {})
+
+
+@pytest.mark.parametrize("script", NODE)
+def test_a_nodes_server_loads_its_settings(script: str, tmp_path: Path) -> None:
+    groups, _, _, kl, weight, _ = NODE[script]
+    _, server, _ = printed(script, tmp_path, HF_CKPT="M", TASKS="T", PYTHON=sys.executable)
+    environ = dict(word.split("=", 1) for word in server if word.startswith("OPENCLAW_RL__"))
+    done = subprocess.run(
+        [*server, "--dry-run"],
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.partition("\nserver\n")[2].partition("\n\n")[0]
+    settings = load(None, sets(shlex.split(command.replace("\\\n", " "))), environ)
+    assert (settings.method.name, settings.method.process_weight) == ("agent", float(weight))
+    assert (settings.trainer.learning_rate, settings.trainer.kl_coef) == (1e-6, float(kl))
+    assert settings.episodes.groups_per_step == int(groups)
+    assert settings.episodes.max_groups_ahead == 2 * int(groups)
+    assert settings.sampling.temperature == 1
+
+
+@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini"])
+def test_a_miniatures_server_has_what_learning_needs(name: str, tmp_path: Path) -> None:
+    _, server, _ = printed(name, tmp_path)
+    settings = load(None, sets(server), {})
+    assert (settings.method.name, settings.method.process_weight) == ("agent", 1)
+    assert (settings.trainer.learning_rate, settings.trainer.kl_coef) == (1e-3, 0.1)
+    assert settings.publisher.max_step_kl == 1
+    assert (settings.episodes.groups_per_step, settings.episodes.max_groups_ahead) == (8, 16)
 
 
 @pytest.mark.parametrize("script", NODE)
