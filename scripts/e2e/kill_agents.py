@@ -12,6 +12,7 @@ is left. The exit code is 1 if there is a finding.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -19,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -37,7 +37,7 @@ SIZE, STEPS, REST_S = 4, 3, 300.0
 ENVIRONMENT = '''\
 """Episodes of three commands, whose outcome follows from the episode's id."""
 
-import zlib
+import hashlib
 
 from openclaw_rl.agents.environment import Outcome, Task
 
@@ -56,12 +56,12 @@ class Coins:
                     reply = await episode.ask(messages)
                     done = await sandbox.run(f"sleep 0.1; echo step {step}")
                     messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": done.text}]
-        return Outcome(1.0 if zlib.crc32(episode.id.encode()) % 2 else -1.0)
+        return Outcome(1.0 if hashlib.sha256(episode.id.encode()).digest()[0] % 2 else -1.0)
 '''.replace("{steps}", str(STEPS))
 
 
 def reward_of(episode_id: str) -> float:
-    return 1.0 if zlib.crc32(episode_id.encode()) % 2 else -1.0
+    return 1.0 if hashlib.sha256(episode_id.encode()).digest()[0] % 2 else -1.0
 
 
 class RunnerProcess:
@@ -211,7 +211,7 @@ class Campaign:
 
     def rest(self) -> None:
         """Play the open groups to their end, wait until all is trained, and compare journal and ledger."""
-        self._runner.end(signal.SIGINT)
+        self._runner.end(signal.SIGTERM)
         journal = Records.of_folder(self._runner.folder / "run", "coins")
         self._runner.start(groups=max(1, len(journal.groups)))
         if code := self._runner.wait(REST_S):
