@@ -62,9 +62,8 @@ class Play:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(120)
+        self.process.send_signal(signal.SIGTERM)  # nothing, if it has ended
+        self.process.wait(120)
 
     def outcomes(self) -> int:
         records = Records.of_folder(self._folder / "run", "terminal_find")
@@ -76,16 +75,17 @@ def alone(server: RunningServer, folder: Path, *, episodes: int, at_once: int) -
     assert server.process is not None
     began, play = time.monotonic(), Play(server, folder, groups=-(-episodes // GROUP), at_once=at_once)
     readings: list[tuple[int, int, int]] = []
-    while play.process.poll() is None:
-        if time.monotonic() > began + PLAY_S:
-            play.stop()
-            raise RuntimeError("the episodes did not end in time")
-        try:
-            readings.append((play.ended(), resident_mb(play.process.pid), resident_mb(server.process.pid)))
-        except (OSError, StopIteration):
-            break  # it ended in between
-        time.sleep(1)
-    play.process.wait(60)
+    try:
+        while play.process.poll() is None:
+            if time.monotonic() > began + PLAY_S:
+                raise RuntimeError("the episodes did not end in time")
+            try:
+                readings.append((play.ended(), resident_mb(play.process.pid), resident_mb(server.process.pid)))
+            except (OSError, StopIteration):
+                break  # it ended in between
+            time.sleep(1)
+    finally:
+        play.stop()
     seconds, played = time.monotonic() - began, play.outcomes()
     late = readings[len(readings) // 4 :]
     return {

@@ -70,6 +70,7 @@ def test_the_environment_of_the_page_is_played_evaluated_and_shown(
     code, said = run("status", file)
     assert code == 0
     assert re.search(r"^run \w+ of echo: 4 groups whole, of 4\nepisodes: 8 ended\n", said)
+    assert "\n  training on version 0: reward " in said
     assert "eval  version 0" in said
 
 
