@@ -245,7 +245,7 @@ def compared(journal: Records, ledger: Path) -> list[str]:
         )
         rows = db.execute(query).fetchall()
         query = (
-            "SELECT of_episode, turn.state, step, advantage, fence FROM turn JOIN request USING (id)"
+            "SELECT of_episode, turn.reason, step, advantage, fence FROM turn JOIN request USING (id)"
             " LEFT JOIN credit USING (id) LEFT JOIN lease_sample ON turn = turn.id AND lease_sample.outcome = 'trained'"
         )
         steps = db.execute(query).fetchall()
@@ -308,10 +308,15 @@ def _credit(rows: Sequence[Any], steps: Sequence[Any]) -> Iterator[str]:
             continue
         numbers[row["episode_id"]].append(step["step"])
         found = rewards[row["name"]]
+        if len(set(found)) == 1:
+            if step["advantage"] is not None:
+                yield f"a step of {row['episode_id']} has an advantage, and its group no contrast"
+            continue
         expected = (row["reward"] - fmean(found)) / max(pstdev(found), 0.1)
         if step["advantage"] is None or abs(step["advantage"] - expected) > 1e-9:
             yield f"a step of {row['episode_id']} has the advantage {step['advantage']}, not {expected}"
-        fences[group_of[step["of_episode"]]].add(step["fence"])
+        if step["reason"] != "stale":  # a step that is too old is dropped alone; its credit came before
+            fences[group_of[step["of_episode"]]].add(step["fence"])
     for name, counted in numbers.items():
         if sorted(counted) != [*range(1, STEPS + 1)]:
             yield f"{name} has the steps {counted}"
