@@ -12,6 +12,7 @@ is left. The exit code is 1 if there is a finding.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -19,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -37,7 +37,7 @@ SIZE, STEPS, REST_S = 4, 3, 300.0
 ENVIRONMENT = '''\
 """Episodes of three commands, whose outcome follows from the episode's id."""
 
-import zlib
+import hashlib
 
 from openclaw_rl.agents.environment import Outcome, Task
 
@@ -56,12 +56,12 @@ class Coins:
                     reply = await episode.ask(messages)
                     done = await sandbox.run(f"sleep 0.1; echo step {step}")
                     messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": done.text}]
-        return Outcome(1.0 if zlib.crc32(episode.id.encode()) % 2 else -1.0)
+        return Outcome(1.0 if hashlib.sha256(episode.id.encode()).digest()[0] % 2 else -1.0)
 '''.replace("{steps}", str(STEPS))
 
 
 def reward_of(episode_id: str) -> float:
-    return 1.0 if zlib.crc32(episode_id.encode()) % 2 else -1.0
+    return 1.0 if hashlib.sha256(episode_id.encode()).digest()[0] % 2 else -1.0
 
 
 class RunnerProcess:
@@ -211,7 +211,7 @@ class Campaign:
 
     def rest(self) -> None:
         """Play the open groups to their end, wait until all is trained, and compare journal and ledger."""
-        self._runner.end(signal.SIGINT)
+        self._runner.end(signal.SIGTERM)
         journal = Records.of_folder(self._runner.folder / "run", "coins")
         self._runner.start(groups=max(1, len(journal.groups)))
         if code := self._runner.wait(REST_S):
@@ -245,7 +245,7 @@ def compared(journal: Records, ledger: Path) -> list[str]:
         )
         rows = db.execute(query).fetchall()
         query = (
-            "SELECT of_episode, turn.state, step, advantage, fence FROM turn JOIN request USING (id)"
+            "SELECT of_episode, turn.reason, step, advantage, fence FROM turn JOIN request USING (id)"
             " LEFT JOIN credit USING (id) LEFT JOIN lease_sample ON turn = turn.id AND lease_sample.outcome = 'trained'"
         )
         steps = db.execute(query).fetchall()
@@ -308,10 +308,15 @@ def _credit(rows: Sequence[Any], steps: Sequence[Any]) -> Iterator[str]:
             continue
         numbers[row["episode_id"]].append(step["step"])
         found = rewards[row["name"]]
+        if len(set(found)) == 1:
+            if step["advantage"] is not None:
+                yield f"a step of {row['episode_id']} has an advantage, and its group no contrast"
+            continue
         expected = (row["reward"] - fmean(found)) / max(pstdev(found), 0.1)
         if step["advantage"] is None or abs(step["advantage"] - expected) > 1e-9:
             yield f"a step of {row['episode_id']} has the advantage {step['advantage']}, not {expected}"
-        fences[group_of[step["of_episode"]]].add(step["fence"])
+        if step["reason"] != "stale":  # a step that is too old is dropped alone; its credit came before
+            fences[group_of[step["of_episode"]]].add(step["fence"])
     for name, counted in numbers.items():
         if sorted(counted) != [*range(1, STEPS + 1)]:
             yield f"{name} has the steps {counted}"

@@ -1,18 +1,17 @@
 """Scripts of agents' runs, as a user calls them: the runner reads their plans, and their values are the public ones."""
 
-import itertools
 import os
 import shlex
 import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.agents import environment, plan
 from openclaw_rl.agents.plan import Plan
-from openclaw_rl.cli.options import parse_sets
 from openclaw_rl.settings import load
-from openclaw_slime import launch as node
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "agents"
@@ -69,30 +68,45 @@ def test_a_node_has_the_public_values(script: str, tmp_path: Path) -> None:
     assert runner[1:4] == ["-m", "openclaw_rl.cli.agents", "run"]
 
 
+def sets(words: list[str]) -> dict[str, str]:
+    """Return the settings of a command line."""
+    found = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
+    return found | ({"method.name": words[words.index("--method") + 1]} if "--method" in words else {})
+
+
 @pytest.mark.parametrize("script", NODE)
-def test_the_server_of_a_node_reads_its_settings(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_slime.launch.is_free", lambda port: True)
-    _, server, _ = printed(script, tmp_path, HF_CKPT="M", TASKS="T")
-    words = tmp_path / "python"  # in the place of the launcher's interpreter, it prints what that would get
-    words.write_text("#!/bin/sh\nfor word; do printf '%s\\n' \"$word\"; done\n")
-    words.chmod(0o755)
+def test_a_nodes_server_loads_its_settings(script: str, tmp_path: Path) -> None:
+    groups, size, steps, kl, weight, _ = NODE[script]
+    _, server, _ = printed(script, tmp_path, HF_CKPT="M", TASKS="T", PYTHON=sys.executable)
+    environ = dict(word.split("=", 1) for word in server if word.startswith("OPENCLAW_RL__"))
     done = subprocess.run(
-        server, env={"PATH": os.environ["PATH"], "PYTHON": str(words)}, capture_output=True, text=True, check=True
+        [*server, "--dry-run"],
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    given = done.stdout.splitlines()
-    assert given[:2] == ["-m", "openclaw_slime.launch"]
-    variables = dict(word.split("=", 1) for word in server if word.startswith("OPENCLAW_RL__"))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = node._plan_of(node.launch_parser().parse_args(given[2:]))
-    sets = [value for flag, value in itertools.pairwise(found.server.arguments) if flag == "--set"]
-    settings = load(None, parse_sets(sets), variables)
-    groups, size, steps, _, weight, _ = NODE[script]
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.partition("\nserver\n")[2].partition("\n\n")[0]
+    settings = load(None, sets(shlex.split(command.replace("\\\n", " "))), environ)
+    assert (settings.method.name, settings.method.process_weight) == ("agent", float(weight))
+    assert (settings.trainer.learning_rate, settings.trainer.kl_coef) == (1e-6, float(kl))
     assert settings.episodes.groups_per_step == int(groups)
     assert settings.episodes.max_groups_ahead == 2 * int(groups)
-    assert (settings.method.name, settings.method.process_weight) == ("agent", float(weight))
     samples = int(groups) * size * steps
     assert (settings.training.batch_size, settings.training.max_waiting) == (samples, 2 * samples)
+    assert settings.sampling.temperature == 1
+
+
+@pytest.mark.parametrize("name", ["terminal_mini", "swe_mini", "toolcall_mini", "gui_mini"])
+def test_a_miniatures_server_has_what_learning_needs(name: str, tmp_path: Path) -> None:
+    _, server, _ = printed(name, tmp_path)
+    settings = load(None, sets(server), {})
+    assert (settings.method.name, settings.method.process_weight) == ("agent", 1)
+    assert (settings.trainer.learning_rate, settings.trainer.kl_coef) == (1e-3, 0.1)
+    assert settings.publisher.max_step_kl == 1
+    assert (settings.episodes.groups_per_step, settings.episodes.max_groups_ahead) == (8, 16)
 
 
 @pytest.mark.parametrize("script", NODE)
