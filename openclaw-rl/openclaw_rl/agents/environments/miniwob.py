@@ -49,6 +49,23 @@ _START = """seed => {
     if (element) element.style.display = "none";
   }
 }"""
+_NOTE_LISTENERS = """(() => {
+  const heard = new WeakSet(), add = EventTarget.prototype.addEventListener;
+  EventTarget.prototype.addEventListener = function (type, ...rest) {
+    if (["click", "mousedown", "mouseup"].includes(type)) heard.add(this);
+    return add.call(this, type, ...rest);
+  };
+  // Links and tabs of some pages are spans, which the snapshot would show as text that cannot be clicked.
+  window.nameClickable = () => {
+    for (const element of document.querySelectorAll("span, div, td, li, p, a:not([href])")) {
+      const hears = heard.has(element) || element.onclick || element.classList.contains("alink");
+      if (hears && !element.firstElementChild && !element.role) {
+        element.role = "button";
+        if (!element.textContent.trim() && !element.ariaLabel) element.ariaLabel = element.className;  // an icon
+      }
+    }
+  };
+})()"""
 _IS_DONE, _REWARD = "WOB_DONE_GLOBAL", "WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : 0"
 _ARGUMENTS = {"click": 1, "type": 2, "select": 2, "press": 2, "wait": 0}
 _WAIT_MS, _SETTLE_MS = 1000, 150
@@ -100,6 +117,7 @@ class MiniWob:
         messages: list[dict[str, object]] = [{"role": "system", "content": _SYSTEM}]
         reward = 0.0
         async with self._browser.page(await episode.open_sandboxes()) as page:
+            await page.add_init_script(_NOTE_LISTENERS)
             await page.goto(f"file:///pages/miniwob/{task.data['page']}.html")
             await page.evaluate(_START, task.data["seed"])
             said = ""
@@ -139,6 +157,7 @@ def action_of(reply: str) -> Action | None:
 
 
 async def _shown(page: Page) -> str:
+    await page.evaluate("nameClickable()")
     task = str(await page.evaluate("document.getElementById('query').innerText")).strip()
     snapshot = await page.locator("body").aria_snapshot(mode="ai")
     lines = [line for line in snapshot.splitlines() if not line.lstrip().startswith("- /url:")]

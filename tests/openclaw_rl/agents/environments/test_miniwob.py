@@ -35,8 +35,11 @@ var core = {
 PAGE = """<!doctype html><script src="../core/core.js"></script>
 <div id="query"></div><div id="reward-display">Reward: 0</div>
 <div id="area"><input aria-label="Name" id="name"><select aria-label="Size"><option>small</option><option>large</option>
-</select><button id="go">Go</button> <a href="#x">More</a> <div id="out"></div></div>
+</select><button id="go">Go</button> <a href="#x">More</a>
+<p>Read <span id="word">on</span> and <span id="star" class="star" style="padding: 4px"></span> and
+plain <span>text</span>.</p></div>
 <script>
+for (const id of ["word", "star"]) document.getElementById(id).addEventListener("click", () => core.endEpisode(0.5));
 function genProblem() {
   window.word = Math.random() < 0.5 ? "ann" : "bob";
   document.getElementById("query").innerText = `Enter ${word}, choose large and press Go.`;
@@ -115,6 +118,12 @@ async def test_the_page_judges(environment: MiniWob, play: Play) -> None:
     assert found == Outcome(1.0, {"steps": 3, "raw_reward": 1})
     found = await play(environment, task, lambda messages: f"click('{ref(messages[-1]['content'], 'Go')}')")
     assert found == Outcome(-1.0, {"steps": 1, "raw_reward": -1})
+    # Elements that only hear clicks have names, and half a reward is none.
+    for name in ("on", "star"):
+        found = await play(
+            environment, task, lambda messages, name=name: f"click('{ref(messages[-1]['content'], name)}')"
+        )
+        assert found == Outcome(-1.0, {"steps": 1, "raw_reward": 0.5})
     assert environment._browser._chromium is not None
     with pytest.raises(EnvironmentFault, match="refused a chat"):  # as a server that was killed
         await play(environment, task, lambda _: JSONResponse({"error": {"message": "gone"}}, 400))
