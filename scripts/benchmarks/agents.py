@@ -31,7 +31,7 @@ from benchmarks.proxy.load import resident_mb
 from openclaw_rl.agents.journal import Records
 from openclaw_rl.testing.running_server import RunningServer, running_stub
 
-GROUP, START_S, PLAY_S = 8, 60.0, 1200.0
+GROUP, START_S, PLAY_S = 8, 300.0, 3600.0
 
 
 class Play:
