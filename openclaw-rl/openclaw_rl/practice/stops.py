@@ -14,8 +14,9 @@ from openclaw_rl.types import Wish
 LEARNED = "learned"
 FALLS_BELOW = 0.85
 """A learned wish needs practice again when its share, or what the judge passes, falls below this part of the aim."""
-_PROGRESS = 0.02
-"""Least rise of the learned share that counts as progress."""
+_PROGRESS = 0.04
+"""Least rise of the learned share that counts as progress, as a part of the aim. Practice that goes on where the share
+rises more slowly unlearns: .85 of new replies were as wished after 16 updates, .60 after 29 (README of benchmarks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,6 @@ def rule(
     if wish.updates >= settings.max_updates:
         return Ruling(rests=f"it had {wish.updates} updates (practice.max_updates)")
     before, newest = history[: -settings.patience], history[-settings.patience :]
-    if before and max(newest) < max(before) + _PROGRESS:
+    if before and max(newest) < max(before) + _PROGRESS * aim:
         return Ruling(rests=f"no progress in {settings.patience} updates (practice.patience)")
     return Ruling()
