@@ -9,10 +9,12 @@ reason. `--read` runs nothing: it takes what the benchmarks left in the folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -201,13 +203,19 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, str]:
     for name, flags in commands(options, folder):
         print(f"-- {name}", flush=True)
         argv = [sys.executable, "-m", f"benchmarks.{name}", *flags]
+        # A session of its own: the servers of a benchmark that is cut end with it, and do not run beside the next one.
+        process = subprocess.Popen(argv, env=environ, start_new_session=True)
         try:
-            code = subprocess.run(argv, timeout=60 * options.minutes, check=False, env=environ).returncode
+            code = process.wait(60 * options.minutes)
         except subprocess.TimeoutExpired:
             faults[name] = f"not done in {options.minutes:g} minutes"
         else:
             if code:
                 faults[name] = f"ended with {code}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return faults
 
 

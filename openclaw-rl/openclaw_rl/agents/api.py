@@ -118,6 +118,9 @@ class EpisodesApi:
                     raise ServerGone(f"the server at {self.url} does not answer: {error!r}") from error
                 await asyncio.sleep(pauses.next_s())
                 continue
+            if answer.status_code == 429 and is_chat and _retry_after(answer) >= _LONGEST_WAIT_S:
+                # The user's tokens of the day are used up. To wait would take the episode's time, and score it as lost.
+                raise _refused(answer)
             if answer.status_code == 429:  # as long as it takes: enough groups wait for training
                 pause_s = _retry_after(answer)
                 waiting(pause_s)

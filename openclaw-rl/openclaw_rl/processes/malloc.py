@@ -43,8 +43,19 @@ def free_memory() -> int | None:
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     with contextlib.suppress(OSError, ValueError):  # no control group of its own, or one without a limit ("max")
         limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        used -= _read_again()
         return limit - used if free is None else min(free, limit - used)
     return free
+
+
+def _read_again() -> int:
+    """Return the bytes of files, such as a model's, that the control group counts and gives up for programs."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_GROUP / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file":
+                return int(value)
+    return 0
 
 
 async def give_back_forever() -> None:

@@ -2,7 +2,8 @@
 
 The tokens are those of prompts and replies, side requests among them; practice and demonstrations cost a user nothing.
 The day is UTC's. At a user's first chat of a run the ledger tells what was used before; from then on memory counts, so
-that a chat costs no read. Replies that run are counted at their end.
+that a chat costs no read. While the ledger fails, memory alone counts, and each chat asks again. Replies that run are
+counted at their end.
 """
 
 import math
@@ -30,7 +31,9 @@ class UsageLedger(Protocol):
 @dataclass(slots=True)
 class _Day:
     number: int
-    tokens: int
+    tokens: int = 0
+    is_whole: bool = False
+    """The ledger has told what was used before this run."""
 
 
 class Quotas:
@@ -67,13 +70,11 @@ class Quotas:
             return
         now = self._clock()
         number = int(now // _DAY_S)
-        day = self._days.get(caller.user)
-        if day is None:
-            day = _Day(number, await self._read(caller.user, number * _DAY_S))
-            # Another chat of the user may have asked at the same time, and have ended since: its count stays.
-            day = self._days.setdefault(caller.user, day)
+        day = self._days.setdefault(caller.user, _Day(number))
         if day.number != number:
             day.number, day.tokens = number, 0
+        if not day.is_whole:
+            await self._read(caller.user, day, number)
         if day.tokens >= most:
             left_s = math.ceil((number + 1) * _DAY_S - now)
             raise RequestError(
@@ -91,8 +92,13 @@ class Quotas:
             number = int(self._clock() // _DAY_S)
             day.number, day.tokens = number, tokens + (day.tokens if day.number == number else 0)
 
-    async def _read(self, user: str, since: float) -> int:
+    async def _read(self, user: str, day: _Day, number: int) -> None:
         try:
-            return await self._ledger.tokens_since(user, since)
-        except LedgerError:  # a chat never waits for a ledger that fails
-            return 0
+            tokens = await self._ledger.tokens_since(user, number * _DAY_S)
+        except LedgerError:  # it refuses no chat, and tells at a later one
+            return
+        # Another chat of the user may have asked at the same time, and have ended since: its count stays.
+        if not day.is_whole and day.number == number:
+            # Of replies that memory counted while the ledger failed, the ledger may have all or none: the larger number
+            # counts none of them twice.
+            day.tokens, day.is_whole = max(day.tokens, tokens), True

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_episodes import FakeEpisodes, Kept, context_full
+from fastapi.responses import JSONResponse
 
 from openclaw_rl.agents.api import EpisodesApi
 from openclaw_rl.agents.environment import Outcome, Split, Task
@@ -138,6 +139,22 @@ async def test_an_environments_fault_is_aborted_and_played_again(fake: FakeEpiso
     aborted = [kept.aborted for kept in fake.episodes.values() if kept.aborted]
     assert aborted == [{"reason": "the disk is full", "retry": True}] * 2
     assert len(counted(fake)) == 2
+
+
+async def test_a_user_without_tokens_is_a_fault_and_no_lost_episode(fake: FakeEpisodes, run: Run) -> None:
+    answers = iter(((429, "80000"), (429, "0.1")))
+
+    def say(task: str, messages: list[dict[str, object]]) -> str | JSONResponse:
+        status, after = next(answers, (200, ""))
+        fault = {"error": {"message": "ann has used 9 tokens today", "code": "rate_limit_exceeded"}}
+        return "ok" if status == 200 else JSONResponse(fault, status, {"retry-after": after})
+
+    fake.script = say
+    async with run(Words(), train={"groups": 1, "group_size": 2, "concurrency": 1}) as runner:
+        await runner.train()
+    aborted = [kept.aborted["reason"] for kept in fake.episodes.values() if kept.aborted]
+    assert aborted == ["the server refused a chat: 429: ann has used 9 tokens today"]
+    assert [kept.outcome["reward"] for kept in counted(fake)] == [1.0, 1.0]
 
 
 async def test_the_last_fault_has_no_retry_and_the_others_count(fake: FakeEpisodes, run: Run) -> None:

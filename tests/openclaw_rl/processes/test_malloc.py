@@ -35,6 +35,8 @@ def test_free_memory_is_within_the_limit_of_the_control_group(monkeypatch, tmp_p
     (tmp_path / "memory.current").write_text("4000\n")
     (tmp_path / "memory.max").write_text("10000\n")
     assert malloc.free_memory() == 6000
+    (tmp_path / "memory.stat").write_text("anon 900\nactive_file 100\ninactive_file 3000\n")
+    assert malloc.free_memory() == 9000, "files that were read are given up for programs"
     (tmp_path / "memory.max").write_text("max\n")
     assert malloc.free_memory() > 10_000
 

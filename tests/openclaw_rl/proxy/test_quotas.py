@@ -94,9 +94,28 @@ async def test_without_a_limit_no_chat_asks_the_ledger_and_a_later_limit_counts_
     assert await is_refused(quotas)
 
 
-async def test_a_ledger_that_fails_refuses_no_chat() -> None:
-    ledger = Used(1000, is_away=True)
-    assert not await is_refused(Quotas(ledger, Clock()))
+async def test_a_ledger_that_fails_refuses_no_chat_of_its_own_and_tells_at_a_later_one() -> None:
+    ledger = Used(90, is_away=True)
+    quotas = Quotas(ledger, Clock())
+    assert not await is_refused(quotas)
+    quotas.used(ANN, 9)
+    ledger.is_away = False
+    assert not await is_refused(quotas)
+    quotas.used(ANN, 10)
+    assert await is_refused(quotas), "the 90 tokens before the fault count"
+    assert ledger.asked == [("ann", 20 * DAY)]
+
+
+async def test_memory_counts_while_the_ledger_fails() -> None:
+    ledger, clock = Used(is_away=True), Clock()
+    quotas = Quotas(ledger, clock)
+    assert not await is_refused(quotas)
+    quotas.used(ANN, 100)
+    assert await is_refused(quotas)
+    ledger.is_away = False  # it recorded nothing meanwhile
+    assert await is_refused(quotas)
+    clock.now += DAY
+    assert not await is_refused(quotas)
 
 
 def test_a_place_is_free_again_however_its_request_ends() -> None:

@@ -1,10 +1,13 @@
 """Rows of all figures beside their aims and limits, the page that is written from them, and columns of growth."""
 
+import argparse
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import all as every
@@ -85,6 +88,25 @@ def test_a_benchmark_that_fails_leaves_its_reason(tmp_path: Path, monkeypatch, c
     assert row["met"] is None
     notes = {row["benchmark"]: row["note"] for row in json.loads((tmp_path / every.ROWS).read_text())["rows"]}
     assert notes["loop_latency"] == "ended with 2"
+
+
+def test_a_benchmark_that_is_cut_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("")
+    (tmp_path / "benchmarks" / "slow.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(every, "__file__", str(tmp_path / "benchmarks" / "all.py"))
+    monkeypatch.setattr(every, "commands", lambda options, folder: [("slow", [str(tmp_path / "pid")])])
+    assert every.run(argparse.Namespace(minutes=0.1), tmp_path) == {"slow": "not done in 0.1 minutes"}
+    child = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 60
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_column_is_flat_or_explained_as_far_as_its_cause_grew() -> None:

@@ -7,6 +7,7 @@ package. ±1.
 
 import ast
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -68,6 +69,8 @@ _NOTE_LISTENERS = """(() => {
 })()"""
 _IS_DONE, _REWARD = "WOB_DONE_GLOBAL", "WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : 0"
 _ARGUMENTS = {"click": 1, "type": 2, "select": 2, "press": 2, "wait": 0}
+_ELEMENT = re.compile(r"(f\d+)?e\d+")
+"""A name in the snapshot. Anything longer is a selector of Playwright's, which reaches what the page does not show."""
 _WAIT_MS, _SETTLE_MS = 1000, 150
 _SHOWN_CHARS, _LONGEST_ACTION = 6000, 2000
 _FIRST_EVAL_SEED = 1_000_000
@@ -176,6 +179,8 @@ async def _act(page: Page, reply: str, most_ms: float) -> str:
         if action.name == "wait":
             await page.wait_for_timeout(_WAIT_MS)
             return ""
+        if _ELEMENT.fullmatch(action.arguments[0]) is None:
+            return "Error: the first argument is no element of the page.\n"
         element = page.locator(f"aria-ref={action.arguments[0]}")
         match action.name:
             case "click":

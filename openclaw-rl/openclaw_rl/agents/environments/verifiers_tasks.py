@@ -31,6 +31,8 @@ from openclaw_rl.errors import EnvironmentFault
 RUNTIMES = ("docker", "podman", "apptainer", "subprocess")
 _KEY_VARIABLE = "OPENCLAW_RL_VERIFIERS_KEY"
 _START_S = 600.0
+_UNKNOWN_HARNESS = "bash"
+"""In place of the taskset's own, which may run code as this one does."""
 
 
 class Verifiers:
@@ -67,10 +69,12 @@ class Verifiers:
         loaded = load_taskset(config.taskset)
         if not loaded.bounded:
             raise ValueError(f"taskset: {taskset} has no end")
-        if runtime == "subprocess" and _runs_code(harness, type(loaded).task_type()):
-            raise ValueError(
-                f"runtime: subprocess is no sandbox, and {harness} or {taskset} runs code: name a container"
-            )
+        for name, role in agent_config_fields(config).items():
+            own = role.harness.id if role.harness is not None else _UNKNOWN_HARNESS
+            if role.runtime.type == "subprocess" and _runs_code(own, type(loaded).task_type()):
+                raise ValueError(
+                    f"{name}: subprocess is no sandbox, and {own} or {taskset} runs code: name a container"
+                )
         self._tasks: dict[Split, dict[str, TheirTask]] = {"train": {}, "eval": {}}
         for task in loaded:
             self._tasks[split_of(task.key, eval_share, seed)][task.key] = task

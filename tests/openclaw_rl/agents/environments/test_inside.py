@@ -75,7 +75,8 @@ async def test_the_limits_of_steps_and_time_leave_it_to_be_scored(task_folder: P
     outcome = await play(environment, task, lambda messages: asked.append(messages) or "touch done", steps=3)
     assert (len(asked), outcome) == (3, Outcome(1.0))
     slow, task = made(task_folder, "python3 ~/bin/harness.py 1; sleep 100", files={"bin/harness.py": HARNESS})
-    assert await play(slow, task, "touch done", act_s=2) == Outcome(1.0)
+    # Patience with a busy machine: the one chat must come before the limit.
+    assert await play(slow, task, "touch done", act_s=6) == Outcome(1.0)
 
 
 def test_each_chat_has_the_runs_sampling_and_counts() -> None:

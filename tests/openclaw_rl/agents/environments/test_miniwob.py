@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from fastapi.responses import JSONResponse
+from playwright.async_api import Error
 
 from openclaw_rl.agents.environment import Outcome, Task, load, whole_tasks
 from openclaw_rl.agents.environments.browser import _PROGRAMS
@@ -134,19 +135,22 @@ async def test_wrong_actions_get_words(pages: Path, play: Play) -> None:
     environment = MiniWob(pages=("form",), folder=str(pages), action_s=1)
     task = whole_tasks(environment, "train")[0]
     seen: list[str] = []
-    wrong = iter(("Hm.", "click('e99999')", "drag('e1', 'e2')", "wait()", "press('e2', 'Nokey')"))
+    wrong = iter(
+        ("Hm.", "click('e99999')", "drag('e1', 'e2')", "wait()", "click('e1 >> ../#reward-display')", "wait()")
+    )
 
     def say(messages: list[dict[str, Any]]) -> str:
         seen.append(str(messages[-1]["content"]))
         return next(wrong)
 
-    found = await play(environment, task, say, steps=5)
+    found = await play(environment, task, say, steps=6)
     assert found.reward == -1.0
     assert [text.partition("\n")[0] for text in seen[1:]] == [
         "Error: the last line is no action.",
         seen[2].partition("\n")[0],
         "Error: the last line is no action.",
         seen[4].partition("\n")[0],
+        "Error: the first argument is no element of the page.",
     ]
     assert seen[2].startswith("Error: ")
     assert seen[4].startswith("Task: ")
@@ -226,6 +230,32 @@ async def test_a_page_reaches_no_network_and_no_file_of_the_host(
     assert asked == []
 
 
+async def test_a_browser_that_reads_anything_and_is_online_finds_no_host(
+    environment: MiniWob, sandboxes: Sandboxes, tmp_path: Path, listening: tuple[int, list[str]]
+) -> None:
+    # A page may read no file and is offline: this asks what is left when Chromium's own rules are not in the way.
+    port, asked = listening
+    (tmp_path / "secret").write_text("of the host")
+    found: list[str] = []
+    async with environment._browser.page(sandboxes) as page:
+        await page.context.set_offline(False)
+        for url in (
+            "file:///pages/miniwob/form.html",
+            "file:///etc/passwd",
+            (tmp_path / "secret").as_uri(),
+            f"http://127.0.0.1:{port}/",
+        ):
+            tab = await page.context.new_page()
+            try:
+                await tab.goto(url)
+                found.append("open")
+            except Error as error:
+                found.append(error.message.partition(" at ")[0].rpartition(" ")[2])
+    gone = "net::ERR_FILE_NOT_FOUND"
+    assert found == ["open", gone, gone, "net::ERR_CONNECTION_REFUSED"]
+    assert asked == []
+
+
 async def test_a_browser_that_died_is_a_fault_and_the_next_episode_has_a_new_one(
     environment: MiniWob, play: Play, sandboxes: Sandboxes
 ) -> None:
@@ -299,8 +329,11 @@ def test_no_browser_is_left_when_a_part_is_killed(victim: str, pages: Path) -> N
             programs = {process: Path(process.cmdline()[0]).name for process in family if process.cmdline()}
             theirs = [process for process, name in programs.items() if name == "bwrap" or is_browser(process)]
             assert theirs
-            name = {"driver": "node", "bubblewrap": "bwrap", "browser": "chromium"}.get(victim)
-            pid = next((process.pid for process, program in programs.items() if program == name), runner.pid)
+            name = {"driver": "node", "bubblewrap": "bwrap"}.get(victim)
+            chosen = (process for process, program in programs.items() if program == name)
+            if victim == "browser":  # `chromium`, `chrome`: which one, the machine decides
+                chosen = (process for process in theirs if is_browser(process))
+            pid = next((process.pid for process in chosen), runner.pid)
             assert (pid == runner.pid) == (victim == "runner"), programs
             os.kill(pid, signal.SIGKILL)
             end = time.monotonic() + 60
