@@ -3,6 +3,10 @@
 Two leaks of plain bubblewrap are closed. `bwrap` is started with an empty environment, because `/proc/1/environ` shows
 its starter's in spite of `--clearenv`. Under root it is started as an unprivileged user, because the kernel exempts
 root from the limit on processes, `--uid` or not.
+
+A sandbox is one session, without a terminal. Where Linux groups processes by session (autogroup), niceness counts
+within a group only, and every group gets an equal share: 64 sandboxes then take the cores from a server beside them,
+whatever their niceness. So the group of a sandbox gets the runner's niceness, and a command makes no session.
 """
 
 import asyncio
@@ -48,6 +52,7 @@ class BubblewrapSandbox(Sandbox):
         self._running: dict[int, asyncio.Future[Finished]] = {}
         self._ids = itertools.count()
         self._sending = asyncio.Lock()
+        self._has_stepped_back = False
 
     async def open(self) -> None:
         for folder in self.profile.programs:
@@ -118,6 +123,7 @@ class BubblewrapSandbox(Sandbox):
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
             raise SandboxFault("the sandbox has ended")
+        self._has_stepped_back = self._has_stepped_back or step_back(process.pid)
         text = json.dumps(frame).encode()  # not orjson: a model writes half characters, too
         try:
             async with self._sending:
@@ -137,9 +143,12 @@ class BubblewrapSandbox(Sandbox):
                 stderr=asyncio.subprocess.PIPE,
                 env={},
                 cwd="/",
-                start_new_session=True,  # a Ctrl-C of the terminal is the runner's
+                # A Ctrl-C of the terminal is the runner's, and no command can type into it. `--new-session` would do
+                # the latter too, in a second session, whose group nobody can make nicer before Python has started.
+                start_new_session=True,
                 **user,  # type: ignore[arg-type]
             )
+        self._has_stepped_back = step_back(self._process.pid)
         out = self._process.stdout
         assert out is not None
         try:
@@ -207,7 +216,7 @@ class BubblewrapSandbox(Sandbox):
         }
         argv = [
             *(self._bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"),
-            *("--new-session", "--cap-drop", "ALL"),
+            *("--cap-drop", "ALL"),
             *(["--disable-userns"] if "--disable-userns" in options(self._bwrap) else []),
             *("--as-pid-1", "--clearenv", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
             *system_folders(),
@@ -270,6 +279,19 @@ class BubblewrapSandbox(Sandbox):
             if left < 0:
                 return True
         return False
+
+
+def step_back(pid: int) -> bool:
+    """Give the group of a process's session this process's niceness. False: the kernel wants to be asked later."""
+    group = Path(f"/proc/{pid}/autogroup")
+    try:
+        if group.read_text().strip():  # empty: a kernel that does not group
+            group.write_text(f"{os.nice(0)}\n")
+    except BlockingIOError:  # ten such changes a second are allowed, from all users but root together
+        return False
+    except OSError:  # no such file, or a `bwrap` with root's rights
+        pass
+    return True
 
 
 async def _frame(out: asyncio.StreamReader) -> dict[str, Any]:

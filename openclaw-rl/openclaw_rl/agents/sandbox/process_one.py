@@ -89,7 +89,7 @@ class _Job:
 def _become(asked: dict[str, Any], limits: dict[str, int], ends: tuple[int, int, int]) -> None:
     """Turn this forked process into the command; never returns."""
     try:
-        os.setsid()
+        os.setpgid(0, 0)  # no session: the kernel would give each its own share of the cores
         for number, end in enumerate(ends):
             os.dup2(end, number)
         os.closerange(3, 4096)

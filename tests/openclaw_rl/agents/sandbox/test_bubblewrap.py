@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -185,6 +186,51 @@ async def main():
         await sandbox.run("sleep 33.5")
 asyncio.run(main())
 """
+
+
+def test_a_sandbox_is_as_nice_as_its_runner_and_has_no_terminal() -> None:
+    """Linux may group processes by session: then niceness counts within a group only, and the group needs its own.
+
+    The runner has a terminal here, as one that a person started.
+    """
+    code = """
+import asyncio, fcntl, os, termios, time
+from openclaw_rl.agents.sandbox import Limits, Profile, Sandboxes
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+open("/dev/tty").close()
+os.nice(3)
+async def main():
+    opened = await Sandboxes.choose("bubblewrap", Limits())
+    try:
+        async with opened.sandbox(Profile()) as sandbox:
+            assert b"no tty" in (await sandbox.run("(: < /dev/tty) || echo no tty")).output
+            end = time.monotonic() + 30  # the kernel accepts ten changes a second from all users together
+            while True:
+                done = await sandbox.run("nice; cat /proc/self/autogroup")
+                mine, group, *_ = done.output.decode().split("\\n")
+                if not group or group.endswith(f" nice {mine}") or time.monotonic() > end:
+                    break
+            print(os.nice(0), mine, group.rpartition(" ")[2] or mine)
+    finally:
+        await opened.close()
+asyncio.run(main())
+"""
+    ours, terminal = pty.openpty()
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            start_new_session=True,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    nice = str(min(os.nice(0) + 3, 19))
+    assert said.stdout.split() == [nice, nice, nice], said.stderr
 
 
 async def test_a_killed_runner_leaves_no_process_and_the_next_one_removes_its_files(sandboxes: Sandboxes) -> None:
