@@ -127,6 +127,8 @@ def test_a_filter_keeps_the_focus(learned, visitor):
 
 def test_what_did_not_change_is_not_drawn_again(learned, visitor):
     page = visitor.open("#/state", as_admin=True)
+    for part in (".panel", "#line .dot"):
+        expect(page.locator(part).first).to_be_visible()
     page.locator(".queue a").first.focus()
     page.evaluate(
         "window.kept = [document.activeElement, document.querySelector('.panel'), document.querySelector('#line .dot')]"
