@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.chat_blocks import Block, block, ratios, told
 from benchmarks.proxy.load import resident_mb
 from openclaw_rl.agents.journal import Records
-from openclaw_rl.testing.running_server import RunningServer, running_stub
+from openclaw_rl.testing.running_server import RunningServer, engine_flags, running_stub
 
 GROUP, START_S, PLAY_S = 8, 300.0, 3600.0
 
@@ -159,13 +159,9 @@ def main() -> None:
             chosen = {
                 "method.name": "agent",
                 "judge.kind": "rules",
-                "engine.kind": "url",
-                "engine.url": engine,
-                "trainer.kind": "external",
                 "training.enabled": "false",  # no trainer takes the groups, and their number would end the run
             }
-            flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
-            with RunningServer(folder / "data", flags) as server:
+            with RunningServer(folder / "data", engine_flags(engine, chosen)) as server:
                 found: dict[str, Any] = {
                     "at once": options.at_once,
                     "alone": alone(server, folder / "alone", episodes=options.episodes, at_once=options.at_once),

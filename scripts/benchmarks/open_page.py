@@ -26,7 +26,7 @@ from playwright.async_api import Browser, async_playwright
 
 from benchmarks.browser import executable, launch_arguments, page_url
 from benchmarks.chat_blocks import Block, block, ratios, told
-from openclaw_rl.testing.running_server import RunningServer, running_stub
+from openclaw_rl.testing.running_server import RunningServer, engine_flags, running_stub
 
 VIEW = "#/versions"
 ASKED = (("/v1/admin/status", 2.0), ("/v1/admin/status", 3.0), ("/v1/admin/history?verdicts=1", 3.0))
@@ -44,9 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with running_stub(folder, "--mean-tokens", "0", "--tokens-per-s", "25") as engine:
-            settings = {"engine.kind": "url", "engine.url": engine, "trainer.kind": "external"}
-            flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-            with RunningServer(folder / "data", flags) as server:
+            with RunningServer(folder / "data", engine_flags(engine)) as server:
                 found = asyncio.run(measure(server, options))
     found["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
     text = json.dumps(found, indent=2)

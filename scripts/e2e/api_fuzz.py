@@ -33,7 +33,7 @@ from e2e.api_requests import Answer, Asked
 from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.snapshot import backup
-from openclaw_rl.testing.running_server import RunningServer, running_stub
+from openclaw_rl.testing.running_server import RunningServer, engine_flags, running_stub
 
 SLOW_S = 1.0
 TOLD_OF_ITSELF = ("checkpoints: ", "trainer: ", "log-probs: ", "driver: ")
@@ -233,14 +233,11 @@ def main() -> int:
 
 def server_args(engine: str) -> list[str]:
     chosen = {
-        "engine.kind": "url",
-        "engine.url": engine,
-        "trainer.kind": "external",
         "model.context_length": "1024",
         "server.trainer_token": _TRAINER_TOKEN,
         "server.api_keys": f'[{{key = "{_CHATS_KEY}", user = "ann"}}]',
     }
-    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+    return engine_flags(engine, chosen)
 
 
 if __name__ == "__main__":

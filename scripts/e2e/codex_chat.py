@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from e2e.local_app import served
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
-from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.testing.running_server import RunningServer, engine_flags
 
 CODEX = "@openai/codex@0.171.0"
 CONTEXT, TURN_S = 65_536, 180
@@ -91,16 +91,13 @@ def install(folder: Path) -> Path:
 
 def settings(engine: str, template: Path) -> list[str]:
     chosen = {
-        "engine.kind": "url",
-        "engine.url": engine,
-        "trainer.kind": "external",
         "judge.kind": "rules",
         "model.context_length": str(CONTEXT),
         "model.chat_template": str(template),
         "model.tool_call_parser": "qwen25",
         "model.reasoning_parser": "qwen3",
     }
-    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+    return engine_flags(engine, chosen)
 
 
 def script(fake: FakeEngine, data_dir: Path) -> None:

@@ -169,7 +169,7 @@ class Campaign:
             case "sandbox":
                 self._kill_sandbox()
             case _:
-                self._kill_child(target)
+                self._server.kill_child(target, REST_S)
         self._audit(number)
         counts = self._server.status()["counts"]
         self._say(
@@ -193,17 +193,6 @@ class Campaign:
                 return
             time.sleep(0.05)
         self.findings.append("no sandbox was there to be killed")
-
-    def _kill_child(self, target: str) -> None:
-        pid = next(child["pid"] for child in self._server.status()["children"] if child["name"] == target)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-
-        def is_back(now: Any) -> bool:
-            (child,) = (child for child in now["children"] if child["name"] == target)
-            return not now["problems"] and child["pid"] not in (None, pid)
-
-        self._server.wait_for(f"the {target} is back", is_back, REST_S)
 
     def _audit(self, number: int) -> None:
         found = ledger_audit.audit(self._server.data_dir / "ledger.sqlite3", [], is_deep=True)

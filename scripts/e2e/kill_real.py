@@ -16,9 +16,7 @@ and scores, waits for the trainer, is trained, and is published. No practice rep
 
 import argparse
 import json
-import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -149,7 +147,7 @@ class Campaign:
             self._server.start()
             self._outages.append((killed, time.monotonic()))
         else:
-            self._kill_child(target)
+            self._server.kill_child(target, 300)
             found = self._audit()
         back_s = time.monotonic() - killed
         found += self._cut_without_cause()
@@ -190,17 +188,6 @@ class Campaign:
         except TimeoutError:
             return False
         return True
-
-    def _kill_child(self, target: str) -> None:
-        pid = next(child["pid"] for child in self._server.status()["children"] if child["name"] == target)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-
-        def is_back(now: Any) -> bool:
-            (child,) = (child for child in now["children"] if child["name"] == target)
-            return not now["problems"] and child["pid"] not in (None, pid)
-
-        self._server.wait_for(f"the {target} is back", is_back, 300)
 
     def _audit(self) -> list[str]:
         return audit(self._server.data_dir / "ledger.sqlite3", list(self._chats.seen), is_deep=True)

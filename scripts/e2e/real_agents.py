@@ -31,7 +31,7 @@ from e2e.local_app import served
 from e2e.openclaw_client import install
 from openclaw_rl.testing import FakeEngine, Scripted, stub_app
 from openclaw_rl.testing.ledger_audit import audit
-from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.testing.running_server import RunningServer, engine_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT, MAX_TOKENS, ACT_S = 65_536, 200, 240
@@ -261,15 +261,12 @@ def settings(engine: str, template: Path) -> list[str]:
     chosen = {
         "method.name": "agent",
         "method.process_weight": "0",
-        "engine.kind": "url",
-        "engine.url": engine,
-        "trainer.kind": "external",
         "judge.kind": "rules",
         "model.context_length": str(CONTEXT),
         "model.chat_template": str(template),
         "model.tool_call_parser": "qwen25",
     }
-    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+    return engine_flags(engine, chosen)
 
 
 def main() -> int:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from turns import KEY, make_request, make_turn, serve_turn
 
+from openclaw_rl.errors import EpisodeRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.agent import METHOD, AgentSettings
@@ -82,3 +84,10 @@ class Runner:
     async def fates(self, name):
         found = await self.ledger.episode(name, user=self.who)
         return [(turn.step, str(turn.reason or turn.state), turn.reward, turn.advantage) for turn in found.turns]
+
+
+async def refused(call, code, status=409):
+    with pytest.raises(EpisodeRefused) as error:
+        await call
+    assert (error.value.code, error.value.status) == (code, status)
+    return error.value

@@ -35,6 +35,12 @@ def running_stub(folder: Path, *flags: str) -> Iterator[str]:
             process.terminate()
 
 
+def engine_flags(url: str, settings: Mapping[str, str] | None = None) -> list[str]:
+    """Return the flags of a server beside an engine at this URL: no trainer of its own, and these settings."""
+    chosen = {"engine.kind": "url", "engine.url": url, "trainer.kind": "external", **(settings or {})}
+    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+
+
 class RunningServer:
     """A server process: start, call, kill, restart. As a context manager it ends only the process that it started."""
 
@@ -130,6 +136,18 @@ class RunningServer:
                 raise TimeoutError(f"not within {timeout_s:g} s: turn {state}; it is {record['state']}")
             time.sleep(0.5)
         return record
+
+    def kill_child(self, name: str, timeout_s: float) -> None:
+        """Kill a child process of the server, and wait until another one works. Raises TimeoutError."""
+        pid = next(child["pid"] for child in self.status()["children"] if child["name"] == name)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+        def is_back(now: Any) -> bool:
+            (child,) = (child for child in now["children"] if child["name"] == name)
+            return not now["problems"] and child["pid"] not in (None, pid)
+
+        self.wait_for(f"the {name} is back", is_back, timeout_s)
 
     def wait_for(self, what: str, is_so: Any, timeout_s: float) -> Any:
         """Poll the status until `is_so(status)`; return it. Raises TimeoutError."""

@@ -49,11 +49,13 @@ class UserKeys:
         self._path = path
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Return a mark that changes with the file; None while there is none."""
+        """Return a mark that changes with the file; None while there is none. A file out of reach has a mark."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
             return None
+        except OSError:  # `read` fails, too, and says why
+            return 0, 0, 0
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read(self) -> tuple[UserKey, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.proxy.load import Target
-from openclaw_rl.testing.running_server import RunningServer
+from openclaw_rl.testing.running_server import RunningServer, engine_flags
 
 _START_S = 180.0
 _LITELLM = """\
@@ -67,13 +67,10 @@ class Targets:
 
     def _ours(self, engine_port: int) -> Target:
         options = {
-            "engine.kind": "url",
-            "engine.url": f"http://127.0.0.1:{engine_port}",
-            "trainer.kind": "external",
             "server.api_keys": f'[{{key = "{self._key}", user = "bench"}}]',  # LiteLLM refuses to start without one
             **self._options,
         }
-        flags = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
+        flags = engine_flags(f"http://127.0.0.1:{engine_port}", options)
         server = self._stack.enter_context(RunningServer(self._folder / "data", flags))
         assert server.process is not None
         return Target("ours", int(server.url.rpartition(":")[2]), server.process.pid)

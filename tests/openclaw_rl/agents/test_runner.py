@@ -286,7 +286,9 @@ async def test_a_full_queue_holds_new_groups_and_says_so_once(fake: FakeEpisodes
     assert fake.refused < 20  # one member asks for its whole group
 
 
-async def test_a_stopped_run_aborts_what_it_plays(fake: FakeEpisodes, run: Run) -> None:
+async def stopped_in_the_middle(fake: FakeEpisodes, run: Run) -> None:
+    """Play a group of two until each had a chat, and stop the run."""
+
     async def play(task: Task, episode: Episode) -> Outcome:
         await episode.ask([])
         await asyncio.sleep(1000)
@@ -299,6 +301,10 @@ async def test_a_stopped_run_aborts_what_it_plays(fake: FakeEpisodes, run: Run) 
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def test_a_stopped_run_aborts_what_it_plays(fake: FakeEpisodes, run: Run) -> None:
+    await stopped_in_the_middle(fake, run)
     assert [kept.aborted["reason"] for kept in fake.episodes.values() if kept.aborted] == ["the runner was stopped"] * 2
     async with run(Words(), train={"groups": 1, "group_size": 2}) as runner:
         await runner.train()
@@ -312,19 +318,7 @@ async def test_an_abort_that_never_arrived_is_told_again_before_another_episode_
     """A stop, or a kill, between the journal's line and the server's answer."""
     monkeypatch.setattr("openclaw_rl.agents.runner._STOP_S", 0.05)
     fake.hears_aborts = False
-
-    async def play(task: Task, episode: Episode) -> Outcome:
-        await episode.ask([])
-        await asyncio.sleep(1000)
-        raise AssertionError
-
-    async with run(Words(play), train={"groups": 1, "group_size": 2}) as runner:
-        running = asyncio.create_task(runner.train())
-        while sum(len(kept.chats) for kept in fake.episodes.values()) < 2:
-            await asyncio.sleep(0.02)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+    await stopped_in_the_middle(fake, run)
     assert not [kept for kept in fake.episodes.values() if kept.aborted]
     fake.hears_aborts = True
     async with run(Words(), train={"groups": 1, "group_size": 2}) as runner:

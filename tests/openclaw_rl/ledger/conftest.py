@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from episode_runner import Runner
 from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.ledger import Identity, Ledger
@@ -191,3 +192,11 @@ def driver(ledger: Ledger) -> Driver:
 @pytest.fixture
 def make_driver() -> type[Driver]:
     return Driver
+
+
+@pytest.fixture
+async def runner(ledger: Ledger) -> AsyncIterator[Runner]:
+    runner = Runner(ledger)
+    yield runner
+    if not ledger.is_closed:
+        assert await ledger.audit(is_deep=True) == []

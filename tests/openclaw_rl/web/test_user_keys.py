@@ -50,6 +50,22 @@ def test_a_running_server_sees_each_change_at_the_next_request(users: UserKeys) 
     assert (opened(keys, again), opened(keys, bert)) == (None, "bert")
 
 
+def test_a_file_that_nobody_may_look_at_closes_the_server_and_is_no_fault_of_a_chat(
+    users: UserKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = users.add("anna", train=True, now=1.0)
+    keys = Keys([], users)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("openclaw_rl.web.user_keys.os.stat", refused)
+        broken.setattr(Path, "read_bytes", refused)
+        assert opened(keys, key) == "the server cannot read its users' keys"
+    assert opened(keys, key) == "anna"
+
+
 def test_without_its_last_user_a_server_is_closed_and_not_open_to_all(users: UserKeys, tmp_path: Path) -> None:
     key = users.add("anna", train=True, now=1.0)
     keys = Keys([], users)

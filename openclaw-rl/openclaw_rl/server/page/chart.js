@@ -22,10 +22,11 @@ export function chart({ title, unit = "", series, marks = [], low = null, high =
     h("svg:text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 2))]);
   let free = -1;
   for (const mark of marks.filter((one) => one.x >= x0 && one.x <= x1)) {
-    if (x(mark.x) < free) continue; // too close to the last one to be read
+    const wideness = 7 * mark.text.length, isLast = x(mark.x) > right - 40; // those stand to the left of their line
+    if (x(mark.x) - (isLast ? wideness : 0) < free) continue; // too close to the last one to be read
     parts.push(h("svg:line", { class: "mark", x1: x(mark.x), x2: x(mark.x), y1: TOP, y2: BOTTOM }),
-      h("svg:text", { x: x(mark.x) + (x(mark.x) > right - 40 ? -3 : 3), y: BOTTOM + 16, "text-anchor": x(mark.x) > right - 40 ? "end" : "start" }, mark.text));
-    free = x(mark.x) + 14 + 7 * mark.text.length;
+      h("svg:text", { x: x(mark.x) + (isLast ? -3 : 3), y: BOTTOM + 16, "text-anchor": isLast ? "end" : "start" }, mark.text));
+    free = x(mark.x) + 14 + (isLast ? 0 : wideness);
   }
   series.forEach((one, n) => {
     const points = one.points.filter((point) => point.y !== null && Number.isFinite(point.y));

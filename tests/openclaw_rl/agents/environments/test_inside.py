@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,12 @@ async def test_the_limits_of_steps_and_time_leave_it_to_be_scored(task_folder: P
     outcome = await play(environment, task, lambda messages: asked.append(messages) or "touch done", steps=3)
     assert (len(asked), outcome) == (3, Outcome(1.0))
     slow, task = made(task_folder, "python3 ~/bin/harness.py 1; sleep 100", files={"bin/harness.py": HARNESS})
-    # Patience with a busy machine: the one chat must come before the limit.
-    assert await play(slow, task, "touch done", act_s=6) == Outcome(1.0)
+    for act_s in (6, 60):  # the one chat must come before the limit: a busy machine gets more time for it
+        with suppress(EnvironmentFault):
+            outcome = await play(slow, task, "touch done", act_s=act_s)
+            if outcome == Outcome(1.0):
+                return
+    pytest.fail(f"{outcome} at a limit of {act_s} s")
 
 
 def test_each_chat_has_the_runs_sampling_and_counts() -> None:
