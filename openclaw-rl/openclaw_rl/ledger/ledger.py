@@ -27,6 +27,7 @@ from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.outcomes import Outcomes
+from openclaw_rl.ledger.policies import Policies
 from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
@@ -56,6 +57,7 @@ class Ledger(
     Practising,
     Leases,
     Lineage,
+    Policies,
     Versions,
     Forgetting,
     Reports,

@@ -10,6 +10,7 @@ A reply is refused if its prompt, its wish or its version went away while it was
 import sqlite3
 from collections.abc import Sequence
 
+from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import schema, versions
 from openclaw_rl.ledger.judging import insert_sample
 from openclaw_rl.ledger.records import read_request
@@ -17,7 +18,15 @@ from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import append_event
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.ledger.turns import insert_reply, insert_request
-from openclaw_rl.types import DropReason, PracticeKind, PracticeReply, PracticeRoom, Request, TurnState
+from openclaw_rl.types import (
+    SHARED_POLICY,
+    DropReason,
+    PracticeKind,
+    PracticeReply,
+    PracticeRoom,
+    Request,
+    TurnState,
+)
 
 _UNANSWERED_PROMPTS = (
     DropReason.NO_NEXT_STATE,
@@ -37,7 +46,7 @@ class Practising(LedgerPart):
     """Reads and writes of the practice loop."""
 
     @read
-    def practice_room(self, db: sqlite3.Connection) -> PracticeRoom:
+    def practice_room(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> PracticeRoom:
         """Return the state that decides whether practice may go on. It reads a few rows."""
         counted = dict(db.execute("SELECT name, n FROM counter").fetchall())
         (live,) = db.execute("SELECT count(*) FROM lease WHERE state = 'live'").fetchone()
@@ -46,10 +55,10 @@ class Practising(LedgerPart):
         ).fetchone()
         (wishes,) = db.execute("SELECT count(*) FROM wish WHERE state = 'active' AND rests IS NULL").fetchone()
         return PracticeRoom(
-            tip=schema.get_int(db, "tip"),
-            serving=versions.serving(db),
+            tip=versions.tip_of(db, policy),
+            serving=versions.serving(db, policy),
             learning=bool(schema.get_int(db, "learning", 1)),
-            is_pinned=versions.read_pin(db) is not None,
+            is_pinned=versions.read_pin(db, policy) is not None,
             running=counted.get("running", 0),
             in_flight=live + undecided,
             waiting=counted.get("practice.sampled", 0),
@@ -79,7 +88,7 @@ class Practising(LedgerPart):
             " WHERE by_request = request.request_id) AS is_corrected,"
             " EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id AND feedback.value < 0) AS is_blamed"
             " FROM request JOIN turn USING (id) LEFT JOIN verdict USING (id)"
-            " WHERE user = ? AND policy = ? AND practice IS NULL AND demonstration_of IS NULL"
+            " WHERE user = ? AND request.policy = ? AND practice IS NULL AND demonstration_of IS NULL"
             " ORDER BY request.id DESC LIMIT ?",
             (*reasons, user, policy, _TURNS_LOOKED_AT),
         ).fetchall()
@@ -101,11 +110,14 @@ class Practising(LedgerPart):
         """Write the replies of one update; return the number of replies written, 0 for none.
 
         None is written while learning is paused, when a version that sampled one is no longer the tip, or without one
-        reply that practises a wish.
+        reply that practises a wish. Raises LedgerError for replies of several policies: a batch is of one.
         """
-        at, tip = self._clock(), schema.get_int(db, "tip")
-        if not schema.get_int(db, "learning", 1):
+        policies = {reply.request.scope.policy for reply in replies}
+        if len(policies) > 1:
+            raise LedgerError(f"an update of several policies: {', '.join(sorted(policies))}")
+        if not policies or not schema.get_int(db, "learning", 1):
             return 0
+        at, tip = self._clock(), versions.tip_of(db, *policies)
         clean = [one for reply in replies if (one := self._clean(reply)) is not None and _is_fit(db, one, tip)]
         if not any(reply.kind is PracticeKind.WISH for reply in clean):
             return 0
@@ -136,7 +148,8 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
     turn = reply.turn
     db.execute(
         "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, practice, practice_of,"
-        " practice_batch, wish) VALUES (?, ?, 'sampled', ?, ?, ?, ?, (SELECT id FROM turn WHERE turn_id = ?), ?, ?)",
+        " practice_batch, wish, policy)"
+        " VALUES (?, ?, 'sampled', ?, ?, ?, ?, (SELECT id FROM turn WHERE turn_id = ?), ?, ?, ?)",
         (
             row,
             turn.turn_id,
@@ -147,6 +160,7 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
             reply.of,
             batch,
             reply.wish_id,
+            reply.request.scope.policy,
         ),
     )
     insert_reply(db, row, turn)

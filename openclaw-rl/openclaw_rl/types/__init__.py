@@ -19,6 +19,7 @@ from openclaw_rl.types.episodes import (
 from openclaw_rl.types.samples import ROUNDING, HintTerm, Lease, Sample, TopK
 from openclaw_rl.types.turns import (
     KEYLESS_USER,
+    SHARED_POLICY,
     DropReason,
     EndedTurn,
     Feedback,
@@ -57,6 +58,7 @@ from openclaw_rl.types.wishes import (
 __all__ = [
     "KEYLESS_USER",
     "ROUNDING",
+    "SHARED_POLICY",
     "ClosedGroup",
     "DropReason",
     "EndedTurn",
