@@ -1,20 +1,35 @@
 #!/usr/bin/env bash
-# Makes the interpreter of the environments' packages: Harbor and mini-swe-agent, beside our client side without torch.
-# Harbor needs Python 3.12 and pins what the server pins otherwise, so it is an environment of its own.
-#   scripts/agents/env.sh [--dry-run] [FOLDER]    default: .venv-agents in the checkout. PYTHON names an interpreter.
+# Makes an interpreter of the environments' packages, beside our client side without torch. Their pins exclude each other
+# and the server's, so each kind has one of its own, with Python 3.12:
+#   harbor   Harbor and mini-swe-agent
+#   tools    BFCL, math-verify, MiniWoB with Playwright, verifiers
+#   scripts/agents/env.sh [--dry-run] [harbor|tools] [FOLDER]
+# Default: harbor, in .venv-agents of the checkout; tools in .venv-agents-tools. PYTHON names an interpreter.
 # The plan of a run then names it: python = ".venv-agents/bin/python".
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-HARBOR="harbor==0.26.0" MINI_SWE_AGENT="mini-swe-agent==2.4.6"
 CLIENT=(httpx h11 orjson pydantic structlog typer pyyaml)
-dry_run=""
+dry_run="" kind=harbor
 if [ "${1:-}" = "--dry-run" ]; then dry_run=1 && shift; fi
-folder=${1:-$ROOT/.venv-agents}
+case "${1:-}" in harbor | tools) kind=$1 && shift ;; esac
+folder=$ROOT/.venv-agents
+[ $kind = harbor ] || folder=$folder-$kind
+folder=${1:-$folder}
+
+packages=() alone=()
+case $kind in
+harbor) packages=(harbor==0.26.0 mini-swe-agent==2.4.6) ;;
+tools)
+  packages=(verifiers==0.4.0 uv math-verify==0.9.0 "playwright>=1.55")
+  # Without what they ask for: their data and pages are used, not their models and drivers.
+  alone=(bfcl-eval==2026.3.23 miniwob==1.1.0)
+  ;;
+esac
 
 if [ -n "$dry_run" ]; then
   echo "${PYTHON:-python3.12} -m venv $folder"
-  echo "$folder/bin/python -m pip install $HARBOR $MINI_SWE_AGENT ${CLIENT[*]}"
-  echo "$folder/bin/python -m pip install --no-deps --editable $ROOT"
+  echo "$folder/bin/python -m pip install ${packages[*]} ${CLIENT[*]}"
+  echo "$folder/bin/python -m pip install --no-deps --editable $ROOT${alone[*]:+ ${alone[*]}}"
   exit
 fi
 for python in ${PYTHON:-} python3.13 python3.12 ""; do
@@ -23,11 +38,11 @@ for python in ${PYTHON:-} python3.13 python3.12 ""; do
   fi
 done
 if [ -z "$python" ]; then
-  echo "error: Python 3.12 or newer is needed for Harbor; PYTHON=/path/to/python names one" >&2
+  echo "error: Python 3.12 or newer is needed; PYTHON=/path/to/python names one" >&2
   exit 2
 fi
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
 pip=("$folder/bin/python" -m pip install --quiet --disable-pip-version-check)
-"${pip[@]}" "$HARBOR" "$MINI_SWE_AGENT" "${CLIENT[@]}"
-"${pip[@]}" --no-deps --editable "$ROOT"
+"${pip[@]}" "${packages[@]}" "${CLIENT[@]}"
+"${pip[@]}" --no-deps --editable "$ROOT" "${alone[@]}"
 echo "$folder/bin/python"

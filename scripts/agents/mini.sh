@@ -1,5 +1,5 @@
-# Sourced by terminal_mini.sh and swe_mini.sh: the bundled 135M model learns a miniature on two cores. A script sets NAME,
-# ENVIRONMENT and MAX_TOKENS, then sources this file.
+# Sourced by the scripts NAME_mini.sh: the bundled 135M model learns a miniature on two cores. A script sets NAME,
+# ENVIRONMENT and MAX_TOKENS, then sources this file. The rates are the measured defaults of the method on that model.
 #   RUN   plan, journal, ledger (default: runs/NAME)   UPDATES=30   GROUPS_PER_STEP=8   GROUP_SIZE=8   SEED=0   PORT=30000
 . "$(dirname "${BASH_SOURCE[0]}")/both.sh"
 . "$ROOT/scripts/venv.sh"

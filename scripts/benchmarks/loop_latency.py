@@ -4,7 +4,8 @@
 
 A real server runs on the embedded default. One chat streams long replies all the time. Its inter-token gaps are taken
 in the same run, in three phases: the trainer is idle; the step runs (lease to commit); the version is published (gate,
-load, self-test).
+load, self-test). The CPU seconds of each process between the last feedback and the new version tell a slow machine from
+a busy one.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.chat_load import Reply, chat, quantile
+from benchmarks.proxy.load import cpu_s
 from openclaw_rl.testing.phases import moments, phases
 from openclaw_rl.testing.running_server import RunningServer
 
@@ -62,11 +64,13 @@ async def measure(server: RunningServer, chats: int) -> dict[str, object]:
             answer = "Thanks, perfect!" if number % 2 else "No, that is wrong. Shorter please."
             last = time.perf_counter()
             await chat(client, [*history, {"role": "user", "content": answer}], session=f"chat-{number}", max_tokens=1)
+        before = cpu(server)
         while server.status()["serving"] < 1:
             await asyncio.sleep(0.2)
             if time.perf_counter() - last > 600:
                 raise TimeoutError(json.dumps(server.status()))
         served = time.perf_counter()
+        worked = {name: round(seconds - before[name], 2) for name, seconds in cpu(server).items() if name in before}
         used = memory(server)
         stop.set()
         await task
@@ -86,6 +90,7 @@ async def measure(server: RunningServer, chats: int) -> dict[str, object]:
         "chats": chats,
         "last feedback to serving, s": round(served - last, 2),
         "its phases, s": phases(turns, log, 1, metrics),
+        "CPU, s": worked,
         "trainer's own figures": metrics,
         "inter-token gap p50 / p99, ms": {
             name: [round(1e3 * quantile(values, q), 1) for q in (0.5, 0.99)] for name, values in during.items()
@@ -101,12 +106,20 @@ async def measure(server: RunningServer, chats: int) -> dict[str, object]:
     }
 
 
+def processes(server: RunningServer) -> dict[str, int]:
+    assert server.process is not None
+    return {"server": server.process.pid} | {child["name"]: child["pid"] for child in server.status()["children"]}
+
+
+def cpu(server: RunningServer) -> dict[str, float]:
+    """Return the CPU seconds that each process has used."""
+    return {name: cpu_s(pid) for name, pid in processes(server).items()}
+
+
 def memory(server: RunningServer) -> dict[str, float]:
     """Return the resident and the proportional set size of each process (the latter counts shared pages once)."""
-    assert server.process is not None
-    pids = {"server": server.process.pid} | {child["name"]: child["pid"] for child in server.status()["children"]}
     figures = {}
-    for name, pid in pids.items():
+    for name, pid in processes(server).items():
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             field, _, value = line.partition(":")
             if field in ("Rss", "Pss"):

@@ -128,6 +128,8 @@ def key_of(path: str) -> str:
     """Return whose key opens a path: `chat`, `admin` or `trainer`."""
     if "/trainer/" in path:
         return "trainer"
+    if "/admin/" in path:
+        return "admin"
     return "chat" if path.endswith(_CHAT_ROUTES) or "/wishes" in path or "/episodes" in path else "admin"
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 
+import httpx
 import pytest
 from browsing import visiting
 from playwright.sync_api import expect
@@ -259,6 +260,28 @@ def test_curves_lead_to_the_batch(learned, visitor, shot):
     page.locator(".charts .chart", has_text="KL").locator("svg a").first.press("Enter")
     expect(page).to_have_url(re.compile("trained_in=1"))
     expect(page.locator(".item")).to_have_count(2)
+
+
+def test_episodes_have_curves_by_split_and_tasks_and_lead_to_their_steps(learned, visitor, shot):
+    for number, reward in enumerate((1.0, -1.0, 0.5)):
+        name = f"held-out-{number}"
+        body = {"episode_id": name, "task": f"shell/eval/{number}", "split": "eval"}
+        assert httpx.post(f"{learned.server.url}/v1/episodes", json=body, timeout=60).status_code == 201
+        learned.chat(f"task {number}", session="ignored", episode=name)
+        learned.ask("POST", f"/v1/episodes/{name}/outcome", {"reward": reward, "truncated": number == 2})
+    page = visitor.open("#/curves", as_admin=True)
+    charts = page.locator(".charts .chart")
+    expect(charts).to_have_count(8)
+    expect(charts.filter(has_text="shell: pass@1").locator("svg title")).to_contain_text("1 of 3 episodes passed")
+    expect(charts.filter(has_text="shell: reward")).to_have_count(1)
+    rows = page.get_by_role("table", name="Newest episodes").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text(re.compile("shell/eval/2.*eval.*ended.*cut.*0.5"))
+    shot(page, "curves-episodes")
+    rows.first.get_by_role("button", name="shell/eval/2").click()
+    page.get_by_role("link", name="step 1").click()
+    expect(page.get_by_role("heading", name="One turn")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("task 2")
 
 
 def test_an_estimate_below_zero_is_explained(learned, visitor):

@@ -1,5 +1,6 @@
 """Fake of the server's episodes, at our own protocol: it keeps what a runner sent, and a script answers its chats."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ class FakeEpisodes:
         self.keys: set[str | None] = set()
         self.refuses: tuple[int, str, str] | None = None
         """Status, message and code of every refused episode."""
+        self.hears_aborts = True
+        """False: an abort never arrives."""
         self.trained: set[str] = set()
         """Groups that a trainer took."""
         self.app = FastAPI()
@@ -90,6 +93,8 @@ class FakeEpisodes:
         return {"episode_id": name, "state": "ended"}
 
     async def _abort(self, name: str, request: Request) -> Any:
+        if not self.hears_aborts:
+            return _error(503, "not now")
         kept = self.episodes.get(name)
         if kept is None:
             return _error(404, f"no episode {name!r}")
@@ -131,6 +136,26 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None, cod
 
 def context_full() -> JSONResponse:
     return _error(400, "the context is full", code="context_length_exceeded")
+
+
+def calling(*calls: tuple[str, object]) -> JSONResponse:
+    """Return a reply with tool calls; arguments that are no text are JSON."""
+    made = [
+        {
+            "id": f"call-{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": given if isinstance(given, str) else json.dumps(given)},
+        }
+        for number, (name, given) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": made}
+    return JSONResponse({"choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}]})
+
+
+def script(*replies: "str | JSONResponse") -> Callable[[list[dict[str, Any]]], "str | JSONResponse"]:
+    """Return a script for `play` that says these replies, one after the other."""
+    left = iter(replies)
+    return lambda messages: next(left)
 
 
 @contextmanager

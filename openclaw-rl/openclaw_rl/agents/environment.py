@@ -34,6 +34,13 @@ _SHIPPED = {
     "swe_mini": "openclaw_rl.agents.environments.swe_mini:SweMini",
     "harbor": "openclaw_rl.agents.environments.harbor:Harbor",
     "mini_swe": "openclaw_rl.agents.environments.mini_swe:MiniSwe",
+    "toolcall_mini": "openclaw_rl.agents.environments.toolcall_mini:ToolcallMini",
+    "gui_mini": "openclaw_rl.agents.environments.gui_mini:GuiMini",
+    "bfcl": "openclaw_rl.agents.environments.bfcl:Bfcl",
+    "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
+    "inside": "openclaw_rl.agents.environments.inside:Inside",
+    "miniwob": "openclaw_rl.agents.environments.miniwob:MiniWob",
+    "verifiers": "openclaw_rl.agents.environments.verifiers_tasks:Verifiers",
 }
 Split = Literal["train", "eval"]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.agents.api import EpisodesApi, Refused, ServerGone
@@ -138,10 +139,29 @@ class Episode:
 
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[Path]:
-        """Serve this episode's model to a harness inside a sandbox; yield the value of `Profile.gateway`."""
+        """Serve this episode's model to a harness inside a sandbox; yield the value of `Profile.gateway`.
+
+        Each chat has the run's sampling, whatever the harness sets, and counts as a step.
+        """
         folder = (await self.open_sandboxes()).gateway_folder()
-        async with gateway(folder, self.base_url, self._api.headers, self._api.client):
+        async with gateway(folder, self.base_url, self._api.headers, self._api.client, self._admit):
             yield folder
+
+    def _admit(self, body: bytes) -> bytes | None:
+        """Return the chat of a harness inside with the run's sampling; None at the limit of steps."""
+        if self.steps >= self.limits.steps:
+            self.truncated = True
+            return None
+        self.steps += 1
+        try:
+            asked = orjson.loads(body)
+        except ValueError:
+            return body  # the server says what is wrong with it
+        if not isinstance(asked, dict):
+            return body
+        if "max_tokens" in self.sampling:
+            asked.pop("max_completion_tokens", None)
+        return orjson.dumps(asked | dict(self.sampling))
 
 
 @asynccontextmanager

@@ -73,6 +73,8 @@ class Plan(_Table):
     python: Path | None = None
     """Interpreter of the environment's packages (scripts/agents/env.sh makes one). Default: this one."""
     seed: int = 0
+    nice: int = Field(default=10, ge=0, le=19)
+    """Niceness of the runner and its sandboxes: a server on the same machine gets the cores first."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     sampling: Mapping[str, Any] = Field(default_factory=lambda: {"temperature": 1.0, "max_tokens": 1024})

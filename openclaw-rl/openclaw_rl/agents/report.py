@@ -22,6 +22,8 @@ def of_file(folder: Path, environment: str) -> list[str]:
     for kind in sorted({group.kind for group in whole}):
         of_kind = [group for group in whole if group.kind == kind]
         lines.append(f"  {kind or 'tasks'}: {_means(of_kind)}; newest {_NEWEST} groups: {_means(of_kind[-_NEWEST:])}")
+    versions = sorted({group.version for group in whole if group.version is not None})
+    lines += [f"  training on version {v}: {_means([g for g in whole if g.version == v])}" for v in versions]
     reasons = Counter(a.reason for g in groups for attempts in g.members.values() for a in attempts if a.reason)
     lines += [f"! {count} × {reason}" for reason, count in reasons.most_common(5)]
     return lines + [line_of(result) for result in journal.evaluations]

@@ -232,6 +232,10 @@ class Runner:
         in_group = (group.id, group.size) if group.split == "train" else (None, 1)
         if member:
             await play.ready.wait()
+        if number:
+            # A stop or a kill may have come between the journal's line and the server's answer. Until the server knows
+            # of the abort, the former episode has this place of the group.
+            await self._tell_aborted(group.members[member][-1], retry=True)
         attempt = await self.journal.opened(group, member, name)
         try:
             base_url = await self.api.open(Member(name, play.task.id, group.split, *in_group), self._told_to_wait)
@@ -298,8 +302,12 @@ class Runner:
 
     async def _abort(self, group: GroupRecord, attempt: Attempt, reason: str, *, retry: bool = False) -> None:
         await self.journal.aborted(group, attempt, reason)
+        await self._tell_aborted(attempt, retry=retry)
+
+    async def _tell_aborted(self, attempt: Attempt, *, retry: bool) -> None:
+        """Tell the server of an abort, which may be told again."""
         try:
-            await self.api.abort(attempt.episode_id, reason, retry=retry)
+            await self.api.abort(attempt.episode_id, attempt.reason, retry=retry)
         except (Refused, ServerGone) as error:  # never opened there, or it expires there by itself
             log.debug("agents_abort_refused", episode=attempt.episode_id, error=str(error))
 

@@ -7,6 +7,7 @@ The environments' packages may be in an interpreter of their own (`python` of th
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -40,7 +41,7 @@ KeyOption = Annotated[
 def run(file: FileArgument, server: ServerOption = None, key: KeyOption = None) -> None:
     """Play groups of episodes on the plan's environment, and evaluate held-out tasks beside them if the plan says so.
 
-    A second start goes on where the journal ends, also after kill -9. Ctrl-C aborts the episodes that are played now.
+    A second start goes on where the journal ends, also after kill -9. Ctrl-C and SIGTERM abort what is played.
     """
     plan = _plan(file, server)
     _elsewhere(plan, "run", file, server, key)
@@ -89,15 +90,27 @@ def _elsewhere(plan: Plan, command: str, file: Path, server: str | None, key: st
 
 def _main(plan: Plan, key: str | None, *, training: bool) -> None:
     log.configure(process="agents")
+    _yield_cores(plan.nice)
     try:
         asyncio.run(_run(plan, key or "", training=training))
     except KeyboardInterrupt:
         sys.exit(130)
+    except asyncio.CancelledError:
+        sys.exit(143)
     except (OpenClawRLError, ExceptionGroup) as error:
         _fail(_words(error))
 
 
+def _yield_cores(nice: int) -> None:
+    """Give this process, and its sandboxes, at least this niceness."""
+    if nice > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
 async def _run(plan: Plan, key: str, *, training: bool) -> None:
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)  # as Ctrl-C: it aborts what it plays
     made = environment.load(plan.environment, plan.options)
     journal = Journal(plan.folder, plan.environment, _tell)
     try:

@@ -31,6 +31,7 @@ from openclaw_rl.engines.kind import Finding, Level, load_kind
 from openclaw_rl.errors import ClientError, SettingsError
 from openclaw_rl.models import memory
 from openclaw_rl.models.resolve import BUNDLED_PACKAGE, plain_folder
+from openclaw_rl.processes import malloc
 from openclaw_rl.server import preflight
 from openclaw_rl.settings import Settings, tuned
 from openclaw_rl.telemetry.trackers.base import problems as tracker_problems
@@ -96,7 +97,7 @@ def packages(question: Question) -> Iterator[Finding]:
 def host_memory(question: Question) -> Iterator[Finding]:
     """Compare the machine's free memory with the need of the embedded engine and its trainer."""
     settings = question.settings
-    free = _free_memory()
+    free = malloc.free_memory()
     if free is None:
         return
     need = None
@@ -108,15 +109,6 @@ def host_memory(question: Question) -> Iterator[Finding]:
         return
     level: Level = "ok" if free >= need else "differs"
     yield Finding("host memory", level, f"{free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB needed")
-
-
-def _free_memory() -> int | None:
-    """Return the bytes that programs can still take, or None where the system does not tell them."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _embedded_need(path: str, cache_tokens: int) -> float | None:

@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
 from openclaw_rl.types import Ids, LogProbs
 
-PRIORITY_CHAT, PRIORITY_BACKGROUND = 10, 0
+PRIORITY_CHAT, PRIORITY_EPISODE, PRIORITY_BACKGROUND = 10, 5, 0
+"""People wait for a chat, a runner of many agents for an episode's, and nobody for the rest."""
 
 Tap = Callable[[GenerateReply], bool]
 """Reader of an event in the moment in which it arrives. It returns False for an event that it leaves to the iterator.

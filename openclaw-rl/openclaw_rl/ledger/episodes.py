@@ -10,6 +10,7 @@ Leaves to others: the steps of an episode, in order (`steps`); closed groups and
 
 import sqlite3
 from dataclasses import replace
+from statistics import fmean
 
 import orjson
 
@@ -22,6 +23,7 @@ from openclaw_rl.types import (
     Episode,
     EpisodeOutcome,
     EpisodeState,
+    EpisodeTally,
     NewEpisode,
     Split,
     TurnState,
@@ -248,6 +250,26 @@ class Episodes(LedgerPart):
             (*(value if isinstance(value, int) else str(value) for value in named.values()), limit),
         ).fetchall()
         return [_read(db, row) for (row,) in rows]
+
+    @read
+    def tally(self, db: sqlite3.Connection, *, newest: int) -> list[EpisodeTally]:
+        """Return the outcomes of the newest episodes, by version, split and set of tasks; oldest version first.
+
+        An episode counts for the version that sampled its first reply.
+        """
+        found: dict[tuple[int, str, str], list[float]] = {}
+        for version, split, task, reward in db.execute(  # CROSS: newest first, and left when there are enough
+            "SELECT (SELECT oldest_version FROM turn WHERE of_episode = episode.id ORDER BY id LIMIT 1), split, task,"
+            " reward FROM episode CROSS JOIN episode_group ON episode_group.id = grp WHERE episode.state = 'ended'"
+            " ORDER BY episode.id DESC LIMIT ?",
+            (newest,),
+        ):
+            if version is not None:  # its turns were deleted
+                found.setdefault((version, split, task.partition("/")[0]), []).append(reward)
+        return [
+            EpisodeTally(version, Split(split), tasks, len(rewards), sum(r >= 1 for r in rewards), fmean(rewards))
+            for (version, split, tasks), rewards in sorted(found.items())
+        ]
 
 
 # For other transactions

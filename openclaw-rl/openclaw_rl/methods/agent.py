@@ -28,6 +28,7 @@ _CHATS = BinaryRL()
 class AgentSettings(BinarySettings):
     """Settings of the credit of steps; the baseline is of turns outside of episodes."""
 
+    name: str = "agent"
     estimator: Literal["step_wise", "grpo", "single"] = "step_wise"
     """`step_wise`: compares steps of equal index in a group. `grpo`: compares outcomes. `single`: compares an episode
     with earlier ones; a group of one is always credited so."""

@@ -1,5 +1,5 @@
-"""The C library's heap, set to give memory back. The server, the embedded engine and the trainer, which each run for
-weeks, use it.
+"""The C library's heap, set to give memory back, and the machine's free memory. The server, the embedded engine and the
+trainer, which each run for weeks, use it.
 
 Requests, replies and prompts come in all lengths. Buffers freed out of order leave holes that glibc keeps for later:
 the memory in use is level, and the process grows as if it leaked. By default glibc even moves ever larger buffers into
@@ -8,13 +8,16 @@ effect.
 """
 
 import asyncio
+import contextlib
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _MAPPED_FROM = 4 << 20  # bytes: keys and values are larger, and the buffers of a step are smaller
 """Size from which a buffer is a mapping of its own, which the system gets back when it is freed."""
 _EVERY_S = 60.0
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def keep_large_buffers_apart() -> None:
@@ -29,6 +32,19 @@ def give_back() -> None:
     trim = _libc("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def free_memory() -> int | None:
+    """Return the bytes that programs can still take, within the control group's limit; None where nothing tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    with contextlib.suppress(OSError, ValueError):  # no control group of its own, or one without a limit ("max")
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        return limit - used if free is None else min(free, limit - used)
+    return free
 
 
 async def give_back_forever() -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse, is_unknown_adapter
-from openclaw_rl.engines.base import PRIORITY_CHAT, Engine
+from openclaw_rl.engines.base import PRIORITY_CHAT, PRIORITY_EPISODE, Engine
 from openclaw_rl.engines.dialect import (
     LARGEST_ID,
     EngineSampling,
@@ -29,7 +29,7 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import KEYLESS_USER, Ids, SamplingParams, VersionRun
+from openclaw_rl.types import KEYLESS_USER, Ids, Request, SamplingParams, VersionRun
 
 log = structlog.get_logger()
 
@@ -304,3 +304,8 @@ class Generation:
             return False
         await self._take_version()
         return True
+
+
+def priority_of(request: Request) -> int:
+    """Return the priority of a request's reply: people's chats go before those of a runner's many episodes."""
+    return PRIORITY_CHAT if request.in_episode is None else PRIORITY_EPISODE

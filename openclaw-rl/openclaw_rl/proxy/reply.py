@@ -25,7 +25,7 @@ import structlog
 from openclaw_rl.errors import EngineRefused, EpisodeRefused, LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.dialects.base import Outcome, TokenLogProb, Usage
-from openclaw_rl.proxy.generation import Decoding, Generation
+from openclaw_rl.proxy.generation import Decoding, Generation, priority_of
 from openclaw_rl.proxy.parser import Delta, joined
 from openclaw_rl.proxy.request import Prepared
 from openclaw_rl.types import DropReason, SideCount, Turn, TurnType
@@ -81,6 +81,7 @@ class Reply:
             decoding=Decoding(request.sampling, deps.frontend.end_ids, prepared.extras, request.scope.user),
             only_version=only_version,
             health=deps.health,
+            priority=priority_of(request),
         )
         self._parser = deps.frontend.parser(
             prepared.rendered,

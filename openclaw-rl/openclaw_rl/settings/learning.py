@@ -123,7 +123,8 @@ class TrainerSettings(Branch):
     support it. On a CPU, rows that begin alike are then computed once up to where they differ."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute activations again in backward: a third more time for a tenth of the memory. `auto`: where they would not
-    fit, and for samples longer than the budget."""
+    fit. In a pass over the budget, on a GPU, all are; on a CPU, those of the layers that neither the budget nor a fifth
+    of the free memory holds."""
     max_tokens: int = Field(default=8192, ge=64)
     """Prompt and response of one sample; longer ones are dropped as `too_long`."""
     seed: int = 0

@@ -34,6 +34,11 @@ BUNDLED: Mapping[str, Values] = {
         "trainer.kl_coef": 0.1,
         "publisher.max_step_kl": 1.0,
     },
+    "agent": {
+        "trainer.learning_rate": 1e-3,
+        "trainer.kl_coef": 0.1,
+        "publisher.max_step_kl": 1.0,
+    },
     "opd": {
         **_GUIDED,
         "method.guidance": 3.0,
@@ -55,9 +60,13 @@ four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three se
 (`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the weight of Combined's
 anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge model that
 holds a wish back (`personalization-combine-cpu.md`). OPD's anchors and rate: `personalization-cpu.md`, four corrections
-and ten idle minutes on two cores. At the token level a rate of 3e-4 let the learned share swing. Practice replies have
-the length of the benchmark's: longer ones cost a CPU minutes. The rest of what the branches hold is what was measured,
-`…-users.md` beside it."""
+and ten idle minutes on two cores. At the token level a rate of 3e-4 let the learned share swing. With a top-k of 20
+replies are one sentence that does not end: `scripts/benchmarks/README.md` has its scores by version. Practice replies
+have the length of the benchmark's: longer ones cost a CPU minutes. The rest of what the branches hold is what was
+measured, `…-users.md` beside it.
+Agent: the rates of Binary RL, with which episodes of one turn and a reward of ±1 went from 0.22 to 0.67 in two updates
+(tool calls), and from 0.42 to 0.89 in one (clicks by name). Those are single runs of one seed, without the branch's
+rate beside them."""
 
 
 def defaults(settings: Settings) -> Values | None:

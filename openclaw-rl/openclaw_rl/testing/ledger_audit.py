@@ -128,6 +128,7 @@ def _balance(db: sqlite3.Connection) -> Iterator[str]:
     (counted,) = db.execute(
         "SELECT coalesce(sum(n), 0) FROM counter WHERE name NOT IN ('requests', 'running')"
         " AND name NOT LIKE 'side.%' AND name NOT LIKE 'abandoned.%' AND name NOT LIKE 'feedback.%'"
+        " AND name NOT LIKE 'episodes.%' AND name NOT LIKE 'groups.%'"
     ).fetchone()
     if not (turns == (served or 0) == counted and requests == turns + ended):
         yield f"{requests} requests, {served} served, {ended} ended otherwise, {turns} turns, {counted} counted"

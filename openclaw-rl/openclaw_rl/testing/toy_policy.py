@@ -8,6 +8,7 @@ publisher's KL gate passes.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
@@ -58,7 +59,8 @@ class ToyPolicy:
 
     def likeliest(self, token: int, k: int) -> Ids:
         """Return the k likeliest ids where this token was sampled."""
-        return (token, *range(self.low_id, self.low_id + k - 1))
+        others = (other for other in range(self.low_id, self.low_id + k) if other != token)
+        return (token, *islice(others, k - 1))
 
     def table(self, ids: Sequence[Sequence[int]], tokens: Sequence[int], log_probs: LogProbs) -> tuple[LogProbs, ...]:
         """Return log-probs of `ids` [T, K] beside tokens with `log_probs` [T]; -4, -5 … for the lowest ids."""

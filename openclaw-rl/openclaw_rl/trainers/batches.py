@@ -43,10 +43,11 @@ class Row:
 
 _LEAST_STEM = 8
 """Tokens that rows share at least: for fewer, reading another row's keys costs more than the computation."""
-_MOST_BUDGETS = 4
-"""Largest pass over the budget, in budgets. Such a pass keeps one activation per layer, so it needs less memory."""
-_RECOMPUTED = 4 / 3
-"""Work of a pass over the budget, whose layers are computed again in backward, beside that of one within it."""
+_MOST_BUDGETS = 8
+"""Largest pass over the budget, in budgets: one activation per layer of so many tokens, and all of one layer, take less
+memory than all activations of one budget."""
+_RECOMPUTED = 1 / 3
+"""Work of a position over the budget, whose layers are computed again in backward, beside that of the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def micro_batches(
 
 def _trees(rows: Sequence[Row], token_budget: int, most: int) -> list[MicroBatch]:
     def work(tokens: int) -> float:
-        return tokens * (_RECOMPUTED if tokens > token_budget else 1.0)
+        return tokens + _RECOMPUTED * max(0, tokens - token_budget)
 
     cut: list[list[Row]] = []
     tokens: list[int] = []

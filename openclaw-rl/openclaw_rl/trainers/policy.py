@@ -6,6 +6,7 @@ micro-batch are laid out. The model is never in training mode: dropout would tra
 
 `DeviceMemory` decides whether a pass keeps its activations or recomputes them. It compares an estimate from the model's
 shape (`models.memory`) with the device's free memory. Where the estimate is wrong memory runs out once: `assume_less`.
+On a CPU a pass over the budget keeps those of its last layers, as many as the budget or the free memory holds.
 
 Leaves to others: the trained part of the model and its files (`lora`, `full`), whether its rows can be packed
 (`architecture`), the loss, the optimizer.
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.losses import TokenLogProbs, selected_log_probs
 from openclaw_rl.models.memory import LOGITS_AT_ONCE, ModelShape, activation_bytes
+from openclaw_rl.processes import malloc
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers import packed_attention
 from openclaw_rl.trainers.architecture import (
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.8
 """Share of the free memory that activations may take: the estimate is of Llama-like layers, and gradients need room."""
+_CPU_SHARE = 0.2
+"""Share of a CPU's free memory that the activations of a pass over the budget may take, beside engine and programs."""
 _CPU_CHUNK = 256
 """Positions whose logits exist at once on a CPU; a GPU takes `LOGITS_AT_ONCE` logits in all."""
 
@@ -53,9 +57,15 @@ _CPU_CHUNK = 256
 class DeviceMemory:
     """Free memory of the policy's device, against the activations of a pass."""
 
-    def __init__(self, device: torch.device, token_bytes: int | None, fraction: float | None) -> None:
-        """token_bytes: activations of one token; None: unknown for this model's layers, so never keep them."""
+    def __init__(
+        self, device: torch.device, token_bytes: int | None, fraction: float | None, *, least_bytes: int = 0
+    ) -> None:
+        """token_bytes: activations of one token; None: unknown for this model's layers, so never keep them.
+
+        least_bytes: those of a token whose layers are all recomputed.
+        """
         self._device, self._token_bytes, self._fraction = device, token_bytes, fraction
+        self._least_bytes = least_bytes
         self._keeps_little = False
         if device.type == "cuda" and fraction is not None:
             torch.cuda.set_per_process_memory_fraction(fraction, device)
@@ -63,10 +73,11 @@ class DeviceMemory:
     @classmethod
     def of(cls, config: Mapping[str, Any], device: torch.device, settings: TrainerSettings) -> "DeviceMemory":
         try:
-            token_bytes: int | None = activation_bytes(ModelShape.of(config), recompute=False)
+            shape = ModelShape.of(config)
         except SettingsError:
-            token_bytes = None
-        return cls(device, token_bytes, settings.memory_fraction)
+            return cls(device, None, settings.memory_fraction)
+        kept, least = (activation_bytes(shape, recompute=recompute) for recompute in (False, True))
+        return cls(device, kept, settings.memory_fraction, least_bytes=least)
 
     def holds_activations_of(self, tokens: int) -> bool:
         if self._keeps_little:
@@ -74,6 +85,15 @@ class DeviceMemory:
         if self._device.type != "cuda":
             return True
         return self._token_bytes is not None and tokens * self._token_bytes <= _MARGIN * self._free()
+
+    def kept_share(self, tokens: int, budget: int) -> float:
+        """Return the share of the layers that keep their activations in a pass over the budget."""
+        if self._device.type != "cpu" or self._keeps_little or self._token_bytes is None:
+            return 0.0  # on a GPU the memory bounds the length of a sample
+        # The estimates are of 16 bits, a CPU computes in 32.
+        whole, least = 2 * self._token_bytes, 2 * self._least_bytes
+        allowed = max(budget * whole, int(_CPU_SHARE * (malloc.free_memory() or 0)))
+        return min(1.0, max(0.0, (allowed / tokens - least) / (whole - least)))
 
     def assume_less(self) -> bool:
         """Recompute in every pass from now on, because memory ran out. Return False if that was so already."""
@@ -104,7 +124,8 @@ class Policy(ABC):
     ) -> None:
         self.between = between
         self._settings = settings
-        self._recompute = False
+        self._recomputed = 0
+        """First layers of the present pass whose activations are computed again in backward."""
         base.eval().requires_grad_(False)
         self.device = next(base.parameters()).device
         self.base_dtype: torch.dtype = base.dtype
@@ -118,8 +139,10 @@ class Policy(ABC):
         if self.base_dtype in HALF:
             fuse_norms(base)
         fuse_linears(base)
-        for layer in decoder_layers(self._decoder):
-            self._wrap(layer)
+        layers = decoder_layers(self._decoder)
+        self._layers = len(layers)
+        for number, layer in enumerate(layers):
+            self._wrap(layer, number)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -201,7 +224,8 @@ class Policy(ABC):
 
         gather: sample index → [T, K] ids whose log-probs are wanted. unscaled: also those of the sampled tokens.
         recompute: keep one activation per layer and recompute the rest in backward, a third more time for a tenth of
-        the memory. Positions whose mask is False are zeros; only trained positions reach the output head.
+        the memory; a pass over the settings' budget keeps all of some layers. Positions whose mask is False are zeros;
+        only trained positions reach the output head.
         """
         tables = {piece.index: gather[piece.index] for piece in batch.pieces if gather and piece.index in gather}
         width = max((len(row) for table in tables.values() for row in table), default=0)
@@ -258,7 +282,7 @@ class Policy(ABC):
 
     def _hidden(self, batch: MicroBatch, *, recompute: bool) -> Tensor:
         """Return the hidden states: [R * W, H] of padded rows, [T, H] of packed ones."""
-        self._recompute = recompute
+        self._recomputed = self._recomputed_layers(batch.tokens) if recompute else 0
         if batch.is_packed:
             if self._kernel is None:
                 raise ValueError("this policy's rows are padded: cut them by its own `cut`")
@@ -271,7 +295,14 @@ class Policy(ABC):
             ids[number, : len(row.ids) - 1] = torch.tensor(row.ids[:-1])
         return decode(self._decoder, ids.to(self.device)).flatten(0, 1)
 
-    def _wrap(self, layer: nn.Module) -> None:
+    def _recomputed_layers(self, tokens: int) -> int:
+        budget = self._settings.token_budget
+        if self._settings.recompute == "always" or tokens <= budget:
+            return self._layers
+        # The first ones: when backward comes to them, the memory of the others is free again.
+        return math.ceil(self._layers * (1 - self._memory.kept_share(tokens, budget)))
+
+    def _wrap(self, layer: nn.Module, number: int) -> None:
         """Make a layer interruptible, and its activations recomputable."""
         # transformers' own activation checkpointing needs training mode, which would switch dropout on.
         forward = layer.forward
@@ -285,7 +316,7 @@ class Policy(ABC):
             return output
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self._recompute and torch.is_grad_enabled():
+            if number < self._recomputed and torch.is_grad_enabled():
                 return checkpoint(interruptible, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
             return interruptible(*args, **kwargs)
 

@@ -100,6 +100,21 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeTally:
+    """Outcomes of the episodes of one set of tasks that began on one version."""
+
+    weight_version: int
+    split: Split
+    tasks: str
+    """The task's name up to its first `/`: an environment puts its own name there."""
+    ended: int
+    passed: int
+    """With a reward of 1."""
+    reward: float
+    """Mean."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupStep:
     """A step that a closed group gives credit to."""
 

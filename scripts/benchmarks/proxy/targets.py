@@ -26,9 +26,19 @@ model_list:
 class Targets:
     """The stub engine, ours, the bare relay, and the forwarders whose programs are given. A context manager."""
 
-    def __init__(self, folder: Path, key: str, *, litellm: Path | None, router: Path | None) -> None:
-        """litellm: the program `litellm`. router: a Python interpreter that has sglang-router."""
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        *,
+        litellm: Path | None,
+        router: Path | None,
+        options: Mapping[str, str] = {},
+    ) -> None:
+        """litellm: the program `litellm`. router: a Python interpreter that has sglang-router. options: settings of
+        ours."""
         self._folder, self._key, self._litellm, self._router = folder, key, litellm, router
+        self._options = options
         self._stack = ExitStack()
 
     def __enter__(self) -> dict[str, Target]:
@@ -61,6 +71,7 @@ class Targets:
             "engine.url": f"http://127.0.0.1:{engine_port}",
             "trainer.kind": "external",
             "server.api_keys": f'[{{key = "{self._key}", user = "bench"}}]',  # LiteLLM refuses to start without one
+            **self._options,
         }
         flags = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
         server = self._stack.enter_context(RunningServer(self._folder / "data", flags))

@@ -96,8 +96,12 @@ def counted(fake: FakeEpisodes) -> list[Kept]:
 
 
 async def test_groups_of_one_task_end_with_their_outcomes(fake: FakeEpisodes, run: Run) -> None:
+    full = asyncio.Event()
+
     async def play(task: Task, episode: Episode) -> Outcome:
-        await asyncio.sleep(0.02)
+        if environment.at_once == 4:
+            full.set()
+        await full.wait()
         return await one_turn(task, episode)
 
     environment = Words(play)
@@ -283,6 +287,33 @@ async def test_a_stopped_run_aborts_what_it_plays(fake: FakeEpisodes, run: Run) 
         await runner.train()
     assert len(counted(fake)) == 2
     assert len(fake.groups()) == 1
+
+
+async def test_an_abort_that_never_arrived_is_told_again_before_another_episode_takes_its_place(
+    fake: FakeEpisodes, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop, or a kill, between the journal's line and the server's answer."""
+    monkeypatch.setattr("openclaw_rl.agents.runner._STOP_S", 0.05)
+    fake.hears_aborts = False
+
+    async def play(task: Task, episode: Episode) -> Outcome:
+        await episode.ask([])
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    async with run(Words(play), train={"groups": 1, "group_size": 2}) as runner:
+        running = asyncio.create_task(runner.train())
+        while sum(len(kept.chats) for kept in fake.episodes.values()) < 2:
+            await asyncio.sleep(0.02)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not [kept for kept in fake.episodes.values() if kept.aborted]
+    fake.hears_aborts = True
+    async with run(Words(), train={"groups": 1, "group_size": 2}) as runner:
+        await runner.train()
+    assert [kept.aborted["retry"] for kept in fake.episodes.values() if kept.aborted] == [True, True]
+    assert len(counted(fake)) == 2
 
 
 async def test_an_outcome_that_the_server_refuses_does_not_count(fake: FakeEpisodes, run: Run) -> None:

@@ -1,7 +1,11 @@
 """`openclaw-rl agents` as a user calls it, against a fake of the server's episodes on a port."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +44,8 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def plan(folder: Path, name: str, more: str = "") -> Path:
     file = folder / "plan.toml"
-    file.write_text(f'environment = "{name}"\nfolder = "run"\n{more}')
+    # nice: these commands run in the process of the tests.
+    file.write_text(f'environment = "{name}"\nfolder = "run"\nnice = 0\n{more}')
     return file
 
 
@@ -65,12 +70,13 @@ def test_the_environment_of_the_page_is_played_evaluated_and_shown(
     code, said = run("status", file)
     assert code == 0
     assert re.search(r"^run \w+ of echo: 4 groups whole, of 4\nepisodes: 8 ended\n", said)
+    assert "\n  training on version 0: reward " in said
     assert "eval  version 0" in said
 
 
 def test_the_plan_of_the_page_is_read(tmp_path: Path) -> None:
     plans = re.findall(r"```toml\n(environment = .*?)```", PAGE, re.DOTALL)
-    assert len(plans) == 2
+    assert len(plans) == PAGE.count('\nenvironment = "')
     for text in plans:
         file = tmp_path / "plan.toml"
         file.write_text(text)
@@ -99,6 +105,30 @@ def test_without_a_sandbox_the_start_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("openclaw_rl.agents.sandbox.kinds.shutil.which", lambda *_, **__: None)
     code, said = run("run", plan(tmp_path, "terminal_mini", '[sandbox]\nkind = "bubblewrap"'))
     assert (code, "apt-get install bubblewrap" in said) == (2, True)
+
+
+def test_a_stopped_run_aborts_what_it_plays_and_had_the_lowest_claim_to_the_cores(
+    fake: FakeEpisodes, url: str, echo: str, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nfrom echo_of_the_page import Echo\n"
+        "class Slow(Echo):\n    async def run(self, task, episode):\n        await asyncio.sleep(1000)\n"
+    )
+    info = tmp_path / "slow-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[openclaw_rl.environments]\nslow = slow:Slow\n")
+    file = tmp_path / "slow.toml"
+    file.write_text(f'environment = "slow"\nfolder = "run"\nserver = "{url}"\n[train]\ngroup_size = 2\n')
+    argv = [sys.executable, "-m", "openclaw_rl", "agents", "run", str(file)]
+    with subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as process:
+        while len(fake.episodes) < 2 and process.poll() is None:
+            time.sleep(0.02)
+        niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert niceness >= 10
+    assert {kept.aborted["reason"] for kept in fake.episodes.values() if kept.aborted} == {"the runner was stopped"}
 
 
 @pytest.mark.parametrize("status", [401, 409])

@@ -16,6 +16,7 @@ from openclaw_rl.cli import doctor
 from openclaw_rl.cli.doctor import Finding, Question, examine
 from openclaw_rl.cli.main import app
 from openclaw_rl.data_dir import Announcement, DataDir, proof_of
+from openclaw_rl.processes import malloc
 from openclaw_rl.settings import load
 from openclaw_rl.telemetry.trackers import base
 
@@ -206,7 +207,7 @@ def test_a_package_of_another_version_is_named(question, monkeypatch):
 
 def test_the_memory_of_the_machine_is_held_against_the_need(question, tmp_path, monkeypatch):
     for free, level in ((64 * 10**9, "ok"), (10**9, "differs")):
-        monkeypatch.setattr(doctor, "_free_memory", lambda free=free: free)
+        monkeypatch.setattr(malloc, "free_memory", lambda free=free: free)
         (finding,) = examine(question, [doctor.host_memory])
         assert (finding.what, finding.level) == ("host memory", level)
         assert finding.says == f"{free / 1e9:.1f} GB free, about 3.9 GB needed"

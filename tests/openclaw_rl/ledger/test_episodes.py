@@ -13,6 +13,7 @@ from openclaw_rl.settings import EpisodeSettings
 from openclaw_rl.types import (
     DropReason,
     EpisodeOutcome,
+    EpisodeTally,
     Feedback,
     NewEpisode,
     Split,
@@ -442,3 +443,24 @@ async def test_episodes_survive_a_restart_in_the_middle(runner, ledger, ledger_p
     with sqlite3.connect(ledger_path) as db:
         assert db.execute("SELECT count(*) FROM credit").fetchone() == (3,)
     await runner.ledger.aclose()
+
+
+async def test_outcomes_are_told_by_version_split_and_set_of_tasks(runner, ledger):
+    train = {"split": Split.TRAIN, "group": "g", "size": 2}
+    for name, task, reward, more in (
+        ("a", "shell/train/1", 1.0, train),
+        ("b", "shell/train/1", -1.0, train),
+        ("c", "shell/eval/1", 0.5, {"split": Split.EVAL}),
+        ("d", "alone", 1.0, {"split": Split.EVAL}),
+    ):
+        await runner.open(name, task=task, **more)
+        await runner.step(name)
+        await runner.step(name)
+        await runner.end(name, reward)
+    await runner.open("running", task="shell/eval/2", split=Split.EVAL)
+    assert await ledger.tally(newest=100) == [
+        EpisodeTally(0, Split.EVAL, "alone", 1, 1, 1.0),
+        EpisodeTally(0, Split.EVAL, "shell", 1, 0, 0.5),
+        EpisodeTally(0, Split.TRAIN, "shell", 2, 1, 0.0),
+    ]
+    assert [tally.tasks for tally in await ledger.tally(newest=1)] == ["alone"]

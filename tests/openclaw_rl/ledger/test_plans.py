@@ -248,6 +248,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.feedback_target(user="ann", turn_id=turn_id),
         watched.rejections_in_a_row(),
         watched.step_makeup([number]),
+        watched.tally(newest=2000),
         watched.outcomes([turn_id], user="ann"),
         watched.owner(turn_id),
         watched.turn_mark(turn_id),

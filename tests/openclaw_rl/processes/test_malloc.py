@@ -27,6 +27,18 @@ def test_what_is_free_goes_back() -> None:
     assert all(buffer == bytearray(b"x") * _BUFFER for buffer in kept)
 
 
+def test_free_memory_is_within_the_limit_of_the_control_group(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(malloc, "_GROUP", tmp_path)
+    free = malloc.free_memory()
+    assert free is not None
+    assert free > 10_000
+    (tmp_path / "memory.current").write_text("4000\n")
+    (tmp_path / "memory.max").write_text("10000\n")
+    assert malloc.free_memory() == 6000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert malloc.free_memory() > 10_000
+
+
 async def _falls() -> bool:
     """Make holes, and look whether they go back. They do not where that came before the first look at the memory."""
     kept = _holes()

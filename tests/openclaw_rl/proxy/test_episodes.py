@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from chats import HI
 
+from openclaw_rl.engines.base import PRIORITY_BACKGROUND, PRIORITY_CHAT, PRIORITY_EPISODE
 from openclaw_rl.errors import EpisodeRefused
 from openclaw_rl.types import Episode, EpisodeState, Split
 
@@ -33,6 +34,13 @@ async def test_path_header_and_body_mean_the_same(proxy, path, headers, body):
     (request,) = proxy.book.requests
     assert (request.in_episode, request.episode, request.task) == (7, "e-1", "fix the bug")
     assert request.scope.session_id == "episode:e-1"
+
+
+async def test_peoples_chats_go_before_an_episodes_in_the_engine(proxy):
+    await proxy.client.post("/v1/episodes/e-1/v1/chat/completions", json=HI)
+    await proxy.client.post("/v1/chat/completions", json=HI)
+    assert [call.priority for call in proxy.fake.calls] == [PRIORITY_EPISODE, PRIORITY_CHAT]
+    assert PRIORITY_CHAT > PRIORITY_EPISODE > PRIORITY_BACKGROUND
 
 
 async def test_every_chat_api_and_the_models_are_served_in_an_episode(proxy):

@@ -69,7 +69,7 @@ def test_rows_that_begin_alike_are_computed_once_and_every_position_sees_its_own
     for batch in cut:
         computed = [token for row, start in zip(batch.rows, batch.starts, strict=True) for token in row.ids[start:-1]]
         assert len(computed) == batch.tokens == sum(batch.lengths)
-        assert batch.tokens <= 4 * budget or len(batch.rows) == 1
+        assert batch.tokens <= 8 * budget or len(batch.rows) == 1
         for row, places in zip(batch.rows, batch.places, strict=True):
             assert [computed[place] for place in places] == list(row.ids[:-1])
     assert sum(batch.tokens for batch in cut) <= sum(len(row.ids) - 1 for row in rows)

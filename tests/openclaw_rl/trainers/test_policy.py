@@ -1,5 +1,6 @@
 """Passes that recompute their activations, and a policy that runs out of memory."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from openclaw_rl.processes import malloc
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.batches import rows_of
@@ -50,6 +52,44 @@ def test_the_settings_say_what_is_recomputed(
     policy = LoraPolicy(make_model(), TrainerSettings(rank=2, alpha=8, recompute=recompute))
     samples = [make_sample("long", prompt=100, response=20), make_sample("short")]
     assert [policy.recomputes(passed, 64) for passed in policy.cut(rows_of(samples), 64)] == expected
+
+
+def test_a_cpu_keeps_the_activations_of_as_many_layers_as_the_budget_or_free_memory_holds(
+    make_model: Callable[..., LlamaForCausalLM], make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+    monkeypatch.setattr(malloc, "free_memory", lambda: free)
+    cpu = DeviceMemory(torch.device("cpu"), 100, None, least_bytes=10)
+    # 1,000 tokens have 200,000 bytes of fp32; 2,000 with a share of s have 2,000 * (20 + 180 s).
+    assert cpu.kept_share(2_000, 1_000) == pytest.approx(80 / 180)
+    assert cpu.kept_share(20_000, 1_000) == 0.0
+    free = 1_500_000
+    assert cpu.kept_share(2_000, 1_000) == pytest.approx(130 / 180)
+    free = 10_000_000
+    assert cpu.kept_share(2_000, 1_000) == 1.0
+    assert DeviceMemory(torch.device("cuda", 0), 100, None).kept_share(2_000, 1_000) == 0.0
+    assert DeviceMemory(torch.device("cpu"), None, None).kept_share(2_000, 1_000) == 0.0
+
+    # A pass of a real model: its first layers are computed again, and the gradients stay the same.
+    policy = LoraPolicy(make_model(), TrainerSettings(rank=2, alpha=8, micro_batch_tokens=64))
+    calls, found = 0, []
+
+    def between() -> None:
+        nonlocal calls
+        calls += 1
+
+    policy.between = between
+    (long,) = policy.cut(rows_of([make_sample("long", prompt=100, response=20)]), 64)
+    layers = policy.model.config.num_hidden_layers
+    for share, again in ((1.0, 0), (0.5, math.ceil(layers / 2)), (0.0, layers)):
+        monkeypatch.setattr(policy._memory, "kept_share", lambda tokens, budget, share=share: share)
+        calls = 0
+        policy.log_probs(long, recompute=True)[0].sum().backward()  # type: ignore[no-untyped-call]
+        assert calls == 2 * layers + again
+        found.append([parameter.grad for parameter in policy.parameters.values()])
+        for parameter in policy.parameters.values():
+            parameter.grad = None
+    assert all(torch.equal(kept, other) for others in found[1:] for kept, other in zip(found[0], others, strict=True))
 
 
 def test_memory_that_runs_out_costs_activations_first_and_a_sample_then(

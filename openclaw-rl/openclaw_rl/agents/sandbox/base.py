@@ -51,10 +51,12 @@ class Profile:
     image: str | None = None
     """Container image. Without one there is bubblewrap alone, whose sandbox shows the host's `/usr`."""
     gateway: Path | None = None
-    """Folder of a `gateway.Gateway`: port `GATEWAY_PORT` of the sandbox's loopback leads to it."""
+    """Folder of a gateway's socket: port `GATEWAY_PORT` of the sandbox's loopback leads to it."""
+    programs: tuple[Path, ...] = ()
+    """Folders of the host that are shown read-only at their own paths, for a harness inside."""
 
     def __post_init__(self) -> None:
-        for folder in (self.workdir, *self.folders):
+        for folder in (self.workdir, *self.folders, *map(str, self.programs)):
             if not folder.startswith("/") or ".." in folder.split("/") or folder == "/":
                 raise ValueError(f"a folder of a sandbox is an absolute path below /: {folder!r}")
 

@@ -50,6 +50,9 @@ class BubblewrapSandbox(Sandbox):
         self._sending = asyncio.Lock()
 
     async def open(self) -> None:
+        for folder in self.profile.programs:
+            if not await asyncio.to_thread(_can_be_shown, folder):
+                raise SandboxFault(f"{folder} is missing, or the sandbox's user cannot pass through to it")
         try:
             await asyncio.to_thread(self._make_folders)
             await self._start()
@@ -207,7 +210,7 @@ class BubblewrapSandbox(Sandbox):
             *("--new-session", "--cap-drop", "ALL"),
             *(["--disable-userns"] if "--disable-userns" in options(self._bwrap) else []),
             *("--as-pid-1", "--clearenv", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
-            *_system_folders(),
+            *system_folders(),
             *("--proc", "/proc", "--dev", "/dev", "--bind", str(self._folder / "shm"), "/dev/shm"),
             *("--remount-ro", "/dev", "--bind", str(self._folder / "tmp"), "/tmp"),
             *("--bind", str(self._folder / "home"), "/home/agent"),
@@ -219,6 +222,8 @@ class BubblewrapSandbox(Sandbox):
             argv += ["--bind", str(here), inside]
         if profile.gateway is not None:
             argv += ["--ro-bind", str(profile.gateway), "/run/gateway"]
+        for folder in profile.programs:
+            argv += ["--ro-bind", str(folder), str(folder)]
         python = interpreter()
         if not python.startswith("/usr/"):
             argv += ["--ro-bind", sys.base_prefix, sys.base_prefix]
@@ -315,7 +320,15 @@ def can_pass(folder: Path) -> bool:
     return all(here.stat().st_mode & 0o001 for here in (folder, *folder.parents))
 
 
-def _system_folders() -> Iterator[str]:
+def _can_be_shown(folder: Path) -> bool:
+    try:
+        return can_pass(folder.resolve(strict=True))
+    except OSError:
+        return False
+
+
+def system_folders() -> Iterator[str]:
+    """Yield the words that show the host's programs and libraries in a `bwrap`, read-only."""
     yield from ("--ro-bind", "/usr", "/usr", "--dir", "/etc", "--dir", "/run", "--dir", "/home")
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         here = Path("/") / name

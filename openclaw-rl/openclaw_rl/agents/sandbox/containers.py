@@ -123,6 +123,8 @@ def start_words(profile: Profile, limits: Limits, name: str) -> list[str]:
     ]
     if profile.gateway is not None:
         words += ["--volume", f"{profile.gateway}:/run/gateway:ro"]
+    for folder in profile.programs:
+        words += ["--volume", f"{folder}:{folder}:ro"]
     return [*words, "--entrypoint", "sleep", profile.image, "infinity"]
 
 

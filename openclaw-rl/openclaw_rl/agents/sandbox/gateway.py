@@ -7,7 +7,7 @@ reach an agent would post its own outcome. Inside, `http://127.0.0.1:30000/v1` i
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,11 +23,16 @@ _MOST_CONNECTIONS = 16
 
 @asynccontextmanager
 async def gateway(
-    folder: Path, base_url: str, headers: Mapping[str, str], client: httpx.AsyncClient
+    folder: Path,
+    base_url: str,
+    headers: Mapping[str, str],
+    client: httpx.AsyncClient,
+    admit: Callable[[bytes], bytes | None] = lambda body: body,
 ) -> AsyncIterator[None]:
     """Serve the socket `folder/socket` until the block ends.
 
-    base_url: of the episode's API, without a slash at its end. headers: added to each request, for the key.
+    base_url: of the episode's API, without a slash at its end. headers: added to each request, for the key. admit:
+    returns the body of a chat as it goes on, or None when the episode takes no more chats.
     """
     open_now: set[asyncio.Task[None]] = set()
 
@@ -39,7 +44,7 @@ async def gateway(
             return
         open_now.add(task)
         try:
-            await _Connection(reader, writer, base_url, headers, client).run()
+            await _Connection(reader, writer, base_url, headers, client, admit).run()
         except (OSError, TimeoutError, h11.ProtocolError, httpx.HTTPError):
             pass  # the agent's own connection broke off, or it does not speak HTTP
         finally:
@@ -74,9 +79,10 @@ class _Connection:
         base_url: str,
         headers: Mapping[str, str],
         client: httpx.AsyncClient,
+        admit: Callable[[bytes], bytes | None],
     ) -> None:
         self._reader, self._writer = reader, writer
-        self._base_url, self._headers, self._client = base_url, headers, client
+        self._base_url, self._headers, self._client, self._admit = base_url, headers, client, admit
         self._http = h11.Connection(h11.SERVER)
 
     async def run(self) -> None:
@@ -89,6 +95,8 @@ class _Connection:
             await self._answer(413, b'{"error": {"message": "the request is too large"}}')
         elif path is None:
             await self._answer(403, b'{"error": {"message": "only chat/completions and models are here"}}')
+        elif request.method == b"POST" and (body := self._admit(body)) is None:
+            await self._answer(403, b'{"error": {"message": "the episode is at its limit of steps"}}')
         else:
             await self._pass(request, path, body)
 

@@ -25,6 +25,9 @@ from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
 from openclaw_rl.types import HintTerm, Sample, Version, VersionState
 
+_EPISODES = 2000
+"""Newest episodes whose outcomes the curves show."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -183,8 +186,8 @@ def add_status_routes(
         versions: Annotated[int, Query(ge=1, le=1000)] = 200, verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000
     ) -> JSONResponse:
         """Return the data of curves, oldest first: the newest versions with the metrics of their steps and the make-up
-        of their batches, the newest verdicts of users as [version that gave the reply, verdict], and the newest times
-        to a first token as [time, version, seconds]."""
+        of their batches, the newest verdicts of users as [version that gave the reply, verdict], the newest times to a
+        first token as [time, version, seconds], and the outcomes of the newest episodes by version, split and tasks."""
         newest = await ledger.versions(newest=versions)
         makeup = await ledger.step_makeup([version.weight_version for version in newest])
         batches = {step.weight_version: plain(step) for step in makeup}
@@ -198,6 +201,7 @@ def add_status_routes(
                 "versions": rows,
                 "verdicts": await ledger.user_verdicts(limit=verdicts),
                 "first_tokens": list(health.first_tokens),
+                "episodes": [plain(tally) for tally in await ledger.tally(newest=_EPISODES)],
             }
         )
 

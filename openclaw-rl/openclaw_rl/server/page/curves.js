@@ -1,31 +1,33 @@
-/* Curves: reward, KL, gap, practice, staleness, time to the first token; by version, with a link to each batch. */
+/* Curves: reward, KL, gap, practice, staleness, time to the first token, episodes; by version, with a link to each batch. */
 
 import { asAdmin } from "./api.js";
 import { h, nothing, put, repeat, when } from "./dom.js";
 import { chart } from "./chart.js";
+import { charts as episodeCharts, newest } from "./episodes.js";
 
 export const title = "Curves";
-const LOOK_MS = 5000, WINDOW = 20, MOST_POINTS = 300;
+const LOOK_MS = 5000, WINDOW = 20, MOST_POINTS = 300, EPISODES = 20;
 let chosen = "reward_mean"; // figure of the last chart
 
 export function show(root, { signal }) {
   const charts = h("div", { class: "charts" });
   const select = h("select", { "aria-label": "A figure of each step" });
-  const own = h("div", {});
+  const own = h("div", {}), list = h("div", {});
   put(root, h("header", { class: "head" }, h("h1", {}, "Curves"),
     h("p", { class: "soft" }, "A point of a step leads to its batch. Dotted lines: where versions change.")),
-    charts, h("h2", {}, "Any figure ", select), own);
+    charts, h("h2", {}, "Any figure ", select), own, list);
   let shown = "", last = null;
 
   select.addEventListener("change", () => { chosen = select.value; drawOwn(); });
 
   async function look() {
     const found = await asAdmin("v1/admin/history", { signal });
-    const now = JSON.stringify([found.versions.map((version) => [version.weight_version, version.state, version.metrics]), found.verdicts, found.first_tokens]);
+    const now = JSON.stringify([found.versions.map((version) => [version.weight_version, version.state, version.metrics]), found.verdicts, found.first_tokens, found.episodes]);
     if (now === shown || charts.contains(document.activeElement)) return;
     shown = now;
     last = found;
-    put(charts, reward(found), kl(found), gap(found), practice(found), staleness(found), firstToken(found));
+    put(charts, reward(found), kl(found), gap(found), practice(found), staleness(found), firstToken(found), episodeCharts(found));
+    if (found.episodes.length) put(list, newest((await asAdmin(`v1/episodes?limit=${EPISODES}`, { signal })).episodes, signal));
     const names = [...new Set(found.versions.flatMap((version) => Object.keys(version.metrics)))].sort();
     put(select, names.map((name) => h("option", {}, name)));
     if (names.includes(chosen)) select.value = chosen;

@@ -1,0 +1,102 @@
+"""Rows of all figures beside their aims and limits, the page that is written from them, and columns of growth."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import all as every
+from benchmarks.growth import Column, ledger
+
+TREE = {"figures": {"ms": {"ours": [3.0, 1.0, 2.0], "relay": [0.5]}}, "flag": True}
+PLACE = ("figures", "ms", "ours")
+
+
+def figure(**more: object) -> every.Figure:
+    return every.Figure("a figure", "b", PLACE, **more)  # type: ignore[arg-type]
+
+
+def test_rounds_give_a_median_and_their_spread() -> None:
+    assert every.found(TREE, PLACE) == (2.0, 1.0, 3.0)
+    assert every.found(TREE, ("figures", "ms", "ours", 1)) == (1.0, 1.0, 1.0)
+    assert every.found(TREE, ("figures", "s")) is None
+    assert every.found(TREE, ("flag",)) is None
+    assert every.found(None, PLACE) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "met", "ratio"),
+    [
+        ({"aim": 2.0}, True, None),
+        ({"aim": 1.9}, False, None),
+        ({"aim": 2.1, "at_least": True}, False, None),
+        ({"aim": 4.0, "limit": "relay", "limit_where": ("figures", "ms", "relay"), "of_ratio": True}, True, 4.0),
+        ({"aim": 3.9, "limit": "relay", "limit_where": ("figures", "ms", "relay"), "of_ratio": True}, False, 4.0),
+        ({"aim": 1.0, "limit": "LiteLLM", "limit_where": ("figures", "ms", "LiteLLM"), "of_ratio": True}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_row_compares_the_figure_or_its_ratio_with_the_aim(more, met, ratio) -> None:
+    row = every.row_of(figure(**more), {"b": TREE}, {})
+    assert (row.value, row.met, row.ratio) == (2.0, met, ratio)
+
+
+def test_a_row_that_was_not_measured_tells_why() -> None:
+    assert every.row_of(figure(aim=1.0), {}, {"b": "ended with 1"}).note == "ended with 1"
+    assert every.row_of(figure(aim=1.0), {}, {}).note == "not measured"
+    assert every.row_of(figure(needs="a card"), {}, {}).note == "a card"
+    assert every.row_of(figure(aim=1.0), {}, {}).met is None
+
+
+def test_every_figure_names_a_benchmark_or_what_it_needs() -> None:
+    folder = Path(every.__file__).parent
+    for each in every.FIGURES:
+        assert each.needs or (folder / f"{each.benchmark}.py").is_file(), each.name
+        assert bool(each.limit) == bool(each.limit_where)
+    assert len({each.name for each in every.FIGURES}) == len(every.FIGURES)
+
+
+def test_the_page_is_written_from_the_files_of_the_benchmarks(tmp_path: Path, monkeypatch, capsys) -> None:
+    serving = {"last feedback to serving, s": 14.0, "inter-token gap p50 / p99, ms": {"in the publication": [50, 200]}}
+    (tmp_path / "loop_latency.json").write_text(json.dumps(serving))
+    column = Column.of("ms", ("1 session", 2.0), ("10 sessions", 2.1))
+    (tmp_path / "growth.json").write_text(json.dumps({"columns": [column.as_json()]}))
+    monkeypatch.setattr(sys, "argv", ["all", "--read", "--folder", str(tmp_path)])
+    every.main()
+    text = (tmp_path / every.PAGE).read_text()
+    assert text in capsys.readouterr().out
+    assert "| last feedback to serving, 8 short chats, s | 14 |  | – | ≤ 15 | met |" in text
+    assert "| gap between tokens near a swap, p99, ms | 200 |  | – | ≤ 100 | **not met** |" in text
+    assert "| ms | 1 session | 2 | 10 sessions | 2.1 | 1.05 | flat |" in text
+    whole = json.loads((tmp_path / every.ROWS).read_text())
+    assert text == every.page(whole["about"], whole["rows"]) + every.growth_table(whole["growth"])
+    assert [row["figure"] for row in whole["rows"]] == [each.name for each in every.FIGURES]
+
+
+def test_a_benchmark_that_fails_leaves_its_reason(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "loop_latency.json").write_text(json.dumps({"last feedback to serving, s": 1.0}))
+    monkeypatch.setattr(sys, "argv", ["all", "--only", "no_such", "--folder", str(tmp_path)])
+    monkeypatch.setattr(every, "commands", lambda options, folder: [("loop_latency", ["--no-such-flag"])])
+    every.main()
+    assert "| last feedback to serving, 8 short chats, s | – | " in capsys.readouterr().out
+    row = next(row for row in json.loads((tmp_path / every.ROWS).read_text())["rows"] if row["value"] is None)
+    assert row["met"] is None
+    notes = {row["benchmark"]: row["note"] for row in json.loads((tmp_path / every.ROWS).read_text())["rows"]}
+    assert notes["loop_latency"] == "ended with 2"
+
+
+def test_a_column_is_flat_or_explained_as_far_as_its_cause_grew() -> None:
+    small, large = ("1", 1.0), ("10", 9.0)
+    assert Column.of("a", small, ("10", 1.2)).flat
+    assert Column.of("a", small, large, grew=10, cause="linear").explained == "linear"
+    assert Column.of("a", small, ("10", 20.0), grew=10, cause="linear").explained.startswith("NOT EXPLAINED")
+    assert Column.of("a", small, large).explained.startswith("NOT EXPLAINED")
+    assert not asdict(Column.of("a", small, large))["flat"]
+
+
+def test_the_ledgers_columns_come_from_its_own_benchmark() -> None:
+    columns = ledger(every.RESULTS / "ledger_scale.json")
+    assert {"ledger: pair, ms", "ledger: lease, ms"} <= {column.figure for column in columns}
+    assert all(column.flat for column in columns)
