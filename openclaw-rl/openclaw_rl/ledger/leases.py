@@ -77,7 +77,7 @@ class Leases(LedgerPart):
         self, db: sqlite3.Connection, trainer: str, n: int | None, now: bool, most: int | None
     ) -> _Grant | _Again | None:
         at, training = self._clock(), self._training
-        if not training.enabled or not schema.get_int(db, "learning", 1):
+        if not training.enabled or not learns(db):
             return None
         live = db.execute("SELECT fence, trainer, expires_at FROM lease WHERE state = 'live'").fetchone()
         if live is not None:
@@ -88,7 +88,7 @@ class Leases(LedgerPart):
             else:
                 expire(db, at=at)
         size = n or training.batch_size
-        policies = batches.policies(db)
+        policies = [policy for policy in batches.policies(db) if learns(db, policy)]
         # Users' samples of every policy go before practice of any.
         for has_practice in (True,) if len(policies) == 1 else (False, True):
             for policy in policies:
@@ -231,6 +231,11 @@ class Leases(LedgerPart):
 
 
 # For other transactions
+
+
+def learns(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> bool:
+    """Return True unless learning is paused, for everyone or for this policy."""
+    return bool(schema.get_int(db, "learning", 1) and schema.get_int(db, schema.of_policy("learning", policy), 1))
 
 
 def revoke_built_on(db: sqlite3.Connection, parents: Collection[int], *, reason: str, at: float) -> None:

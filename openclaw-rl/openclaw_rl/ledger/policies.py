@@ -22,6 +22,31 @@ class Policies(LedgerPart):
         """Return the policies by name, the shared one among them."""
         return versions.names(db)
 
+    @read
+    def root(self, db: sqlite3.Connection, policy: str) -> Version:
+        """Return the version that a policy starts from. Raises LedgerError for a policy that was not opened."""
+        found = _root(db, policy)
+        if found is None:
+            raise LedgerError(f"there is no policy {policy!r}")
+        return versions.read_version(db, found)
+
+    @read
+    def target(self, db: sqlite3.Connection, policy: str) -> Version:
+        """Return the version that should serve a policy: the pinned one, else the one that serves."""
+        pinned = versions.read_pin(db, policy)
+        return versions.read_version(db, versions.serving(db, policy) if pinned is None else pinned)
+
+    @read
+    def passed_tips(self, db: sqlite3.Connection) -> list[Version]:
+        """Return the tips that passed the gate and do not serve, of policies without a pin."""
+        found = []
+        for policy in versions.names(db):
+            tip = versions.tip_of(db, policy)
+            state = VersionState(versions.row(db, tip)["state"])
+            if state in (VersionState.RETIRED, VersionState.SUPERSEDED) and versions.read_pin(db, policy) is None:
+                found.append(versions.read_version(db, tip))
+        return found
+
     @write
     def open_policy(self, db: sqlite3.Connection, policy: str, *, start: int = 0) -> Version:
         """Open a policy at the weights of version `start`, and return its root, which serves. Idempotent.
@@ -31,10 +56,9 @@ class Policies(LedgerPart):
         """
         if not policy or policy == SHARED_POLICY:
             raise LedgerError(f"policy {policy!r}: another name than the shared policy's is needed")
-        query = "SELECT weight_version FROM version WHERE policy = ? AND parent IS NULL"
-        known = db.execute(query, (policy,)).fetchone()
+        known = _root(db, policy)
         if known is not None:
-            return versions.read_version(db, known["weight_version"])
+            return versions.read_version(db, known)
         source = versions.row(db, start)
         if source["kind"] == WeightKind.FULL:
             raise LedgerError("full weights have one policy")
@@ -51,3 +75,8 @@ class Policies(LedgerPart):
         )
         schema.put(db, schema.of_policy("tip", policy), number)
         return versions.read_version(db, number)
+
+
+def _root(db: sqlite3.Connection, policy: str) -> int | None:
+    found = db.execute("SELECT weight_version FROM version WHERE policy = ? AND parent IS NULL", (policy,)).fetchone()
+    return None if found is None else int(found[0])

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import schema, versions
+from openclaw_rl.ledger import leases, schema, versions
 from openclaw_rl.ledger.judging import insert_sample
 from openclaw_rl.ledger.records import read_request
 from openclaw_rl.ledger.schema import in_list
@@ -57,7 +57,7 @@ class Practising(LedgerPart):
         return PracticeRoom(
             tip=versions.tip_of(db, policy),
             serving=versions.serving(db, policy),
-            learning=bool(schema.get_int(db, "learning", 1)),
+            learning=leases.learns(db, policy),
             is_pinned=versions.read_pin(db, policy) is not None,
             running=counted.get("running", 0),
             in_flight=live + undecided,
@@ -115,7 +115,7 @@ class Practising(LedgerPart):
         policies = {reply.request.scope.policy for reply in replies}
         if len(policies) > 1:
             raise LedgerError(f"an update of several policies: {', '.join(sorted(policies))}")
-        if not policies or not schema.get_int(db, "learning", 1):
+        if not policies or not leases.learns(db, *policies):
             return 0
         at, tip = self._clock(), versions.tip_of(db, *policies)
         clean = [one for reply in replies if (one := self._clean(reply)) is not None and _is_fit(db, one, tip)]

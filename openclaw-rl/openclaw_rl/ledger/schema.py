@@ -308,6 +308,8 @@ END;
 _V7 = """
 -- A policy is a lineage of versions, from a root of its own to its tip. Batches are of one policy.
 ALTER TABLE turn ADD COLUMN policy TEXT NOT NULL DEFAULT 'policy';
+-- A user's own turns, newest first. The shared policy's are found by their number alone.
+CREATE INDEX turn_policy ON turn (policy, id) WHERE policy <> 'policy';
 CREATE INDEX version_policy ON version (policy, weight_version);
 CREATE INDEX version_root ON version (policy) WHERE parent IS NULL;
 DROP INDEX turn_waiting;

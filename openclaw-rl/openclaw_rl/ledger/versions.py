@@ -394,4 +394,5 @@ def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:
         reason=found["reason"],
         weights_file=found["weights_file"],
         same_weights_as=found["same_weights_as"],
+        policy=found["policy"],
     )

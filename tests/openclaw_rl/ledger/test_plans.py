@@ -219,6 +219,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
     number, _ = await driver.step(size=2)
     await driver.serve(number)
     turn_id = await driver.judged()
+    await driver.judged(policy="user:ann", version=(await watched.open_policy("user:ann")).weight_version)
     Watched.asked.clear()
     for call in (
         watched.counts(),
@@ -255,6 +256,15 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.samples_waiting("ann"),
         watched.tokens_since("ann", 0.0),
         watched.users(0.0),
+        watched.policies(),
+        watched.passed_tips(),
+        watched.root("user:ann"),
+        watched.target("user:ann"),
+        watched.tip("user:ann"),
+        watched.user_verdicts(limit=400, before_waiting=True, policy="user:ann"),
+        watched.recent_replies(sampled_by=None, limit=8, policy="user:ann"),
+        watched.recent_prompts(8, "user:ann"),
+        watched.practice_room("user:ann"),
     ):
         await call
     assert faults(ledger_path) == []

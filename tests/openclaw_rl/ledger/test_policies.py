@@ -223,3 +223,51 @@ async def test_two_users_chat_train_and_crash_in_any_order(
             assert await ledger.audit() == []
     finally:
         await ledger.aclose()
+
+
+async def test_learning_of_one_policy_pauses_alone_and_resumes_with_everyones(ledger, driver) -> None:
+    ann, bob = (await ledger.open_policy(ANN), await ledger.open_policy(BOB))
+    await driver.sampled(policy=ANN, version=ann.weight_version)
+    await driver.sampled(policy=BOB, version=bob.weight_version)
+    await ledger.set_learning(False, ANN)
+    assert [await ledger.learning(name) for name in (SHARED_POLICY, ANN, BOB)] == [True, False, True]
+    assert [(await ledger.practice_room(name)).learning for name in (ANN, BOB)] == [False, True]
+    lease = await ledger.lease(trainer="test", now=True)
+    assert lease.policy == BOB
+    await driver.commit(lease)
+    assert await ledger.lease(trainer="test", now=True) is None
+    await ledger.set_learning(False)
+    assert not await ledger.learning(BOB)
+    await ledger.set_learning(True)
+    assert (await ledger.lease(trainer="test", now=True)).policy == ANN
+
+
+async def test_gate_watch_and_publisher_read_one_policy(ledger, driver) -> None:
+    ann, bob = [(await ledger.open_policy(name)).weight_version for name in (ANN, BOB)]
+    await driver.judged(policy=ANN, version=ann, prompt=(7, 8))
+    await driver.judged(policy=BOB, version=bob, prompt=(9,), user="bob")
+    await driver.judged(prompt=(5,))
+    for policy, version, prompt in ((ANN, ann, (7, 8)), (BOB, bob, (9,)), (SHARED_POLICY, 0, (5,))):
+        assert [ids for ids, _ in await ledger.recent_replies(sampled_by=None, limit=9, policy=policy)] == [prompt]
+        assert [ids for _, ids in await ledger.recent_prompts(9, policy)] == [prompt]
+        assert await ledger.user_verdicts(limit=9, before_waiting=True, policy=policy) == [(version, 1)]
+        assert (await ledger.root(policy)).is_base
+        assert (await ledger.target(policy)).weight_version == version
+    await driver.paired(policy=ANN, version=ann)
+    await driver.judged(policy=BOB, version=bob)
+    assert len(await ledger.user_verdicts(limit=9, before_waiting=True, policy=BOB)) == 2, "ann's judge is ann's"
+
+
+async def test_the_tips_that_passed_and_do_not_serve_are_known_for_every_policy(ledger, driver) -> None:
+    ann = (await ledger.open_policy(ANN)).weight_version
+    await driver.sampled(policy=ANN, version=ann)
+    number = await driver.commit(await ledger.lease(trainer="test", now=True))
+    await driver.serve(number)
+    assert await ledger.passed_tips() == []
+    await ledger.set_pin(ann, serves=True, policy=ANN)
+    assert (await ledger.target(ANN)).weight_version == ann
+    assert await ledger.passed_tips() == []
+    await ledger.set_pin(None, policy=ANN)
+    assert [(tip.weight_version, tip.policy) for tip in await ledger.passed_tips()] == [(number, ANN)]
+    with pytest.raises(LedgerError, match="there is no policy"):
+        await ledger.root(BOB)
