@@ -228,7 +228,10 @@ def _versions(db: sqlite3.Connection) -> Iterator[str]:
     rows = {row["weight_version"]: row for row in db.execute("SELECT * FROM version")}
     if sorted(rows) != list(range(len(rows))):
         yield f"the version numbers have gaps: {len(rows)} rows up to {max(rows, default=None)}"
-    for policy in {SHARED_POLICY, *(row["policy"] for row in rows.values())}:
+    for policy in {
+        SHARED_POLICY,
+        *(row["policy"] for row in rows.values() if not row["policy"].startswith("removed:")),
+    }:
         of = "" if policy == SHARED_POLICY else f" of {policy}"
         own = {number: row["state"] for number, row in rows.items() if row["policy"] == policy}
         serving = [number for number, state in own.items() if state == "serving"]

@@ -3,12 +3,14 @@
 The shared policy's root is the base, version 0. Another policy is opened at a version: its root is a new number for
 those weights, so that nothing of one lineage touches another from then on. Each has its own tip, pin, serving
 version and count of rejections; `versions`, `lineage` and `leases` keep them. Numbers of versions stay global.
+
+A removed policy leaves rows without a name, so that numbers are used once: its versions are dead and have no weights.
 """
 
 import sqlite3
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import schema, versions
+from openclaw_rl.ledger import leases, schema, versions
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
@@ -80,3 +82,29 @@ class Policies(LedgerPart):
 def _root(db: sqlite3.Connection, policy: str) -> int | None:
     found = db.execute("SELECT weight_version FROM version WHERE policy = ? AND parent IS NULL", (policy,)).fetchone()
     return None if found is None else int(found[0])
+
+
+# For other transactions
+
+
+def remove(db: sqlite3.Connection, policy: str, *, at: float) -> list[int]:
+    """Remove a policy; return its versions, which are dead and without folders from now on. Nothing to remove: [].
+
+    The caller has deleted its turns. A request of the same user opens a policy anew.
+    """
+    root = _root(db, policy)
+    if root is None:
+        return []
+    query = "SELECT weight_version FROM version WHERE policy = ? ORDER BY 1"
+    numbers = [number for (number,) in db.execute(query, (policy,))]
+    leases.revoke_built_on(db, numbers, reason="its policy was removed", at=at)
+    nameless = f"removed:{root}"
+    db.execute(
+        "UPDATE version SET policy = ?, state = ?, reason = 'its policy was removed', folder = NULL, probes = NULL,"
+        " has_optimizer = 0, metrics = '{}' WHERE policy = ?",
+        (nameless, str(VersionState.ROLLED_BACK), policy),
+    )
+    db.execute("UPDATE lease SET policy = ? WHERE policy = ?", (nameless, policy))
+    for name in ("tip", "pinned", "rejections_in_a_row", "learning"):
+        db.execute("DELETE FROM meta WHERE key = ?", (schema.of_policy(name, policy),))
+    return numbers

@@ -230,7 +230,9 @@ def insert(db: sqlite3.Connection, new: NewVersion, *, parent: sqlite3.Row) -> N
 
 def names(db: sqlite3.Connection) -> list[str]:
     """Return the policies, the shared one among them, by name."""
-    return [name for (name,) in db.execute("SELECT policy FROM version WHERE parent IS NULL ORDER BY policy")]
+    # The root of a policy is never rejected and never rolled back behind: it is dead only where the policy was removed.
+    query = "SELECT policy FROM version WHERE parent IS NULL AND state <> 'rolled_back' ORDER BY policy"
+    return [name for (name,) in db.execute(query)]
 
 
 def tip_of(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int:

@@ -32,6 +32,7 @@ _NO_REPLY = (
     "There is no recorded reply before this message, so nothing was rated. A reply is recorded when it is complete. "
     "After a restart it is found again only as the newest one of a session id, and only if the client sends it along."
 )
+_BASE = " (the base, before any training)"
 _LONGEST = 200
 _MOST_UNDONE = 1000
 """Requests that took a rating back and are known; an SDK repeats one within minutes."""
@@ -49,7 +50,8 @@ class ChatCommands:
 
     ledger: Ledger
     feedback: FeedbackDeps
-    serving: Callable[[], int]
+    serving: Callable[[str], int | None]
+    """Version that answers a user; None before the first reply since the start."""
     training: TrainingSettings
     aim: float
     """The learned share at which a wish is learned."""
@@ -130,8 +132,9 @@ class ChatCommands:
         return f"The rating is taken back. {now.get(outcome.state, 'The reply has no rating now.')}"
 
     async def _status(self, caller: Caller, turn_id: str | None) -> str:
-        version = self.serving()
-        lines = [f"Version {version} serves{' (the base, before any training)' if version == 0 else ''}."]
+        version = self.serving(caller.user)
+        is_base = version is not None and (await self.ledger.version(version)).is_base
+        lines = [] if version is None else [f"Version {version} serves{_BASE if is_base else ''}."]
         waiting = await self.ledger.samples_waiting(caller.user)  # no word of other users
         if not self.training.enabled:
             lines.append("Learning is off: replies are recorded and judged, and nothing is trained.")

@@ -43,6 +43,7 @@ from openclaw_rl.types.turns import (
     Verdict,
     VersionRun,
     WrittenReply,
+    own_policy,
 )
 from openclaw_rl.types.versions import StepProbe, StepReport, Version, VersionState, WeightKind
 from openclaw_rl.types.wishes import (
@@ -111,4 +112,5 @@ __all__ = [
     "WishState",
     "WrittenReply",
     "is_held_back",
+    "own_policy",
 ]

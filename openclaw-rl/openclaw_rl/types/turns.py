@@ -114,6 +114,11 @@ class Scope:
     policy: str = SHARED_POLICY
 
 
+def own_policy(user: str) -> str:
+    """Return the name of the policy that learns from this user alone."""
+    return f"user:{user}"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """All sampling parameters that the engine got: the client's values, else the server's."""
