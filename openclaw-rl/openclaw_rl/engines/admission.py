@@ -79,7 +79,8 @@ class VersionAdmission:
         self._current: dict[str, int] = {}
         """The serving version of each policy that was asked for."""
         self.loader: Loader | None = None
-        """None: every version that serves is on the engine all the time."""
+        """None: every version that serves is on the engine all the time, and the shared policy answers for the others
+        (a server with one policy, a replay of turns)."""
         self._lora_paths: dict[int, str | None] = {}
         """Adapters of the versions that are not served by the adapter of their own name."""
         self._emas: set[int] = set()
@@ -187,7 +188,7 @@ class VersionAdmission:
         end = loop.time() + (self._hold_s if within_s is None else within_s)
         await self.wait_open(within_s)
         if self.loader is None:
-            return self.current if weight_version is None else weight_version
+            return self._current.get(policy, self.current) if weight_version is None else weight_version
         pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             await self.wait_open(max(0.0, end - loop.time()))

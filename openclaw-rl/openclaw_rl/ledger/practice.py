@@ -46,14 +46,25 @@ class Practising(LedgerPart):
     """Reads and writes of the practice loop."""
 
     @read
+    def practice_policies(self, db: sqlite3.Connection) -> list[str]:
+        """Return the policies with active wishes, by name."""
+        wished = {policy for (policy,) in db.execute("SELECT policy FROM wish WHERE state = 'active'")}
+        return [name for name in versions.names(db) if name in wished]
+
+    @read
     def practice_room(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> PracticeRoom:
         """Return the state that decides whether practice may go on. It reads a few rows."""
         counted = dict(db.execute("SELECT name, n FROM counter").fetchall())
-        (live,) = db.execute("SELECT count(*) FROM lease WHERE state = 'live'").fetchone()
+        (live,) = db.execute("SELECT count(*) FROM lease WHERE state = 'live' AND policy = ?", (policy,)).fetchone()
         (undecided,) = db.execute(
-            "SELECT count(*) FROM version WHERE state IN ('candidate', 'gated', 'loading')"
+            "SELECT count(*) FROM version WHERE state IN ('candidate', 'gated', 'loading') AND policy = ?", (policy,)
         ).fetchone()
-        (wishes,) = db.execute("SELECT count(*) FROM wish WHERE state = 'active' AND rests IS NULL").fetchone()
+        (wishes,) = db.execute(
+            "SELECT count(*) FROM wish WHERE state = 'active' AND rests IS NULL AND policy = ?", (policy,)
+        ).fetchone()
+        waiting, real = counted.get("practice.sampled", 0), counted.get("sampled", 0)
+        if len(versions.names(db)) > 1:
+            waiting, real = _waiting(db, policy)
         return PracticeRoom(
             tip=versions.tip_of(db, policy),
             serving=versions.serving(db, policy),
@@ -61,8 +72,8 @@ class Practising(LedgerPart):
             is_pinned=versions.read_pin(db, policy) is not None,
             running=counted.get("running", 0),
             in_flight=live + undecided,
-            waiting=counted.get("practice.sampled", 0),
-            real=counted.get("sampled", 0),
+            waiting=waiting,
+            real=real,
             open_wishes=wishes,
         )
 
@@ -167,3 +178,11 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
     insert_sample(db, row, reply.sample)
     what = f"practice of wish {reply.wish_id}" if reply.kind is PracticeKind.WISH else "anchor of practice"
     append_event(db, row, TurnState.SAMPLED, at=at, detail=what + ("" if reply.of is None else f", on {reply.of}"))
+
+
+def _waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:
+    """Return the number of practice samples and of users' samples of a policy that wait for a trainer."""
+    query = "SELECT count(*) FROM turn WHERE policy = ? AND state = 'sampled'"
+    (practice,) = db.execute(f"{query} AND practice IS NOT NULL", (policy,)).fetchone()
+    (real,) = db.execute(f"{query} AND practice IS NULL AND of_episode IS NULL", (policy,)).fetchone()
+    return practice, real
