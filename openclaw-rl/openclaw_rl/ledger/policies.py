@@ -39,6 +39,15 @@ class Policies(LedgerPart):
         return versions.read_version(db, versions.serving(db, policy) if pinned is None else pinned)
 
     @read
+    def tips_and_targets(self, db: sqlite3.Connection) -> set[int]:
+        """Return the tip of each policy, and the version that should serve it."""
+        found = set[int]()
+        for policy in versions.names(db):
+            pinned = versions.read_pin(db, policy)
+            found |= {versions.tip_of(db, policy), versions.serving(db, policy) if pinned is None else pinned}
+        return found
+
+    @read
     def passed_tips(self, db: sqlite3.Connection) -> list[Version]:
         """Return the tips that passed the gate and do not serve, of policies without a pin."""
         found = []

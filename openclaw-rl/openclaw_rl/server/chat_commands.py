@@ -16,7 +16,7 @@ from openclaw_rl.server.api.feedback import FeedbackBody, FeedbackDeps, record
 from openclaw_rl.sessions import commands
 from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import TurnState, Wish
+from openclaw_rl.types import SHARED_POLICY, TurnState, Wish
 from openclaw_rl.web.auth import Caller
 
 log = structlog.get_logger()
@@ -55,6 +55,8 @@ class ChatCommands:
     training: TrainingSettings
     aim: float
     """The learned share at which a wish is learned."""
+    policy_of: Callable[[str], str] = lambda _: SHARED_POLICY
+    """The policy that learns from a user."""
     _undone: dict[str, None] = field(default_factory=dict)
     """Names of the newest requests that took a rating back, oldest first."""
 
@@ -138,7 +140,7 @@ class ChatCommands:
         waiting = await self.ledger.samples_waiting(caller.user)  # no word of other users
         if not self.training.enabled:
             lines.append("Learning is off: replies are recorded and judged, and nothing is trained.")
-        elif not await self.ledger.learning():
+        elif not await self.ledger.learning(self.policy_of(caller.user)):
             lines.append(f"Learning is paused; {waiting} rated replies wait.")
         else:
             lines.append(f"Learning is on: {waiting} of the {self.training.batch_size} replies of the next step wait.")

@@ -71,6 +71,7 @@ def chat_routes(
         lambda user: core.serving.currents.get(settings.policies.of(user)),
         settings.training,
         aim_of(settings),
+        settings.policies.of,
     )
     return build_router(
         ProxyDeps(

@@ -265,6 +265,8 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.recent_replies(sampled_by=None, limit=8, policy="user:ann"),
         watched.recent_prompts(8, "user:ann"),
         watched.practice_room("user:ann"),
+        watched.practice_policies(),
+        watched.tips_and_targets(),
     ):
         await call
     assert faults(ledger_path) == []
