@@ -4,8 +4,9 @@ Promises:
 
 - A version is in `loaded` only after its EMA teacher is loaded too.
 - An adapter of our name that another run left on the engine is replaced.
-- With `most`, the engine never holds more versions of ours. Room comes from the least recently used of those that
-  nobody uses; a load waits for one.
+- With `most`, requests bring no more versions than that: room comes from the least recently used of those that nobody
+  uses, and a load waits for one. A publication has `BESIDE` places more, for the version that serves and the one that
+  is tested: people who chat all the time must not keep what was learned from serving.
 
 Leaves to others: the choice of a version (`publisher`, `on_demand`); counting the replies that use one
 (`engines.admission`).
@@ -28,6 +29,8 @@ from openclaw_rl.types import Version, WeightKind
 
 log = structlog.get_logger()
 
+BESIDE = 2
+"""Places of a publication beside those of requests."""
 _LOOK_S = 0.5
 """Longest wait between two looks for an adapter that nobody uses."""
 
@@ -50,7 +53,7 @@ class EngineAdapters:
         most: int | None = None,
         health: Health | None = None,
     ) -> None:
-        """most: versions that the engine holds at once; None: the caller keeps count."""
+        """most: versions that the engine holds for requests; None: the caller keeps count."""
         self._engine, self._serving, self._data_dir, self._call_timeout_s = engine, serving, data_dir, call_timeout_s
         self.most = most
         self._health = health or Health()
@@ -73,16 +76,16 @@ class EngineAdapters:
         return is_loaded or self._serving.lora_path(number) is None
 
     def can_hold(self, *versions: Version) -> bool:
-        """Return True if the engine has room for all of these beside the versions that are in use."""
+        """Return True if the engine has room to publish these beside the versions that are in use."""
         if self.most is None:
             return True
         needed = {version.weight_version for version in versions if not version.is_base}
-        return len(needed | {number for number in self.loaded if self._serving.users(number)}) <= self.most
+        return len(needed | {number for number in self.loaded if self._serving.users(number)}) <= self.most + BESIDE
 
-    async def load(self, version: Version) -> None:
+    async def load(self, version: Version, *, on_demand: bool = False) -> None:
         """Load the version's adapter and its EMA teacher. Full weights and the base have none. Raises EngineError.
 
-        Waits for room, with `most`.
+        Waits for room, with `most`. on_demand: for a request, which has no place of a publication.
         """
         number, name = version.weight_version, adapter_name(version.weight_version)
         if version.is_base:
@@ -90,10 +93,14 @@ class EngineAdapters:
             return
         if name is None or version.kind is WeightKind.FULL:
             return
-        async with self._changes:
-            if number not in self.loaded:
-                await self._make_room()
-                await self._load(version, name)
+        while True:
+            async with self._changes:
+                if number in self.loaded:
+                    return
+                if await self._has_made_room(on_demand):
+                    return await self._load(version, name)
+            # Without the lock: a publication has places of its own, while a request waits for one.
+            await self._serving.changed(_LOOK_S)
 
     async def _load(self, version: Version, name: str) -> None:
         number = version.weight_version
@@ -128,14 +135,24 @@ class EngineAdapters:
             return self._ours.get(name) == folder
         return folders.get(name) == str(folder)
 
-    async def _make_room(self) -> None:
-        """Unload the least recently used versions that nobody uses, until one more fits."""
-        while self.most is not None and len(self.loaded) >= self.most:
-            idle = [number for number in self.loaded if not self._serving.users(number)]
-            if idle:
-                await self._unload(min(idle, key=self._serving.last_used))
-            else:
-                await self._serving.changed(_LOOK_S)
+    async def _has_made_room(self, on_demand: bool) -> bool:
+        """Unload the least recently used versions that nobody uses, until one more fits. False: too many are used."""
+        if self.most is None:
+            return True
+        places = self.most + (0 if on_demand else BESIDE)
+        if sum(bool(self._serving.users(number)) for number in self.loaded) >= places:
+            return False  # and no version leaves in vain
+        while len(self.loaded) >= places:
+            if not await self._unload_oldest():
+                return False
+        return True
+
+    async def _unload_oldest(self) -> bool:
+        """Unload the least recently used version that nobody uses. Return False if each is used."""
+        idle = [number for number in self.loaded if not self._serving.users(number)]
+        if idle:
+            await self._unload(min(idle, key=self._serving.last_used))
+        return bool(idle)
 
     async def unload(self, number: int) -> None:
         """Unload the version's adapter and its EMA teacher, if they are loaded."""

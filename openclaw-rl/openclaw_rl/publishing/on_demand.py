@@ -81,7 +81,7 @@ class OnDemand:
             if weight_version is None:
                 await self._bring_serving(policy)
             else:
-                await self._policy.adapters.load(await self._ledger.version(weight_version))
+                await self._policy.adapters.load(await self._ledger.version(weight_version), on_demand=True)
         except EngineRefused as error:
             # The files are at fault. Neither the base nor another version may answer in this one's place.
             log.error("version_not_loaded", policy=policy, error=str(error))
@@ -103,7 +103,7 @@ class OnDemand:
         serving = self._policy.serving
         while (current := serving.currents.get(policy)) is None:
             version = await self._version_of(policy)
-            await self._policy.adapters.load(version)
+            await self._policy.adapters.load(version, on_demand=True)
             if policy in serving.currents:  # the publisher chose meanwhile
                 continue
             self._policy.switch(version)
@@ -112,7 +112,7 @@ class OnDemand:
                 return
             serving.close_policy(policy)
         if not self.holds(current):
-            await self._policy.adapters.load(await self._ledger.version(current))
+            await self._policy.adapters.load(await self._ledger.version(current), on_demand=True)
 
     async def _version_of(self, policy: str) -> Version:
         """Return the version that should serve a policy, which is opened if it is new."""

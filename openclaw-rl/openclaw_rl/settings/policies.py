@@ -16,8 +16,8 @@ class PoliciesSettings(Branch):
     """`per_user`: weights that a new user's policy begins with: the base's, or those that the shared policy serves at
     that moment."""
     loaded: int = Field(default=8, ge=2)
-    """`per_user`: versions that the engine holds at once. Another one comes when a request needs it, and the least
-    recently used one that nobody uses leaves. A publication needs two places, and a swap under many chats more."""
+    """`per_user`: versions that the engine holds for requests. Another one comes when a request needs it, and the least
+    recently used one that nobody uses leaves. Publications take up to two places more."""
 
     @property
     def is_per_user(self) -> bool:

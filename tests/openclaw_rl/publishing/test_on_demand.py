@@ -22,6 +22,7 @@ from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import CommitRefused, EngineRefused, RequestError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing.engine_adapters import BESIDE
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.on_demand import OnDemand
 from openclaw_rl.publishing.publisher import Publisher
@@ -55,7 +56,7 @@ class Household:
     """Users, their policies, and an engine with few places."""
 
     def __init__(self, ledger: Ledger, folder: Path, *, places: int, hold_s: float = 60.0) -> None:
-        self.ledger, self.folder, self.engine = ledger, folder, SmallEngine(places)
+        self.ledger, self.folder, self.engine = ledger, folder, SmallEngine(places + BESIDE)
         self.serving, self.health = VersionAdmission(hold_s), Health()
         settings = PublisherSettings(max_step_kl=5, max_base_kl=5, prewarm_sessions=1)
         self.policy = PolicyEngine(
@@ -151,7 +152,7 @@ async def household(folder: Path, *, places: int, hold_s: float = 60.0) -> Async
         yield house
         for task in tasks:
             assert not task.done(), task
-        assert house.engine.most_held <= places
+        assert house.engine.most_held <= places + BESIDE
         assert await ledger.audit(is_deep=True) == []
     finally:
         for task in tasks:
@@ -205,10 +206,9 @@ async def test_a_rejected_version_of_one_user_changes_no_other(tmp_path: Path) -
 async def test_the_least_recently_used_adapter_leaves_and_comes_back(tmp_path: Path) -> None:
     async with household(tmp_path, places=2) as house:
         versions = {}
-        for policy in (ANN, BOB, "user:eve"):
+        for policy in (ANN, BOB, "user:eve", "user:kim", "user:lee", "user:max", "user:ned"):
             await house.chat(policy)
-            trained = await house.trained()
-            versions[policy] = trained[1]
+            versions[policy] = (await house.trained())[1]
             await house.decided()
         for policy in (ANN, BOB, ANN, "user:eve"):
             assert await house.chat(policy, samples=False) == versions[policy]
@@ -231,12 +231,30 @@ async def test_a_chat_waits_for_a_place_and_no_running_one_loses_its_own(tmp_pat
         )
 
 
+async def test_people_who_chat_all_the_time_do_not_keep_a_version_from_serving(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        taught = {}
+        for policy in ("user:eve", "user:kim", "user:lee", "user:max", ANN, BOB):
+            await house.chat(policy)
+            taught[policy] = (await house.trained())[1]
+            await house.decided()
+        async with house.serving.use(policy=ANN), house.serving.use(policy=BOB):  # both places, without an end
+            waiting = asyncio.create_task(house.chat("user:eve"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await house.chat(ANN)
+            assert (await house.trained())[0] == ANN
+            await house.decided()
+            assert await house.chat(ANN, samples=False) > taught[ANN]
+        assert await waiting == taught["user:eve"]
+
+
 async def test_weights_that_cannot_be_loaded_are_no_reason_to_answer_with_others(tmp_path: Path) -> None:
     async with household(tmp_path, places=2) as house:
         await house.chat(ANN)
         trained = await house.trained()
         await house.decided()
-        for policy in (BOB, "user:eve", "user:kim"):
+        for policy in (BOB, "user:eve", "user:kim", "user:lee", "user:max"):
             await house.chat(policy)
             await house.trained()
             await house.decided()

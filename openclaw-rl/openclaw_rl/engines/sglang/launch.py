@@ -53,7 +53,7 @@ class Adapters:
 
     @classmethod
     def of(cls, trainer: TrainerSettings, publisher: PublisherSettings, policies: PoliciesSettings) -> "Adapters":
-        most = policies.loaded if policies.is_per_user else publisher.max_versions
+        most = policies.loaded + 2 if policies.is_per_user else publisher.max_versions  # + those of a publication
         return cls(trainer.rank, trainer.target_modules, most + 2)  # + base + teacher
 
 
