@@ -23,7 +23,7 @@ def taken(words: list[str]) -> set[int]:
 @pytest.mark.parametrize("file", sorted(LAYOUTS.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_layout_is_read_and_no_gpu_is_given_away_twice(file: Path) -> None:
     settings, gpus = load(file, {}, {}), int(file.stem.split("-")[0])
-    adapters = launch.Adapters.of(settings.trainer, settings.publisher)
+    adapters = launch.Adapters.of(settings.trainer, settings.publisher, settings.policies)
     argv = launch.argv(
         INSTALLED, settings.engine, folder=Path("m"), name="m", port=1, context_length=None, adapters=adapters
     )

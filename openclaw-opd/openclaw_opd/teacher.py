@@ -32,7 +32,7 @@ from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import AlignmentError, EngineError, RequestError
 from openclaw_rl.methods.base import Render, ScoringTools
 from openclaw_rl.methods.hinted_prompt import asked_instead, hinted
-from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, TopK
+from openclaw_rl.types import Ids, JudgedTurn, LogProbs, Request, Scope, TopK
 
 ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 4.0
@@ -127,7 +127,7 @@ async def score_hints(judged: JudgedTurn, found: Found, tools: ScoringTools[OpdS
         return Hindsight(Absent.HINT_OVERFLOWS, f"{shortest} tokens, the context holds {tools.context_length}")
     is_sampled = not found.is_practice and zlib.crc32(judged.turn.turn_id.encode()) % NOISE_SHARE == 0
     fit = replace(prompts, hinted=tuple(fitting))
-    job = _Job(tools.teacher, tools.serving, tools, fit, response, weights, judged.request.scope.user)
+    job = _Job(tools.teacher, tools.serving, tools, fit, response, weights, judged.request.scope)
     try:
         passes = await job.run(with_noise=is_sampled)
     except _Failed as error:
@@ -175,8 +175,8 @@ class _Job:
     prompts: _Prompts
     response: Ids
     weights: Weights
-    user: str
-    """The prompts' owner: the engine reuses what it computed in the owner's chat."""
+    scope: Scope
+    """The prompts' owner, whose chat the engine reuses, and the policy that sampled the response."""
 
     async def run(self, *, with_noise: bool) -> _Passes:
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -185,7 +185,7 @@ class _Job:
                 await asyncio.sleep(backoff.next_s())
             try:
                 # The place first: a call that waits for one holds no version, and so delays no unload.
-                async with self.tools.slots, self.serving.use() as use:
+                async with self.tools.slots, self.serving.use(policy=self.scope.policy) as use:
                     passes = await self._passes(use, with_noise=with_noise)
                     if self.serving.still_serves(use):
                         return passes
@@ -200,7 +200,7 @@ class _Job:
 
     async def _passes(self, use: VersionUse, *, with_noise: bool) -> _Passes:
         settings = self.tools.settings
-        policy = _Weights(self.engine, use.lora_path, use.cache_of(self.user))
+        policy = _Weights(self.engine, use.lora_path, use.cache_of(self.scope.user))
         teacher = self._teacher(use, policy)
         prompts, plain = self.prompts, self.prompts.plain
         student = aside = away = again = None
@@ -234,9 +234,9 @@ class _Job:
     def _teacher(self, use: VersionUse, policy: _Weights) -> _Weights:
         kind = self.tools.settings.teacher
         if kind == "base":
-            return _Weights(self.tools.base_teacher or self.engine, None, cache_salt(0, self.user))
+            return _Weights(self.tools.base_teacher or self.engine, None, cache_salt(0, self.scope.user))
         if kind == "ema" and use.ema_path != use.lora_path:
-            return _Weights(self.engine, use.ema_path, f"ema-{use.cache_of(self.user)}")
+            return _Weights(self.engine, use.ema_path, f"ema-{use.cache_of(self.scope.user)}")
         return policy
 
     async def _score(self, of: _Weights, prompt: Ids, *, top_k: int = 0) -> Score:

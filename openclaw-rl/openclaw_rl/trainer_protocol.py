@@ -1,6 +1,6 @@
 """Trainer API on the wire: JSON bodies of `/v1/trainer/*`, and their conversion from and to the nouns.
 
-    POST /v1/trainer/tip      → Tip              the version to train from
+    POST /v1/trainer/tip      → Tip              the version to train from, of one policy
     POST /v1/trainer/lease    → LeaseReply       waits up to wait_s; `lease` is null without a batch
     POST /v1/trainer/renew    → Renewed          409 when the lease is over
     POST /v1/trainer/release  → {}               the samples wait again
@@ -24,11 +24,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
-from openclaw_rl.types import HintTerm, Lease, Sample, VersionRun, WeightKind
+from openclaw_rl.types import SHARED_POLICY, HintTerm, Lease, Sample, VersionRun, WeightKind
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TipRequest(_Body):
+    policy: str = SHARED_POLICY
+    """The lineage to train; a lease names it."""
 
 
 class Tip(_Body):
@@ -129,6 +134,8 @@ class LeaseBody(_Body):
     """Deadline by the server's clock; the trainer's clock may differ."""
     lease_s: float = 900.0
     """Seconds that it lives from now, or from a renewal."""
+    policy: str = SHARED_POLICY
+    """The lineage that the step continues. Its weights and optimizer state are those of `tip` of this policy."""
     samples: list[SampleBody]
 
     @classmethod
@@ -139,6 +146,7 @@ class LeaseBody(_Body):
             parent=lease.parent,
             expires_at=lease.expires_at,
             lease_s=lease.lease_s,
+            policy=lease.policy,
             samples=[SampleBody.of(sample) for sample in lease.samples],
         )
 

@@ -50,6 +50,7 @@ INERT: Mapping[str, str] = {
     "engine.url": "the server starts the policy's SGLang itself",
     "model.gguf_file": "Megatron starts from the safetensors of HF_CKPT",
     "method.ema_decay": "only the local trainer writes the teacher that it is for",
+    **{f"policies.{name}": "full weights have one policy" for name in ("mode", "start", "loaded")},
     "publisher.max_versions": "the engine holds full weights of one version, and no adapters",
     "publisher.prewarm_sessions": "full weights replace the ones that serve: no version is there before the switch",
 }

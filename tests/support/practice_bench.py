@@ -163,7 +163,7 @@ class Bench:
         for state in (VersionState.GATED, VersionState.LOADING, VersionState.SERVING):
             await self.ledger.set_version_state(version, state)
         self.engine.adapters[f"policy-v{version}"] = version
-        self.serving.switch(version, f"policy-v{version}")
+        self.serving.switch(version, f"policy-v{version}", lease.policy)
         return version
 
     async def practice(self) -> list[Any]:

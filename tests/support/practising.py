@@ -1,6 +1,7 @@
 """A corrected turn, and practice replies, as a test of the ledger wants them."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from turns import make_request, make_turn
@@ -8,6 +9,7 @@ from turns import make_request, make_turn
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.types import (
+    SHARED_POLICY,
     HintTerm,
     Ids,
     NextState,
@@ -38,10 +40,20 @@ def sample_of(turn_id: str, ids: Ids, prompt: Ids, *, version: int = 0, hint: st
     )
 
 
-async def serve(ledger: Ledger, name: str, *, user: str, session: str | None, prompt: Ids, version: int) -> None:
+async def serve(
+    ledger: Ledger,
+    name: str,
+    *,
+    user: str,
+    session: str | None,
+    prompt: Ids,
+    version: int,
+    policy: str = SHARED_POLICY,
+) -> None:
     request = make_request(
         name, user=user, session=session, text=f"question {name}", prompt=prompt, sampling=SamplingParams(16)
     )
+    request = replace(request, scope=replace(request.scope, policy=policy))
     await ledger.begin(request)
     await ledger.finish(make_turn(name, version=version), TurnKey(name, name, name))
 
@@ -54,11 +66,12 @@ async def corrected(
     session: str | None = "s",
     prompt: Ids | None = None,
     version: int = 0,
+    policy: str = SHARED_POLICY,
 ) -> str:
     """Serve a turn that its user corrected with `text`; it waits for a trainer. Return its id."""
     n = next(_COUNT)
     name, prompt = f"corrected-{n}", prompt or (7, n + 10)
-    await serve(ledger, name, user=user, session=session, prompt=prompt, version=version)
+    await serve(ledger, name, user=user, session=session, prompt=prompt, version=version, policy=policy)
     said = NextState((Message(role="user", content=text),))
     await ledger.pair(name, said, by_request_id=f"after-{name}")
     await ledger.record_verdict(name, Verdict(-1, (-1,), "rules", "complaint"))

@@ -1,19 +1,27 @@
 """Admission of requests: the version of each, the users of each version, and the gate that holds requests.
 
 Promises: a reply keeps the version that it started with. A version is free to unload when `drained` returns. The gate
-refuses a request only after `hold_s`. State changes happen without an await in between, on one event loop. The
-publisher decides which versions are loaded, and when.
+refuses a request only after `hold_s`. A request of a policy gets a version of that policy, and waits for its adapter
+where a `Loader` is set. State changes happen without an await in between, on one event loop. The publisher decides
+which versions are loaded, and when.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import count
+from typing import Protocol
 
+from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.version_keys import adapter_name, cache_salt, ema_name
-from openclaw_rl.errors import EngineRefused, RequestError
+from openclaw_rl.errors import EngineError, EngineRefused, RequestError
+from openclaw_rl.types import SHARED_POLICY
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Pauses of a request whose adapter could not be loaded, because the engine was away."""
 
 
 class Closed(Enum):
@@ -34,6 +42,7 @@ class VersionUse:
     extra_key: str
     ema_path: str | None = None
     """The version's EMA teacher; for a version without its own, the version itself."""
+    policy: str = SHARED_POLICY
 
     def cache_of(self, user: str) -> str:
         """Return the `extra_key` of calls with a prompt of this user."""
@@ -47,12 +56,31 @@ def is_unknown_adapter(error: EngineRefused, lora_path: str | None) -> bool:
     return lora_path is not None and "already" not in said and (lora_path in said or "never been loaded" in said)
 
 
+class Loader(Protocol):
+    """Brings policies' versions to the engine when requests need them."""
+
+    def holds(self, weight_version: int) -> bool:
+        """Return True if the engine can answer as this version now."""
+        ...
+
+    async def bring(self, policy: str, weight_version: int | None) -> None:
+        """Return when the engine held this version a moment ago; None: the one that should serve the policy.
+
+        Raises EngineError; RequestError when the version cannot be loaded at all.
+        """
+        ...
+
+
 class VersionAdmission:
-    """The serving version, its users, and the gate."""
+    """The serving version of each policy, the versions' users, and the gate."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._current: int | None = None
+        self._current: dict[str, int] = {}
+        """The serving version of each policy that was asked for."""
+        self.loader: Loader | None = None
+        """None: every version that serves is on the engine all the time, and the shared policy answers for the others
+        (a server with one policy, a replay of turns)."""
         self._lora_paths: dict[int, str | None] = {}
         """Adapters of the versions that are not served by the adapter of their own name."""
         self._emas: set[int] = set()
@@ -60,26 +88,43 @@ class VersionAdmission:
         self._open = asyncio.Event()
         """Set while the gate is open *and* a version serves."""
         self._users: Counter[int] = Counter()
+        self._used: dict[int, int] = {}
+        """Place of each version's last use in the order of all uses."""
+        self._order = count()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._not_resumable = 0
         self._parked = 0
         self._changed = asyncio.Event()
         """Set whenever a use ends or parks."""
 
-    def switch(self, weight_version: int, lora_path: str | None) -> None:
-        """Give new requests this version from now on."""
-        self._current = weight_version
+    def switch(self, weight_version: int, lora_path: str | None, policy: str = SHARED_POLICY) -> None:
+        """Give new requests of a policy this version from now on."""
+        self._current[policy] = weight_version
+        self.name(weight_version, lora_path)
+        self._update_gate()
+
+    def name(self, weight_version: int, lora_path: str | None) -> None:
+        """Note the adapter that answers as this version; None: the engine's own weights."""
         if lora_path == adapter_name(weight_version):
             self._lora_paths.pop(weight_version, None)
         else:
             self._lora_paths[weight_version] = lora_path
-        self._update_gate()
 
     @property
     def current(self) -> int:
-        if self._current is None:
+        """The serving version of the shared policy."""
+        if SHARED_POLICY not in self._current:
             raise RuntimeError("no version serves yet")
+        return self._current[SHARED_POLICY]
+
+    @property
+    def currents(self) -> Mapping[str, int]:
+        """The serving version of each policy that was asked for since the start."""
         return self._current
+
+    def close_policy(self, policy: str) -> None:
+        """Forget a policy's serving version: the next request asks for it anew."""
+        self._current.pop(policy, None)
 
     def lora_path(self, weight_version: int) -> str | None:
         """Return the adapter that answers as this version; None: the engine's own weights."""
@@ -113,25 +158,70 @@ class VersionAdmission:
 
     @asynccontextmanager
     async def use(
-        self, weight_version: int | None = None, *, is_not_resumable: bool = False, within_s: float | None = None
+        self,
+        weight_version: int | None = None,
+        *,
+        policy: str = SHARED_POLICY,
+        is_not_resumable: bool = False,
+        within_s: float | None = None,
     ) -> AsyncIterator[VersionUse]:
-        """Hold a version: the current one, or a named one (for a scoring call or a reply that resumes).
+        """Hold a version: the current one of a policy, or a named one (for a scoring call or a reply that resumes).
 
         is_not_resumable: the reply should not be cut and resumed (a grammar, a seed), so a swap gives it time to
-        finish. within_s: the rest of `hold_s`, for a request that has waited before. Waits while the gate is closed.
-        Raises RequestError (503, `engine_unavailable`) after `hold_s` or `within_s`.
+        finish. within_s: the rest of `hold_s`, for a request that has waited before. Waits while the gate is closed,
+        and for an adapter that is not on the engine. Raises RequestError (503, `engine_unavailable`) after `hold_s` or
+        `within_s`.
         """
-        await self.wait_open(within_s)
-        version = self.current if weight_version is None else weight_version
+        version = await self._ready(weight_version, policy, within_s)
         lora_path = self.lora_path(version)
-        self._users[version] += 1
-        self._not_resumable += is_not_resumable
+        with self.held(version):  # without an await since the version was ready
+            self._not_resumable += is_not_resumable
+            try:
+                ema_path = ema_name(version) if version in self._emas else lora_path
+                yield VersionUse(version, lora_path, cache_salt(version), ema_path, policy)
+            finally:
+                self._not_resumable -= is_not_resumable
+
+    async def _ready(self, weight_version: int | None, policy: str, within_s: float | None) -> int:
+        """Return the version to use once the gate is open and the engine holds it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + (self._hold_s if within_s is None else within_s)
+        await self.wait_open(within_s)
+        if self.loader is None:
+            return self._current.get(policy, self.current) if weight_version is None else weight_version
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            await self.wait_open(max(0.0, end - loop.time()))
+            version = self._current.get(policy) if weight_version is None else weight_version
+            if version is not None and self.loader.holds(version):
+                return version
+            try:
+                async with asyncio.timeout_at(end):
+                    try:
+                        await self.loader.bring(policy, weight_version)
+                    except EngineError:  # it is away: the gate closes meanwhile, or it comes back at once
+                        await asyncio.sleep(pauses.next_s())
+            except TimeoutError as error:
+                raise _unavailable() from error
+
+    @contextmanager
+    def held(self, weight_version: int) -> Iterator[None]:
+        """Keep a version loaded meanwhile, as a reply does. It must be loaded now, or be loaded by the caller."""
+        self._users[weight_version] += 1
         try:
-            ema_path = ema_name(version) if version in self._emas else lora_path
-            yield VersionUse(version, lora_path, cache_salt(version), ema_path)
+            yield
         finally:
-            self._not_resumable -= is_not_resumable
-            self._leave(version)
+            if self.loader is not None:
+                self._used[weight_version] = next(self._order)
+            self._leave(weight_version)
+
+    def last_used(self, weight_version: int) -> int:
+        """Return a number that is larger for a version whose use ended later; -1: none since it was loaded."""
+        return self._used.get(weight_version, -1)
+
+    def unloaded(self, weight_version: int) -> None:
+        """Forget the uses of a version that left the engine."""
+        self._used.pop(weight_version, None)
 
     @contextmanager
     def parked(self) -> Iterator[None]:
@@ -171,9 +261,7 @@ class VersionAdmission:
                 while not self._open.is_set():  # it may close again before we run
                     await self._open.wait()
         except TimeoutError as error:
-            raise RequestError(
-                "the engine is not available; try again", status=503, code="engine_unavailable"
-            ) from error
+            raise _unavailable() from error
 
     @property
     def hold_s(self) -> float:
@@ -182,7 +270,10 @@ class VersionAdmission:
 
     def still_serves(self, use: VersionUse) -> bool:
         """Return False if the full weights of a cut reply's version were replaced, so that it cannot go on."""
-        return use.weight_version == self.current or (use.lora_path, self.lora_path(self.current)) != (None, None)
+        current = self._current.get(use.policy)
+        if current is None or use.weight_version == current or self.loader is not None:  # adapters replace no other
+            return True
+        return (use.lora_path, self.lora_path(current)) != (None, None)
 
     def users(self, weight_version: int) -> int:
         return self._users[weight_version]
@@ -209,7 +300,11 @@ class VersionAdmission:
                 free.set_result(None)
 
     def _update_gate(self) -> None:
-        if self._current is not None and not self._closed:
+        if SHARED_POLICY in self._current and not self._closed:
             self._open.set()
         else:
             self._open.clear()
+
+
+def _unavailable() -> RequestError:
+    return RequestError("the engine is not available; try again", status=503, code="engine_unavailable")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from openclaw_rl.ledger import schema, versions
 from openclaw_rl.ledger.states import DEAD, REVIVABLE, TURN_MOVES
 from openclaw_rl.ledger.store import LedgerPart, read
-from openclaw_rl.types import TurnState
+from openclaw_rl.types import SHARED_POLICY, TurnState
 
 _DEAD = ", ".join(f"'{state}'" for state in sorted(DEAD))
 
@@ -110,7 +110,20 @@ _NEVER = {
     "lease {} is live, but not the newest": """
         SELECT lease_id FROM lease WHERE state = 'live' AND fence <> (SELECT max(fence) FROM lease)""",
     "lease {} is live, but does not build on the tip": """
-        SELECT lease_id FROM lease WHERE state = 'live' AND parent <> (SELECT value FROM meta WHERE key = 'tip')""",
+        SELECT lease_id FROM lease WHERE state = 'live' AND parent IS NOT (SELECT CAST(value AS INTEGER) FROM meta
+            WHERE key = iif(policy = 'policy', 'tip', 'tip of ' || policy))""",
+    "lease {} has a parent or a turn of another policy": """
+        SELECT lease.lease_id FROM lease JOIN version ON weight_version = lease.parent
+        WHERE lease.policy <> version.policy
+        UNION SELECT lease.lease_id FROM lease JOIN lease_sample USING (fence) JOIN turn ON turn.id = turn
+        WHERE lease.policy <> turn.policy""",
+    "turn {} and its request are of two policies": """
+        SELECT turn_id FROM turn JOIN request USING (id) WHERE turn.policy <> request.policy""",
+    "version {} and its parent are of two policies": """
+        SELECT child.weight_version FROM version AS child JOIN version AS parent ON child.parent = parent.weight_version
+        WHERE child.policy <> parent.policy""",
+    "version {} is a second root of its policy": """
+        SELECT max(weight_version) FROM version WHERE parent IS NULL GROUP BY policy HAVING count(*) > 1""",
     "lease {} is committed, but made no version": """
         SELECT lease.lease_id FROM lease LEFT JOIN version USING (lease_id)
         WHERE lease.state = 'committed' AND weight_version IS NULL""",
@@ -123,7 +136,9 @@ _NEVER = {
         version.parent)""",
     "version {} is not one commit deeper than its parent": """
         SELECT child.weight_version FROM version AS child LEFT JOIN version AS parent ON child.parent =
-        parent.weight_version WHERE child.weight_version > 0 AND (parent.weight_version IS NULL OR parent.weight_version
+        parent.weight_version WHERE child.weight_version > 0 AND NOT (child.parent IS NULL AND child.depth = 0
+            AND child.policy <> 'policy' AND child.same_weights_as IS NOT NULL)
+            AND (parent.weight_version IS NULL OR parent.weight_version
         >= child.weight_version
             OR child.depth <> parent.depth + (child.same_weights_as IS NULL))""",
     "version {} is alive, and its parent is not": f"""
@@ -213,14 +228,20 @@ def _versions(db: sqlite3.Connection) -> Iterator[str]:
     rows = {row["weight_version"]: row for row in db.execute("SELECT * FROM version")}
     if sorted(rows) != list(range(len(rows))):
         yield f"the version numbers have gaps: {len(rows)} rows up to {max(rows, default=None)}"
-    serving = [number for number, row in rows.items() if row["state"] == "serving"]
-    if len(serving) != 1:
-        yield f"{len(serving)} versions serve: {serving}"
-    alive = {number for number, row in rows.items() if row["state"] not in DEAD}
-    if alive and (tip := schema.get_int(db, "tip")) != max(alive):
-        yield f"the tip is {tip}, and the newest living version is {max(alive)}"
-    if (pinned := versions.read_pin(db)) is not None and pinned not in alive:
-        yield f"version {pinned} is pinned and not alive"
+    for policy in {
+        SHARED_POLICY,
+        *(row["policy"] for row in rows.values() if not row["policy"].startswith("removed:")),
+    }:
+        of = "" if policy == SHARED_POLICY else f" of {policy}"
+        own = {number: row["state"] for number, row in rows.items() if row["policy"] == policy}
+        serving = [number for number, state in own.items() if state == "serving"]
+        if len(serving) != 1:
+            yield f"{len(serving)} versions{of} serve: {serving}"
+        alive = {number for number, state in own.items() if state not in DEAD}
+        if alive and (tip := schema.get_int(db, schema.of_policy("tip", policy))) != max(alive):
+            yield f"the tip{of} is {tip}, and the newest living version is {max(alive)}"
+        if (pinned := versions.read_pin(db, policy)) is not None and pinned not in alive:
+            yield f"version {pinned} is pinned{of} and not alive"
 
 
 def _trained_twice(db: sqlite3.Connection) -> Iterator[str]:

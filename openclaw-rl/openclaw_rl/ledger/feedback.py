@@ -24,7 +24,7 @@ from collections.abc import Collection
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, groups, schema, wishes
+from openclaw_rl.ledger import blobs, deletion, groups, versions, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
@@ -170,14 +170,14 @@ def put_verdict(db: sqlite3.Connection, row: int, verdict: Verdict) -> None:
 
 def _add_demonstration(db: sqlite3.Connection, of: int, text: str, written: WrittenReply, *, at: float) -> None:
     """Insert a demonstration as a turn, and drop an earlier one of the same turn that still waits."""
-    (turn_id,) = db.execute("SELECT turn_id FROM turn WHERE id = ?", (of,)).fetchone()
+    turn_id, policy = db.execute("SELECT turn_id, policy FROM turn WHERE id = ?", (of,)).fetchone()
     earlier = db.execute("SELECT id, state FROM turn WHERE demonstration_of = ?", (of,)).fetchall()
     for row, state in earlier:
         if state == TurnState.SAMPLED:
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.SUPERSEDED, detail="a newer demonstration")
     blobs.touch(db, deletion.pieces_of(db, [of]))  # the request row below refers to them
     name = f"{turn_id}-demo{len(earlier) + 1 if earlier else ''}"
-    tip, ids = schema.get_int(db, "tip"), written.ids
+    tip, ids = versions.tip_of(db, policy), written.ids
     row = db.execute(
         "INSERT INTO request (request_id, policy, user, session_id, received_at, outcome, episode, task, step,"
         " sampling, tools, template_kwargs, prompt_tokens, prompt, messages)"
@@ -186,15 +186,15 @@ def _add_demonstration(db: sqlite3.Connection, of: int, text: str, written: Writ
         (name, at, of),
     ).lastrowid
     db.execute(
-        "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, demonstration_of)"
-        " VALUES (?, ?, 'sampled', ?, ?, ?, ?)",
-        (row, name, tip, len(ids), at, of),
+        "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, demonstration_of, policy)"
+        " VALUES (?, ?, 'sampled', ?, ?, ?, ?, ?)",
+        (row, name, tip, len(ids), at, of, policy),
     )
     (message,) = blobs.put_messages(db, [Message(role="assistant", content=text)])
-    log_probs, versions = pack_floats((0.0,) * len(ids)), pack_runs((VersionRun(tip, len(ids)),))
+    log_probs, runs = pack_floats((0.0,) * len(ids)), pack_runs((VersionRun(tip, len(ids)),))
     db.execute(
         "INSERT INTO reply VALUES (?, ?, 'stop', 0, ?, ?, ?, ?, ?)",
-        (row, at, message, pack_ids(ids), log_probs, pack_mask(written.loss_mask), versions),
+        (row, at, message, pack_ids(ids), log_probs, pack_mask(written.loss_mask), runs),
     )
     db.execute("INSERT INTO sample (id, temperature, is_demonstration) VALUES (?, 1, 1)", (row,))
     append_event(db, row or 0, TurnState.SAMPLED, at=at, detail=f"demonstration for {turn_id}")

@@ -6,9 +6,10 @@ reads, from a snapshot; `carry_out` deletes, in one transaction, unless the sele
 needed (`deletion`).
 
 Weights that were trained on the turns cannot be taken back. `Forgotten` names their versions; `untrained` finds the
-newest version before them. A trainer that holds one of the samples loses its lease, unless its optimizer steps at that
-moment: then the deletion waits for the commit. Versions keep the figures of their
-probes, which are prompts and replies of the batch, and lose the tokens at once, also before the gate has read them.
+newest version before them. A user's own policy goes with the user, weights and all. A trainer that holds one of the
+samples loses its lease, unless its optimizer steps at that moment: then the deletion waits for the commit. Versions
+keep the figures of their probes, which are prompts and replies of the batch, and lose the tokens at once, also before
+the gate has read them.
 
 Retention deletes turns that ended long ago, or the oldest when the file is over its limit. Only turns that are over go:
 trained in a version that the gate has seen and that no crash can lose, dropped, or abandoned. A turn that waits for an
@@ -27,7 +28,7 @@ from functools import partial
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import deletion, episodes, forget_scope, leases, lineage, versions
+from openclaw_rl.ledger import deletion, episodes, forget_scope, leases, lineage, policies, versions
 from openclaw_rl.ledger.blobs import Watch, pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection
 from openclaw_rl.ledger.records import Forgotten, Retained
@@ -37,6 +38,7 @@ from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import Clock, LedgerPart, Reader, read, write
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import TrainingSettings
+from openclaw_rl.types import own_policy
 
 _OVER = (
     "(request.outcome = 'abandoned' AND turn.id IS NULL OR turn.state = 'dropped' OR turn.state = 'trained' AND"
@@ -150,13 +152,16 @@ class Forgetting(LedgerPart):
         for fence in fences:
             leases.end(db, fence, "revoked", reason="a session was forgotten", at=self._clock())
         turns = deletion.delete_rows(db, rows)
+        removed: list[int] = []
         if isinstance(selection, forget_scope.Everything):
             episodes.delete_user(db, selection.user)
+            removed = policies.remove(db, own_policy(selection.user), at=self._clock())
         if selection.sides is not None:
             deletion.delete_sides(db, *selection.sides)
-        removed = deletion.delete_pieces(db, plan.orphans)
+        pieces = deletion.delete_pieces(db, plan.orphans)
         _clear_probes(db, numbers)
-        return Forgotten(selection.user, selection.session_id, turns, removed, tuple(sorted(numbers)))
+        trained_in = tuple(sorted(numbers.difference(removed)))
+        return Forgotten(selection.user, selection.session_id, turns, pieces, trained_in, tuple(removed))
 
     @write
     def rollback_from(self, db: sqlite3.Connection, trained: Collection[int]) -> int | None:

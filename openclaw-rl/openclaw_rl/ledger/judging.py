@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import blobs, feedback, leases, wishes
+from openclaw_rl.ledger import batches, blobs, feedback, versions, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import read_context, read_judged
 from openclaw_rl.ledger.states import find_turn, move
@@ -113,12 +113,12 @@ class Judging(LedgerPart):
             return 0
         at = self._clock()
         if state is TurnState.SAMPLED:
-            both = [*leases.oldest(db, is_tool=False, limit=most), *leases.oldest(db, is_tool=True, limit=most)]
-            rows = [row for _, row in sorted(both)][:most]
+            lines = [(policy, is_tool) for policy in versions.names(db) for is_tool in (False, True)]
+            found = [batches.oldest(db, is_tool=is_tool, limit=most, policy=policy) for policy, is_tool in lines]
+            rows = [row for _, row in sorted(one for line in found for one in line)][:most]
         else:
             query = "SELECT id FROM turn WHERE state = ? AND of_episode IS NULL ORDER BY id LIMIT ?"
-            found = db.execute(query, (str(state), most))
-            rows = [row for (row,) in found.fetchall()]
+            rows = [row for (row,) in db.execute(query, (str(state), most)).fetchall()]
         for row in rows:
             move(db, row, TurnState.DROPPED, at=at, reason=DropReason.BACKLOG, detail=f"{waiting} were {state}")
         return len(rows)

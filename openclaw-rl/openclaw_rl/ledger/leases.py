@@ -1,6 +1,6 @@
 """Leases: batches that a trainer holds.
 
-At most one lease of a policy is live; its samples are LEASED, and no other lease has them. It ends by a commit
+At most one lease is live; its samples are LEASED and of one policy, and no other lease has them. It ends by a commit
 (`lineage`), by `release`, by its deadline, or by being revoked: its trainer is dead, or its parent is no longer the tip
 or an ancestor of it. Its samples then wait again, in the old order.
 
@@ -16,26 +16,21 @@ asks for a lease holds none: a live lease in its name is revoked.
 import secrets
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from openclaw_rl.errors import CommitRefused, LedgerUnavailable
-from openclaw_rl.ledger import feedback, groups, schema
+from openclaw_rl.ledger import batches, feedback, groups, schema, versions
+from openclaw_rl.ledger.batches import Chain, Waiting
 from openclaw_rl.ledger.records import read_sample
-from openclaw_rl.ledger.staleness import why_unfit
 from openclaw_rl.ledger.states import move
 from openclaw_rl.ledger.store import LedgerPart, read, write
-from openclaw_rl.types import DropReason, Lease, TurnState
+from openclaw_rl.types import SHARED_POLICY, DropReason, Lease, TurnState
 
 STEP_S = 30.0
 """Longest wait of a deletion for the commit of an optimizer's step. An optimizer takes seconds, not its whole step."""
-_SWEEP = 256
-"""Waiting samples that one transaction looks at beyond the batch; chats wait until it ends."""
-
-_Waiting = tuple[float, int]
-"""Time since which a sample waits, and its turn's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +38,7 @@ class _Grant:
     """A lease on disk without its samples: a reader reads those, so that the writer stays free for chats."""
 
     lease_id: str
+    policy: str
     fence: int
     parent: int
     expires_at: float
@@ -81,7 +77,7 @@ class Leases(LedgerPart):
         self, db: sqlite3.Connection, trainer: str, n: int | None, now: bool, most: int | None
     ) -> _Grant | _Again | None:
         at, training = self._clock(), self._training
-        if not training.enabled or not schema.get_int(db, "learning", 1):
+        if not training.enabled or not learns(db):
             return None
         live = db.execute("SELECT fence, trainer, expires_at FROM lease WHERE state = 'live'").fetchone()
         if live is not None:
@@ -92,40 +88,61 @@ class Leases(LedgerPart):
             else:
                 expire(db, at=at)
         size = n or training.batch_size
-        tip = schema.get_int(db, "tip")
-        users, tools = (
-            _fit(db, is_tool=is_tool, size=size, tip=tip, max_staleness=training.max_staleness, at=at)
-            for is_tool in (False, True)
-        )
+        policies = [policy for policy in batches.policies(db) if learns(db, policy)]
+        # Users' samples of every policy go before practice of any.
+        for has_practice in (True,) if len(policies) == 1 else (False, True):
+            for policy in policies:
+                tip = versions.tip_of(db, policy)
+                of = Chain(policy, tip, training.max_staleness)
+                rows = self._batch(db, of, size, now=now, most=most, has_practice=has_practice, at=at)
+                if rows is _AGAIN:
+                    return _AGAIN
+                if rows:
+                    return _insert(db, sorted(rows), trainer, of, at=at, lease_s=training.lease_s)
+        return None
+
+    def _batch(
+        self,
+        db: sqlite3.Connection,
+        of: Chain,
+        size: int,
+        *,
+        now: bool,
+        most: int | None,
+        has_practice: bool,
+        at: float,
+    ) -> list[Waiting] | _Again:
+        """Return the samples of a batch of one policy; [] while too few wait."""
+        training = self._training
+        users, tools = (batches.fit(db, of, is_tool=is_tool, size=size, at=at) for is_tool in (False, True))
         if users is None or tools is None:
             return _AGAIN
-        chosen = _choose(users, tools, size, training.max_tool_share)
+        chosen = batches.choose(users, tools, size, training.max_tool_share)
         is_late = bool(chosen) and at - min(chosen)[0] >= training.max_wait_s
         needed = 1 if now else min(training.min_batch, size) if is_late else size
         if len(chosen) < needed:
-            steps = self._groups(db, most=most, now=now, tip=tip, at=at)
+            # Episodes train the shared policy.
+            steps = self._groups(db, of, most=most, now=now, at=at) if of.policy == SHARED_POLICY else []
             if steps is None:
                 return _AGAIN
-            if steps:
-                return _insert(db, [row for _, row in sorted(steps)], trainer, tip, at=at, lease_s=training.lease_s)
-            practice = _practice(db, size=size, tip=tip, max_staleness=training.max_staleness, at=at)
+            if steps or not has_practice:
+                return steps
+            practice = batches.practice(db, of, size=size, at=at)
             if practice is None:
                 return _AGAIN
-            if not practice:
-                return None
-            chosen = chosen[: size - len(practice)] + practice
-        return _insert(db, [row for _, row in sorted(chosen)], trainer, tip, at=at, lease_s=training.lease_s)
+            return chosen[: size - len(practice)] + practice if practice else []
+        return chosen
 
     def _groups(
-        self, db: sqlite3.Connection, *, most: int | None, now: bool, tip: int, at: float
-    ) -> list[_Waiting] | None:
+        self, db: sqlite3.Connection, of: Chain, *, most: int | None, now: bool, at: float
+    ) -> list[Waiting] | None:
         """Return the steps of a batch of whole groups; [] while too few wait. None: some were unfit, and dropped."""
         since, wanted = groups.waiting_since(db), self._episodes.groups_per_step
         if since is None:
             return []
         is_late = now or at - since >= self._training.max_wait_s
         steps = groups.whole(db, least=1 if is_late else wanted, most=wanted, most_samples=most)
-        return _sifted(db, steps, size=len(steps), tip=tip, max_staleness=self._training.max_staleness, at=at)
+        return batches.sifted(db, of, steps, size=len(steps), at=at)
 
     async def _read_granted(self, granted: _Grant) -> Lease:
         try:
@@ -145,7 +162,7 @@ class Leases(LedgerPart):
             " ORDER BY sampled_at, turn"
         )
         turns = tuple(turn for (turn,) in db.execute(query, (fence,)))
-        granted = _Grant(lease_id, fence, row["parent"], row["expires_at"], turns)
+        granted = _Grant(lease_id, row["policy"], fence, row["parent"], row["expires_at"], turns)
         return _read(db, granted, lease_s=self._training.lease_s)
 
     @write
@@ -216,6 +233,11 @@ class Leases(LedgerPart):
 # For other transactions
 
 
+def learns(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> bool:
+    """Return True unless learning is paused, for everyone or for this policy."""
+    return bool(schema.get_int(db, "learning", 1) and schema.get_int(db, schema.of_policy("learning", policy), 1))
+
+
 def revoke_built_on(db: sqlite3.Connection, parents: Collection[int], *, reason: str, at: float) -> None:
     """End the live lease if its parent is one of these versions."""
     found = db.execute("SELECT fence, parent FROM lease WHERE state = 'live'").fetchone()
@@ -274,80 +296,21 @@ def end(db: sqlite3.Connection, fence: int, state: str, *, reason: str | None, a
     db.execute("UPDATE lease SET state = ?, reason = ?, ended_at = ? WHERE fence = ?", (state, reason, at, fence))
 
 
-def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int) -> Iterator[_Waiting]:
-    """Yield users' samples that wait, the oldest first; rows are read as the caller asks for them."""
-    rows = db.execute(
-        "SELECT sampled_at, id FROM turn WHERE state = 'sampled' AND practice IS NULL AND of_episode IS NULL"
-        " AND is_tool = ?"
-        " ORDER BY sampled_at, id LIMIT ?",
-        (is_tool, limit),
-    )
-    return ((sampled_at, row) for sampled_at, row in rows)
-
-
-def _fit(
-    db: sqlite3.Connection, *, is_tool: bool, size: int, tip: int, max_staleness: int, at: float
-) -> list[_Waiting] | None:
-    """Return the oldest `size` samples that can be trained on. None: some could not, and were dropped."""
-    waiting = oldest(db, is_tool=is_tool, limit=size + _SWEEP)
-    return _sifted(db, waiting, size=size, tip=tip, max_staleness=max_staleness, at=at)
-
-
-def _practice(db: sqlite3.Connection, *, size: int, tip: int, max_staleness: int, at: float) -> list[_Waiting] | None:
-    """Return the oldest batch of practice. None: some of it could not be trained on, and was dropped."""
-    # A batch comes into the ledger in one transaction, so what waits of it is the whole of it.
-    first = db.execute(
-        "SELECT practice_batch FROM turn INDEXED BY turn_practice_waiting WHERE state = 'sampled' AND practice IS NOT"
-        " NULL ORDER BY practice_batch LIMIT 1"
-    ).fetchone()
-    rows = db.execute(
-        "SELECT sampled_at, id FROM turn INDEXED BY turn_practice_waiting WHERE state = 'sampled' AND practice IS NOT"
-        " NULL AND practice_batch = ? ORDER BY id LIMIT ?",
-        (None if first is None else first[0], size),
-    )
-    waiting = ((sampled_at, row) for sampled_at, row in rows.fetchall())
-    return _sifted(db, waiting, size=size, tip=tip, max_staleness=max_staleness, at=at)
-
-
-def _sifted(
-    db: sqlite3.Connection, waiting: Iterable[_Waiting], *, size: int, tip: int, max_staleness: int, at: float
-) -> list[_Waiting] | None:
-    """Return the first `size` that can be trained on. None: some could not, and were dropped."""
-    fit: list[_Waiting] = []
-    unfit: list[tuple[int, DropReason]] = []
-    for sampled_at, row in waiting:
-        if (reason := why_unfit(db, row, tip=tip, max_staleness=max_staleness)) is not None:
-            unfit.append((row, reason))
-        else:
-            fit.append((sampled_at, row))
-            if len(fit) == size:
-                break
-    for row, reason in unfit:
-        move(db, row, TurnState.DROPPED, at=at, reason=reason)
-    return None if unfit else fit
-
-
-def _choose(users: list[_Waiting], tools: list[_Waiting], size: int, max_tool_share: float) -> list[_Waiting]:
-    """Choose user turns first; tool turns fill up, as long as t ≤ share · (u + t)."""
-    room = size - len(users)
-    if max_tool_share < 1:
-        room = min(room, int(len(users) * max_tool_share / (1 - max_tool_share) + 1e-9))
-    return users + tools[:room]
-
-
-def _insert(db: sqlite3.Connection, rows: list[int], trainer: str, parent: int, *, at: float, lease_s: float) -> _Grant:
+def _insert(
+    db: sqlite3.Connection, waiting: list[Waiting], trainer: str, of: Chain, *, at: float, lease_s: float
+) -> _Grant:
     fence = schema.get_int(db, "fence") + 1
     schema.put(db, "fence", fence)
     lease_id = f"lease-{fence}-{secrets.token_hex(4)}"
     db.execute(
-        "INSERT INTO lease (lease_id, fence, trainer, parent, state, granted_at, expires_at)"
-        " VALUES (?, ?, ?, ?, 'live', ?, ?)",
-        (lease_id, fence, trainer, parent, at, at + lease_s),
+        "INSERT INTO lease (lease_id, policy, fence, trainer, parent, state, granted_at, expires_at)"
+        " VALUES (?, ?, ?, ?, ?, 'live', ?, ?)",
+        (lease_id, of.policy, fence, trainer, of.tip, at, at + lease_s),
     )
-    for row in rows:
+    for _, row in waiting:
         move(db, row, TurnState.LEASED, at=at, detail=lease_id)
         db.execute("INSERT INTO lease_sample (fence, turn) VALUES (?, ?)", (fence, row))
-    return _Grant(lease_id=lease_id, fence=fence, parent=parent, expires_at=at + lease_s, rows=tuple(rows))
+    return _Grant(lease_id, of.policy, fence, of.tip, at + lease_s, tuple(row for _, row in waiting))
 
 
 def _read(db: sqlite3.Connection, granted: _Grant, *, lease_s: float) -> Lease:
@@ -358,4 +321,5 @@ def _read(db: sqlite3.Connection, granted: _Grant, *, lease_s: float) -> Lease:
         expires_at=granted.expires_at,
         lease_s=lease_s,
         samples=tuple(sample for row in granted.rows if (sample := read_sample(db, row)) is not None),
+        policy=granted.policy,
     )

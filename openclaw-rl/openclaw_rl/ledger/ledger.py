@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import open, schema
+from openclaw_rl.ledger import leases, open, schema, versions
 from openclaw_rl.ledger.audit import Auditing
 from openclaw_rl.ledger.episodes import Episodes
 from openclaw_rl.ledger.feedback import UserFeedback
@@ -27,6 +27,7 @@ from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.outcomes import Outcomes
+from openclaw_rl.ledger.policies import Policies
 from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.redaction import NounRedactor
@@ -40,6 +41,7 @@ from openclaw_rl.ledger.versions import Versions
 from openclaw_rl.ledger.wishes import Wishes
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import MemorySettings, RedactionSettings, TrainingSettings
+from openclaw_rl.types import SHARED_POLICY
 
 _CONNECTIONS = 4
 """Connections to the file: the writer's, its syncer's and two readers'."""
@@ -56,6 +58,7 @@ class Ledger(
     Practising,
     Leases,
     Lineage,
+    Policies,
     Versions,
     Forgetting,
     Reports,
@@ -135,13 +138,20 @@ class Ledger(
         return self._redactor.standing_secrets
 
     @read
-    def learning(self, db: sqlite3.Connection) -> bool:
-        """Return True if trainers get batches; the switch survives restarts."""
-        return bool(schema.get_int(db, "learning", 1))
+    def learning(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> bool:
+        """Return True if trainers get batches of this policy; the switches survive restarts.
+
+        The shared policy's switch is everyone's; each other policy has one of its own too.
+        """
+        return leases.learns(db, policy)
 
     @write
-    def set_learning(self, db: sqlite3.Connection, on: bool) -> None:
-        schema.put(db, "learning", int(on))
+    def set_learning(self, db: sqlite3.Connection, on: bool, policy: str = SHARED_POLICY) -> None:
+        """Pause or resume learning of a policy: of the shared one, of everyone. Resuming everyone resumes each."""
+        if on and policy == SHARED_POLICY:
+            for name in versions.names(db):
+                schema.put(db, schema.of_policy("learning", name), 1)
+        schema.put(db, schema.of_policy("learning", policy), int(on))
 
 
 def _lock(path: Path) -> InstanceLock:

@@ -24,7 +24,7 @@ from openclaw_rl.ledger.states import DEAD, PASSED, move, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.ledger.versions import NewVersion
 from openclaw_rl.trainer_protocol import Commit
-from openclaw_rl.types import DropReason, TurnState, Version, VersionState
+from openclaw_rl.types import SHARED_POLICY, DropReason, TurnState, Version, VersionState
 
 
 class Lineage(LedgerPart):
@@ -46,7 +46,7 @@ class Lineage(LedgerPart):
                 raise CommitRefused(f"version {known['weight_version']} is {known['state']}: {known['reason']}")
             return int(known["weight_version"])
         lease = leases.check_live(db, commit.lease_id, commit.fence)
-        parent = versions.row(db, schema.get_int(db, "tip"))
+        parent = versions.row(db, versions.tip_of(db, lease["policy"]))
         if not commit.parent == lease["parent"] == parent["weight_version"]:
             raise CommitRefused(
                 f"the step builds on version {commit.parent}, its lease on {lease['parent']},"
@@ -79,7 +79,7 @@ class Lineage(LedgerPart):
             committed_at=at,
         )
         versions.insert(db, new, parent=parent)
-        schema.put(db, "tip", number)
+        schema.put(db, schema.of_policy("tip", lease["policy"]), number)
         return number
 
     @write
@@ -104,7 +104,7 @@ class Lineage(LedgerPart):
         whole_fences: leases whose versions the trainer holds whole on disk. Those on the chain become durable first.
         """
         _keep_whole(db, whole_fences)
-        at, kept = self._clock(), schema.get_int(db, "tip")
+        at, kept = self._clock(), versions.tip_of(db)  # only full weights can be lost, and they have one policy
         while not (row := versions.row(db, kept))["durable"]:
             kept = row["parent"]
         lost = versions.after(db, kept)
@@ -163,14 +163,15 @@ class Lineage(LedgerPart):
                 condemned.add(number)
                 above = f"built on version {n}, which was rejected: {reason}"
                 move_version(db, number, VersionState.REJECTED, reason=above)
-        schema.put(db, "rejections_in_a_row", schema.get_int(db, "rejections_in_a_row") + 1)
+        in_a_row = schema.of_policy("rejections_in_a_row", version["policy"])
+        schema.put(db, in_a_row, schema.get_int(db, in_a_row) + 1)
         _cut(db, rejected, parent, f"version {n} was rejected", at=at)
         return rejected
 
     @read
-    def rejections_in_a_row(self, db: sqlite3.Connection) -> int:
-        """Return the number of rejections since a version last passed the gate."""
-        return schema.get_int(db, "rejections_in_a_row")
+    def rejections_in_a_row(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int:
+        """Return the number of rejections since a version of the policy last passed the gate."""
+        return schema.get_int(db, schema.of_policy("rejections_in_a_row", policy))
 
     @write
     def rollback(self, db: sqlite3.Connection, to: int, *, requeue: bool) -> Version:
@@ -206,8 +207,8 @@ def way_back(db: sqlite3.Connection, good: int) -> int:
     It passed the gate, its weights exist, and a trainer can continue from it. Raises LedgerError when that is the base
     although `good` had learned: only an operator who names the base gives up all that was learned.
     """
-    query = "SELECT * FROM version WHERE weight_version <= ? AND durable ORDER BY weight_version DESC"
-    rows = db.execute(query, (good,))
+    query = "SELECT * FROM version WHERE policy = ? AND weight_version <= ? AND durable ORDER BY weight_version DESC"
+    rows = db.execute(query, (versions.row(db, good)["policy"], good))
     target = next((row for row in rows if row["state"] in PASSED and versions.has_weights(row)), None)
     if target is None:
         raise LedgerError(f"no version up to {good} can be gone back to")
@@ -238,10 +239,10 @@ def roll_back(db: sqlite3.Connection, to: int, *, requeue: bool, at: float) -> N
     for number, _ in versions.lost_after(db, to):
         move_version(db, number, VersionState.ROLLED_BACK, reason=f"rolled back to version {to}")
     versions.serve(db, to)
-    was_pinned = versions.read_pin(db) is not None
+    was_pinned = versions.read_pin(db, target["policy"]) is not None
     _cut(db, abandoned, to, f"rolled back to version {to}", at=at)
     if was_pinned:
-        schema.put(db, "pinned", to)
+        schema.put(db, schema.of_policy("pinned", target["policy"]), to)
 
 
 def _keep_whole(db: sqlite3.Connection, fences: Collection[int]) -> None:
@@ -301,7 +302,8 @@ def _free_samples(db: sqlite3.Connection, version: int, reason: DropReason | Non
 
 def _cut(db: sqlite3.Connection, dead: list[int], new_tip: int, reason: str, *, at: float) -> None:
     """Move the tip, revoke a lease that builds on a dead version, and remove a pin to one."""
+    policy = versions.row(db, new_tip)["policy"]
     leases.revoke_built_on(db, dead, reason=reason, at=at)
-    schema.put(db, "tip", new_tip)
-    if versions.read_pin(db) in dead:
-        schema.put(db, "pinned", None)
+    schema.put(db, schema.of_policy("tip", policy), new_tip)
+    if versions.read_pin(db, policy) in dead:
+        schema.put(db, schema.of_policy("pinned", policy), None)

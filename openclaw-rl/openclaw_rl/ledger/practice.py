@@ -10,14 +10,23 @@ A reply is refused if its prompt, its wish or its version went away while it was
 import sqlite3
 from collections.abc import Sequence
 
-from openclaw_rl.ledger import schema, versions
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import leases, schema, versions
 from openclaw_rl.ledger.judging import insert_sample
 from openclaw_rl.ledger.records import read_request
 from openclaw_rl.ledger.schema import in_list
 from openclaw_rl.ledger.states import append_event
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.ledger.turns import insert_reply, insert_request
-from openclaw_rl.types import DropReason, PracticeKind, PracticeReply, PracticeRoom, Request, TurnState
+from openclaw_rl.types import (
+    SHARED_POLICY,
+    DropReason,
+    PracticeKind,
+    PracticeReply,
+    PracticeRoom,
+    Request,
+    TurnState,
+)
 
 _UNANSWERED_PROMPTS = (
     DropReason.NO_NEXT_STATE,
@@ -37,23 +46,34 @@ class Practising(LedgerPart):
     """Reads and writes of the practice loop."""
 
     @read
-    def practice_room(self, db: sqlite3.Connection) -> PracticeRoom:
+    def practice_policies(self, db: sqlite3.Connection) -> list[str]:
+        """Return the policies with active wishes, by name."""
+        wished = {policy for (policy,) in db.execute("SELECT policy FROM wish WHERE state = 'active'")}
+        return [name for name in versions.names(db) if name in wished]
+
+    @read
+    def practice_room(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> PracticeRoom:
         """Return the state that decides whether practice may go on. It reads a few rows."""
         counted = dict(db.execute("SELECT name, n FROM counter").fetchall())
-        (live,) = db.execute("SELECT count(*) FROM lease WHERE state = 'live'").fetchone()
+        (live,) = db.execute("SELECT count(*) FROM lease WHERE state = 'live' AND policy = ?", (policy,)).fetchone()
         (undecided,) = db.execute(
-            "SELECT count(*) FROM version WHERE state IN ('candidate', 'gated', 'loading')"
+            "SELECT count(*) FROM version WHERE state IN ('candidate', 'gated', 'loading') AND policy = ?", (policy,)
         ).fetchone()
-        (wishes,) = db.execute("SELECT count(*) FROM wish WHERE state = 'active' AND rests IS NULL").fetchone()
+        (wishes,) = db.execute(
+            "SELECT count(*) FROM wish WHERE state = 'active' AND rests IS NULL AND policy = ?", (policy,)
+        ).fetchone()
+        waiting, real = counted.get("practice.sampled", 0), counted.get("sampled", 0)
+        if len(versions.names(db)) > 1:
+            waiting, real = _waiting(db, policy)
         return PracticeRoom(
-            tip=schema.get_int(db, "tip"),
-            serving=versions.serving(db),
-            learning=bool(schema.get_int(db, "learning", 1)),
-            is_pinned=versions.read_pin(db) is not None,
+            tip=versions.tip_of(db, policy),
+            serving=versions.serving(db, policy),
+            learning=leases.learns(db, policy),
+            is_pinned=versions.read_pin(db, policy) is not None,
             running=counted.get("running", 0),
             in_flight=live + undecided,
-            waiting=counted.get("practice.sampled", 0),
-            real=counted.get("sampled", 0),
+            waiting=waiting,
+            real=real,
             open_wishes=wishes,
         )
 
@@ -79,7 +99,7 @@ class Practising(LedgerPart):
             " WHERE by_request = request.request_id) AS is_corrected,"
             " EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id AND feedback.value < 0) AS is_blamed"
             " FROM request JOIN turn USING (id) LEFT JOIN verdict USING (id)"
-            " WHERE user = ? AND policy = ? AND practice IS NULL AND demonstration_of IS NULL"
+            " WHERE user = ? AND request.policy = ? AND practice IS NULL AND demonstration_of IS NULL"
             " ORDER BY request.id DESC LIMIT ?",
             (*reasons, user, policy, _TURNS_LOOKED_AT),
         ).fetchall()
@@ -101,11 +121,14 @@ class Practising(LedgerPart):
         """Write the replies of one update; return the number of replies written, 0 for none.
 
         None is written while learning is paused, when a version that sampled one is no longer the tip, or without one
-        reply that practises a wish.
+        reply that practises a wish. Raises LedgerError for replies of several policies: a batch is of one.
         """
-        at, tip = self._clock(), schema.get_int(db, "tip")
-        if not schema.get_int(db, "learning", 1):
+        policies = {reply.request.scope.policy for reply in replies}
+        if len(policies) > 1:
+            raise LedgerError(f"an update of several policies: {', '.join(sorted(policies))}")
+        if not policies or not leases.learns(db, *policies):
             return 0
+        at, tip = self._clock(), versions.tip_of(db, *policies)
         clean = [one for reply in replies if (one := self._clean(reply)) is not None and _is_fit(db, one, tip)]
         if not any(reply.kind is PracticeKind.WISH for reply in clean):
             return 0
@@ -136,7 +159,8 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
     turn = reply.turn
     db.execute(
         "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, practice, practice_of,"
-        " practice_batch, wish) VALUES (?, ?, 'sampled', ?, ?, ?, ?, (SELECT id FROM turn WHERE turn_id = ?), ?, ?)",
+        " practice_batch, wish, policy)"
+        " VALUES (?, ?, 'sampled', ?, ?, ?, ?, (SELECT id FROM turn WHERE turn_id = ?), ?, ?, ?)",
         (
             row,
             turn.turn_id,
@@ -147,9 +171,18 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
             reply.of,
             batch,
             reply.wish_id,
+            reply.request.scope.policy,
         ),
     )
     insert_reply(db, row, turn)
     insert_sample(db, row, reply.sample)
     what = f"practice of wish {reply.wish_id}" if reply.kind is PracticeKind.WISH else "anchor of practice"
     append_event(db, row, TurnState.SAMPLED, at=at, detail=what + ("" if reply.of is None else f", on {reply.of}"))
+
+
+def _waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:
+    """Return the number of practice samples and of users' samples of a policy that wait for a trainer."""
+    query = "SELECT count(*) FROM turn WHERE policy = ? AND state = 'sampled'"
+    (practice,) = db.execute(f"{query} AND practice IS NOT NULL", (policy,)).fetchone()
+    (real,) = db.execute(f"{query} AND practice IS NULL AND of_episode IS NULL", (policy,)).fetchone()
+    return practice, real

@@ -257,6 +257,8 @@ class Forgotten:
     """Messages, parts of prompts and other contents that no other request referred to."""
     trained_in: tuple[int, ...]
     """Versions that trained on the turns, dead ones too: their weights stay."""
+    removed: tuple[int, ...] = ()
+    """Versions of the user's own policy: their weights are deleted, and nothing is to be rebuilt."""
     is_scrubbed: bool = True
     """No deleted byte is left in the ledger's files; False: some may be, until `openclaw-rl compact`."""
 

@@ -16,7 +16,7 @@ from openclaw_rl.ledger.records import (
 )
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
-from openclaw_rl.types import DropReason, Ids, PracticeKind, TurnState
+from openclaw_rl.types import SHARED_POLICY, DropReason, Ids, PracticeKind, TurnState
 
 _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.NOT_TRAINABLE_SAMPLING,
@@ -59,8 +59,12 @@ class Reports(LedgerPart):
         return answer | dict(sorted(counted.items()))
 
     @read
-    def recent_replies(self, db: sqlite3.Connection, *, sampled_by: int | None, limit: int) -> list[tuple[Ids, Ids]]:
-        """Return (prompt, response) of the newest replies that one version sampled alone (None: any), newest first.
+    def recent_replies(
+        self, db: sqlite3.Connection, *, sampled_by: int | None, limit: int, policy: str = SHARED_POLICY
+    ) -> list[tuple[Ids, Ids]]:
+        """Return (prompt, response) of the newest replies that one version sampled alone, newest first.
+
+        sampled_by: None for any version of the policy.
 
         Only replies that are plain samples of the policy, and whose owner allows their use.
         """
@@ -69,47 +73,59 @@ class Reports(LedgerPart):
             "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
             f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
             " AND demonstration_of IS NULL AND practice IS NULL"
-            + ("" if sampled_by is None else " AND oldest_version = ?")
+            + (f" AND {_of(policy)}" if sampled_by is None else " AND oldest_version = ?")
             + " ORDER BY turn.id DESC LIMIT ?",
-            (*map(str, _NOT_A_REPLY_OF_THE_POLICY), *(() if sampled_by is None else (sampled_by,)), limit),
+            (*map(str, _NOT_A_REPLY_OF_THE_POLICY), policy if sampled_by is None else sampled_by, limit),
         ).fetchall()
         return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
 
     @read
     def user_verdicts(
-        self, db: sqlite3.Connection, *, limit: int, before_waiting: bool = False
+        self, db: sqlite3.Connection, *, limit: int, before_waiting: bool = False, policy: str = SHARED_POLICY
     ) -> list[tuple[int, int]]:
         """Return (version that sampled the turn, verdict) of the newest turns that a user answered, oldest first.
+
+        All are of one policy.
 
         Turns of dead versions are left out. before_waiting: so are the turns from the first on that waits for the
         judge. Behind it only users' own feedback has verdicts, which is no fair part of all.
         """
         marks = ",".join("?" * len(DEAD))
-        end = "(SELECT min(id) FROM turn WHERE state = 'paired' AND is_tool = 0)" if before_waiting else "NULL"
+        waiting = f"(SELECT min(id) FROM turn WHERE state = 'paired' AND is_tool = 0 AND {_of(policy)})"
+        end = waiting if before_waiting else "NULL"
         rows = db.execute(  # CROSS fixes the order of the joins: any other reads and sorts every turn
             "SELECT oldest_version, value FROM verdict CROSS JOIN turn USING (id)"
             " CROSS JOIN version ON weight_version = oldest_version"
-            f" WHERE is_tool = 0 AND version.state NOT IN ({marks}) AND verdict.id < ifnull({end}, {2**63 - 1})"
+            f" WHERE is_tool = 0 AND {_of(policy)} AND version.state NOT IN ({marks})"
+            f" AND verdict.id < ifnull({end}, {2**63 - 1})"
             " ORDER BY verdict.id DESC LIMIT ?",
-            (*map(str, DEAD), limit),
+            (policy, *map(str, DEAD), *((policy,) if before_waiting else ()), limit),
         ).fetchall()
         return [(version, value) for version, value in reversed(rows)]
 
     @read
-    def recent_prompts(self, db: sqlite3.Connection, limit: int) -> list[tuple[str, Ids]]:
-        """Return (user, newest prompt) of each of the `limit` sessions that were active last, newest first.
+    def recent_prompts(self, db: sqlite3.Connection, limit: int, policy: str = SHARED_POLICY) -> list[tuple[str, Ids]]:
+        """Return (user, newest prompt) of each of the `limit` sessions of a policy that were active last, newest first.
 
         A caller warms the engine's cache with them. Only the last `_PROMPTS_LOOKED_AT` requests are read.
         """
+        table = "request" if policy == SHARED_POLICY else "turn"
         rows = db.execute(
             "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-            " AND practice IS NULL AND prompt <> x'' ORDER BY id DESC LIMIT ?",
-            (_PROMPTS_LOOKED_AT,),
+            f" AND practice IS NULL AND prompt <> x'' AND {_of(policy, table)} ORDER BY {table}.id DESC LIMIT ?",
+            (policy, _PROMPTS_LOOKED_AT),
         ).fetchall()
         newest: dict[tuple[str, str | None], bytes] = {}
         for user, session_id, prompt in rows:
             newest.setdefault((user, session_id), prompt)
         return [(user, blobs.get_prompt(db, prompt)) for (user, _), prompt in list(newest.items())[:limit]]
+
+
+def _of(policy: str, table: str = "turn") -> str:
+    """Return the condition on a row's policy, with one value to bind."""
+    # The index of turns leaves the shared policy out, and SQLite uses it only where the statement says so itself.
+    own = f" AND {table}.policy <> '{SHARED_POLICY}'" if policy != SHARED_POLICY else ""
+    return f"{table}.policy = ?{own}"
 
 
 def read_record(db: sqlite3.Connection, turn_id: str) -> TurnRecord | None:

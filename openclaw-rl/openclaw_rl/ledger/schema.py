@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from openclaw_rl.errors import LedgerMismatch
+from openclaw_rl.types import SHARED_POLICY
 
 _V1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -304,7 +305,22 @@ CREATE TRIGGER group_uncounted AFTER DELETE ON episode_group BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
+_V7 = """
+-- A policy is a lineage of versions, from a root of its own to its tip. Batches are of one policy.
+ALTER TABLE turn ADD COLUMN policy TEXT NOT NULL DEFAULT 'policy';
+-- A user's own turns, newest first. The shared policy's are found by their number alone.
+CREATE INDEX turn_policy ON turn (policy, id) WHERE policy <> 'policy';
+CREATE INDEX version_policy ON version (policy, weight_version);
+CREATE INDEX version_root ON version (policy) WHERE parent IS NULL;
+DROP INDEX turn_waiting;
+CREATE INDEX turn_waiting ON turn (policy, is_tool, sampled_at, id)
+    WHERE state = 'sampled' AND practice IS NULL AND of_episode IS NULL;
+DROP INDEX turn_practice_waiting;
+CREATE INDEX turn_practice_waiting ON turn (policy, practice_batch, id)
+    WHERE state = 'sampled' AND practice IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 """Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 
@@ -333,6 +349,11 @@ def get_text(db: sqlite3.Connection, key: str) -> str | None:
 def get_int(db: sqlite3.Connection, key: str, default: int = 0) -> int:
     found = get_text(db, key)
     return default if found is None else int(found)
+
+
+def of_policy(name: str, policy: str) -> str:
+    """Return the key of a policy's own single value: its tip, its pin, its rejections in a row."""
+    return name if policy == SHARED_POLICY else f"{name} of {policy}"
 
 
 def put(db: sqlite3.Connection, key: str, value: str | int | None) -> None:

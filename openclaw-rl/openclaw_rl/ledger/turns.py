@@ -66,8 +66,9 @@ class Turns(LedgerPart):
         reason = None if turn.drop is None else str(turn.drop)
         db.execute(
             # What answers a step is an environment's, whatever its role: no user's verdict is among those of steps.
-            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens, of_episode, is_tool)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 IS NOT NULL)",
+            "INSERT INTO turn (id, turn_id, state, reason, oldest_version, response_tokens, of_episode, is_tool,"
+            " policy)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 IS NOT NULL, (SELECT policy FROM request WHERE id = ?1))",
             (row, turn.turn_id, str(state), reason, turn.oldest_version, len(turn.response_ids), episode),
         )
         insert_reply(db, row, turn)
@@ -99,7 +100,8 @@ class Turns(LedgerPart):
     def open_turns(self, db: sqlite3.Connection, limit: int) -> list[OpenTurn]:
         """Return the newest `limit` turns that wait for a next state, newest last."""
         rows = db.execute(
-            "SELECT turn_id, user, session_id, policy, reply_hash, before_hash, history_hash, place, finished_at"
+            "SELECT turn_id, user, session_id, request.policy, reply_hash, before_hash, history_hash, place,"
+            " finished_at"
             " FROM (SELECT * FROM open_turn ORDER BY id DESC LIMIT ?)"
             " JOIN turn USING (id) JOIN request USING (id) WHERE of_episode IS NULL ORDER BY id",
             (limit,),
@@ -118,7 +120,7 @@ class Turns(LedgerPart):
     def ended_turns(self, db: sqlite3.Connection, limit: int) -> list[EndedTurn]:
         """Return users' turns among the newest `limit` that wait for no next state any more, newest last."""
         rows = db.execute(
-            "SELECT turn_id, user, session_id, policy, messages, message, finished_at"
+            "SELECT turn_id, user, session_id, request.policy AS policy, messages, message, finished_at"
             " FROM (SELECT * FROM turn WHERE of_episode IS NULL ORDER BY id DESC LIMIT ?) AS turn"
             " JOIN request USING (id) JOIN reply USING (id)"
             " WHERE turn.state != 'served' AND practice IS NULL AND demonstration_of IS NULL ORDER BY turn.id",

@@ -19,7 +19,7 @@ from openclaw_rl.ledger.blobs import unpack_bytes
 from openclaw_rl.ledger.states import ABANDONED, DEAD, PASSED, move_version
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.trainer_protocol import Tip
-from openclaw_rl.types import StepReport, Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, StepReport, Version, VersionState, WeightKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Versions(LedgerPart):
     """Reads of versions, and the publisher's changes of their states, pins and weights."""
 
     @read
-    def tip(self, db: sqlite3.Connection) -> Tip:
+    def tip(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> Tip:
         """Return the version to train from."""
-        found = row(db, schema.get_int(db, "tip"))
-        still_needed = fallbacks(db)
+        found = row(db, tip_of(db, policy))
+        still_needed = frozenset[int]().union(*(fallbacks(db, one) for one in names(db)))
         return Tip(
             weight_version=found["weight_version"],
             kind=found["kind"],
@@ -107,12 +107,13 @@ class Versions(LedgerPart):
         """
         if state in DEAD:
             raise LedgerError(f"a version becomes {state} by reject, rollback or lose_undurable alone")
-        if row(db, n)["state"] == state:
+        found = row(db, n)
+        if found["state"] == state:
             return
         if state is VersionState.SERVING:
-            db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+            _retire(db, found["policy"])
         if state is VersionState.GATED:
-            schema.put(db, "rejections_in_a_row", 0)
+            schema.put(db, schema.of_policy("rejections_in_a_row", found["policy"]), 0)
         move_version(db, n, state, reason=reason)
 
     @write
@@ -122,9 +123,9 @@ class Versions(LedgerPart):
         db.execute("UPDATE version SET metrics = ? WHERE weight_version = ?", (json.dumps(metrics, sort_keys=True), n))
 
     @read
-    def pinned(self, db: sqlite3.Connection) -> int | None:
+    def pinned(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int | None:
         """Return the version that the publisher serves instead of the tip."""
-        return read_pin(db)
+        return read_pin(db, policy)
 
     @read
     def check_can_serve(self, db: sqlite3.Connection, n: int) -> None:
@@ -134,21 +135,25 @@ class Versions(LedgerPart):
             raise LedgerError(f"version {n} is {state}: only a version that passed the gate can be pinned")
 
     @write
-    def set_pin(self, db: sqlite3.Connection, n: int | None, *, serves: bool = False) -> None:
+    def set_pin(
+        self, db: sqlite3.Connection, n: int | None, *, serves: bool = False, policy: str = SHARED_POLICY
+    ) -> None:
         """Pin a version for the publisher, or remove the pin; training continues from the tip.
 
         serves: the engine serves `n` already, and the ledger names it as the serving version in the same transaction.
         """
         if n is not None:
             _check_pinnable(db, n)
+            if row(db, n)["policy"] != policy:
+                raise LedgerError(f"version {n} is of another policy")
             if serves:
                 serve(db, n)
-        schema.put(db, "pinned", n)
+        schema.put(db, schema.of_policy("pinned", policy), n)
 
     @read
-    def serving_version(self, db: sqlite3.Connection) -> int:
+    def serving_version(self, db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int:
         """Return the version that new requests should get."""
-        return serving(db)
+        return serving(db, policy)
 
     @write
     def optimizer_pruned(self, db: sqlite3.Connection, weight_version: int) -> None:
@@ -198,11 +203,12 @@ def next_number(db: sqlite3.Connection) -> int:
 
 def insert(db: sqlite3.Connection, new: NewVersion, *, parent: sqlite3.Row) -> None:
     db.execute(
-        "INSERT INTO version (weight_version, parent, depth, same_weights_as, kind, base_hash, folder, sha256,"
+        "INSERT INTO version (weight_version, policy, parent, depth, same_weights_as, kind, base_hash, folder, sha256,"
         " weights_file, state, lease_id, durable, has_optimizer, committed_at, metrics, probes)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             new.number,
+            parent["policy"],
             parent["weight_version"],
             new.depth,
             new.same_weights_as,
@@ -222,20 +228,44 @@ def insert(db: sqlite3.Connection, new: NewVersion, *, parent: sqlite3.Row) -> N
     )
 
 
-def serving(db: sqlite3.Connection) -> int:
-    (number,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
-    return int(number)
+def names(db: sqlite3.Connection) -> list[str]:
+    """Return the policies, the shared one among them, by name."""
+    # The root of a policy is never rejected and never rolled back behind: it is dead only where the policy was removed.
+    query = "SELECT policy FROM version WHERE parent IS NULL AND state <> 'rolled_back' ORDER BY policy"
+    return [name for (name,) in db.execute(query)]
+
+
+def tip_of(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int:
+    """Return the newest version of a policy that is not dead. Raises LedgerError for a policy that was not opened."""
+    found = schema.get_text(db, schema.of_policy("tip", policy))
+    if found is None and policy != SHARED_POLICY:
+        raise LedgerError(f"there is no policy {policy!r}")
+    return int(found or 0)
+
+
+def serving(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int:
+    query = "SELECT weight_version FROM version WHERE policy = ? AND state = 'serving'"
+    found = db.execute(query, (policy,)).fetchone()
+    if found is None:
+        raise LedgerError(f"there is no policy {policy!r}")
+    return int(found[0])
 
 
 def serve(db: sqlite3.Connection, n: int) -> None:
     """Make `n` the serving version and retire the one before."""
-    if row(db, n)["state"] != VersionState.SERVING:
-        db.execute("UPDATE version SET state = 'retired' WHERE state = 'serving'")
+    found = row(db, n)
+    if found["state"] != VersionState.SERVING:
+        _retire(db, found["policy"])
         move_version(db, n, VersionState.SERVING)
 
 
-def read_pin(db: sqlite3.Connection) -> int | None:
-    found = schema.get_text(db, "pinned")
+def _retire(db: sqlite3.Connection, policy: str) -> None:
+    """Retire the version of a policy that serves."""
+    db.execute("UPDATE version SET state = 'retired' WHERE policy = ? AND state = 'serving'", (policy,))
+
+
+def read_pin(db: sqlite3.Connection, policy: str = SHARED_POLICY) -> int | None:
+    found = schema.get_text(db, schema.of_policy("pinned", policy))
     return None if found is None else int(found)
 
 
@@ -251,16 +281,22 @@ def sound_depth(db: sqlite3.Connection, n: int) -> int | None:
 
 
 def after(db: sqlite3.Connection, n: int) -> list[int]:
-    """Return the versions on the chain after `n`, newest first."""
+    """Return the versions on the chain of its policy after `n`, newest first."""
     marks = ",".join("?" * len(DEAD))
-    query = f"SELECT weight_version FROM version WHERE weight_version > ? AND state NOT IN ({marks}) ORDER BY 1 DESC"
-    return [number for (number,) in db.execute(query, (n, *map(str, DEAD)))]
+    query = (
+        "SELECT weight_version FROM version WHERE policy = ? AND weight_version > ?"
+        f" AND state NOT IN ({marks}) ORDER BY 1 DESC"
+    )
+    return [number for (number,) in db.execute(query, (row(db, n)["policy"], n, *map(str, DEAD)))]
 
 
 def lost_after(db: sqlite3.Connection, n: int) -> list[tuple[int, int]]:
-    """Return the lost versions after `n` with their parents, oldest first."""
-    query = "SELECT weight_version, parent FROM version WHERE weight_version > ? AND state = 'lost' ORDER BY 1"
-    return [(number, parent) for number, parent in db.execute(query, (n,))]
+    """Return the lost versions of its policy after `n` with their parents, oldest first."""
+    query = (
+        "SELECT weight_version, parent FROM version WHERE policy = ? AND weight_version > ? AND state = 'lost'"
+        " ORDER BY 1"
+    )
+    return [(number, parent) for number, parent in db.execute(query, (row(db, n)["policy"], n))]
 
 
 def has_weights(row: sqlite3.Row) -> bool:
@@ -282,21 +318,22 @@ def check_has_weights(row: sqlite3.Row) -> None:
 
 def needed(db: sqlite3.Connection, newest: int) -> frozenset[int]:
     """Return the versions whose files must stay: those of `fallbacks`, and for a rollback those of `_ways_back`."""
-    return fallbacks(db) | _ways_back(db, newest)
+    return frozenset[int]().union(*(fallbacks(db, one) | _ways_back(db, newest, one) for one in names(db)))
 
 
-def fallbacks(db: sqlite3.Connection) -> frozenset[int]:
-    """Return the serving, the pinned and the tip version, and those that may become the tip without a rollback.
+def fallbacks(db: sqlite3.Connection, policy: str) -> frozenset[int]:
+    """Return the serving, pinned and tip version of a policy, and those that may become its tip without a rollback.
 
     A rejection, or a trainer that lost its uncheckpointed versions, falls back to them.
     """
     query = (
-        "SELECT weight_version, state, durable, kind, folder, weights_file FROM version ORDER BY weight_version DESC"
+        "SELECT weight_version, state, durable, kind, folder, weights_file FROM version WHERE policy = ?"
+        " ORDER BY weight_version DESC"
     )
-    pin = read_pin(db)
-    found = {serving(db), schema.get_int(db, "tip"), *([] if pin is None else [pin])}
+    pin = read_pin(db, policy)
+    found = {serving(db, policy), tip_of(db, policy), *([] if pin is None else [pin])}
     is_durable = has_passed = False
-    for row in db.execute(query):  # newest first, and no further than needed
+    for row in db.execute(query, (policy,)):  # newest first, and no further than needed
         if row["state"] in DEAD:
             continue
         found.add(row["weight_version"])
@@ -307,14 +344,15 @@ def fallbacks(db: sqlite3.Connection) -> frozenset[int]:
     return frozenset(found)
 
 
-def _ways_back(db: sqlite3.Connection, newest: int) -> frozenset[int]:
-    """Return the versions that stay for a rollback. All of them passed the gate and have weights.
+def _ways_back(db: sqlite3.Connection, newest: int, policy: str) -> frozenset[int]:
+    """Return the versions of a policy that stay for a rollback. All of them passed the gate and have weights.
 
     They are the versions of the `newest` weights, and for each k of the first weights of 2^k or more commits: so a
     rollback that reaches behind the newest ones still finds learned weights. `newest` = 0: none.
     """
     columns = "SELECT weight_version, depth, state, durable, kind, folder, weights_file FROM version"
-    rows = [row(db, 0), *db.execute(f"{columns} WHERE folder IS NOT NULL").fetchall()]
+    root = db.execute(f"{columns} WHERE policy = ? AND parent IS NULL", (policy,)).fetchall()
+    rows = [*root, *db.execute(f"{columns} WHERE policy = ? AND folder IS NOT NULL", (policy,)).fetchall()]
     # Sorted here: with ORDER BY, SQLite reads the table from end to end.
     found = sorted(
         (r for r in rows if r["state"] in PASSED and has_weights(r)), key=lambda version: int(version["weight_version"])
@@ -358,4 +396,5 @@ def _version(found: sqlite3.Row, *, with_probes: bool) -> Version:
         reason=found["reason"],
         weights_file=found["weights_file"],
         same_weights_as=found["same_weights_as"],
+        policy=found["policy"],
     )

@@ -9,7 +9,8 @@ Promises:
   later. A full batch of users' samples is trained before any practice, and waiting ones fill a practice batch up.
 * A batch is sampled by the version that serves and is the tip, and comes into the ledger whole or not at all. A crash
   loses replies that nobody waits for.
-* One update is under way at a time, so a reply is never older than one version.
+* One update of a policy is under way at a time, so a reply is never older than one version. An update is of one policy;
+  policies with wishes take turns.
 * It stops by itself (`stops`), and says why in the list of wishes and in the log.
 * Nothing is learned from a reply that no longer answers its request (`relevance`).
 
@@ -19,9 +20,9 @@ A failure of engine, teacher or ledger costs the round, and the next one comes a
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
 
 import structlog
 
@@ -37,6 +38,7 @@ from openclaw_rl.practice.status import PracticeStatus
 from openclaw_rl.practice.stops import rule
 from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.types import (
+    SHARED_POLICY,
     DropReason,
     JudgedTurn,
     PracticeKind,
@@ -71,6 +73,7 @@ NO_WISH, ALL_REST = "there is no wish", "all wishes are learned, or rest"
 class _Round:
     """One update in the making."""
 
+    policy: str
     weight_version: int
     todo: list[Exercise]
     planned: frozenset[int] = frozenset()
@@ -97,7 +100,11 @@ class PracticeLoop:
         self._last: frozenset[int] = frozenset()
         """Wishes of the last batch that was written."""
         self._shares: dict[int, list[float]] = {}
-        self._measured_in: int | None = None
+        self._measured_in: dict[str, int] = {}
+        """By policy: the version under which its wishes were measured last."""
+        self._turns: dict[str, int] = {}
+        """By policy: the place of its last turn in the order of all turns."""
+        self._order = count()
         self._anchored = AnchorUse()
         self._empty: Counter[int] = Counter()
         self._passed: dict[int, deque[bool]] = {}
@@ -128,14 +135,29 @@ class PracticeLoop:
 
     async def turn(self) -> str | None:
         """Do the next thing that may be done. Return the reason to wait; None after work that another may follow."""
-        room = await self._deps.ledger.practice_room()
-        if reason := self._why_not(room):
-            return reason
-        if self._round is not None and self._round.weight_version != room.tip:
+        reason: str | None = NO_WISH
+        for policy in await self._policies():
+            room = await self._deps.ledger.practice_room(policy)
+            reason = self._why_not(room, policy)
+            if reason is None:
+                return await self._practise(room, policy)
+        return reason
+
+    async def _policies(self) -> list[str]:
+        """Return the policies to practise: the one of the running update first, then the one that waited longest."""
+        found = await self._deps.ledger.practice_policies() or [SHARED_POLICY]
+        running = None if self._round is None else self._round.policy
+        self._turns = {policy: place for policy, place in self._turns.items() if policy in found}
+        self._measured_in = {policy: number for policy, number in self._measured_in.items() if policy in found}
+        return sorted(found, key=lambda policy: (policy != running, self._turns.get(policy, -1)))
+
+    async def _practise(self, room: PracticeRoom, policy: str) -> str | None:
+        self._turns[policy] = next(self._order)
+        if self._round is not None and (self._round.policy, self._round.weight_version) != (policy, room.tip):
             self._round = None
         began_at = self._clock()
         try:
-            if not await self._unless_chat(self._advance(room)):
+            if not await self._deps.activity.unless_chat(self._advance(room, policy)):
                 return "a chat runs"
         finally:
             self._worked_s += self._clock() - began_at
@@ -144,7 +166,7 @@ class PracticeLoop:
             self._worked_s, self._is_written = 0.0, False
         return self.status.waits
 
-    def _why_not(self, room: PracticeRoom) -> str | None:
+    def _why_not(self, room: PracticeRoom, policy: str) -> str | None:
         """Return the reason to wait; None: practice may go on."""
         settings, deps = self._settings, self._deps
         if not room.learning:
@@ -158,7 +180,8 @@ class PracticeLoop:
         if room.in_flight or room.waiting or room.serving != room.tip:
             return "the last update is on its way"
         serving = deps.sampler.serving
-        if not serving.is_open or serving.current != room.serving:  # an open one has a current version
+        # A policy that nobody asked for since the start has no version there: the first reply brings the ledger's.
+        if not serving.is_open or serving.currents.get(policy, room.serving) != room.serving:
             return "the engine is on its way to the version"
         if room.real >= deps.batch_size:
             return "users' samples fill a batch"
@@ -166,41 +189,43 @@ class PracticeLoop:
             return "the trainer is silent"
         if self._clock() < self._rest_until:
             return "it rests (practice.machine_share)"
-        if not room.open_wishes and self._measured_in == room.tip:
+        if not room.open_wishes and self._measured_in.get(policy) == room.tip:
             return ALL_REST if self.status.wishes else NO_WISH
         return None
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
-    async def _advance(self, room: PracticeRoom) -> None:
+    async def _advance(self, room: PracticeRoom, policy: str) -> None:
         """Measure, plan, sample, score and write, as far as it is not done yet."""
-        wishes = await self._deps.ledger.wishes(only_active=True)
-        self._forget_all_but(wishes)
+        everyones = await self._deps.ledger.wishes(only_active=True)
+        self._forget_all_but(everyones)
+        wishes = [wish for wish in everyones if wish.policy == policy]
         if not wishes:
-            self._measured_in = room.tip
-            self._show((), waits=NO_WISH)
+            self._measured_in[policy] = room.tip
+            self._show(everyones, waits=NO_WISH)
             return
         if self._round is None:
             await self._let_newer_win(wishes)
-            if await self._measure(wishes, room.tip):
-                wishes = await self._deps.ledger.wishes(only_active=True)
+            if await self._measure(wishes, room.tip, policy):
+                everyones = await self._deps.ledger.wishes(only_active=True)
+                wishes = [wish for wish in everyones if wish.policy == policy]
             if not any(wish.is_open for wish in wishes):
-                self._show(wishes, waits=ALL_REST)
+                self._show(everyones, waits=ALL_REST)
                 return
-            self._round = await self._planned(wishes, room)
+            self._round = await self._planned(wishes, room, policy)
             if not self._round.todo:
                 self._round = None
-                self._show(wishes, waits="no wish has a prompt that can be practised")
+                self._show(everyones, waits="no wish has a prompt that can be practised")
                 return
-        self._show(wishes)
+        self._show(everyones)
         await self._make(self._round)
         await self._write(self._round)
 
-    async def _planned(self, wishes: Sequence[Wish], room: PracticeRoom) -> _Round:
+    async def _planned(self, wishes: Sequence[Wish], room: PracticeRoom, policy: str) -> _Round:
         anchors: dict[Owner, Sequence[str]] = {}
-        for owner in sorted({(wish.user, wish.policy) for wish in wishes}):
-            user, policy = owner
-            anchors[owner] = await self._deps.ledger.anchor_turns(user=user, policy=policy, limit=_ANCHORS)
+        for user in sorted({wish.user for wish in wishes}):
+            turns = await self._deps.ledger.anchor_turns(user=user, policy=policy, limit=_ANCHORS)
+            anchors[user, policy] = turns
         known = {turn_id for turns in anchors.values() for turn_id in turns} | set(BUILT_IN)
         self._anchored = self._anchored.only(known)
         # Users' samples that wait fill the batch up, so it leaves room for them, and they for half of it.
@@ -214,7 +239,7 @@ class PracticeLoop:
             share_of=self._deps.share_of,
         )
         planned = frozenset(one.wish_id for one in todo if one.wish_id is not None)
-        return _Round(room.tip, todo, planned, began_at=self._clock())
+        return _Round(policy, room.tip, todo, planned, began_at=self._clock())
 
     async def _make(self, round: _Round) -> None:
         """Sample and score what is left to do, all at once: the engine decodes them together."""
@@ -310,9 +335,9 @@ class PracticeLoop:
 
     # -- measures ------------------------------------------------------------------------------------------------------
 
-    async def _measure(self, wishes: Sequence[Wish], version: int) -> bool:
+    async def _measure(self, wishes: Sequence[Wish], version: int, policy: str) -> bool:
         """Measure a few wishes once under each version, the last practised first. Return True if any was measured."""
-        if self._measured_in == version:
+        if self._measured_in.get(policy) == version:
             return False
 
         def order(wish: Wish) -> tuple[bool, int]:
@@ -336,7 +361,7 @@ class PracticeLoop:
             if ruling.stopped or (ruling.rests and wish.rests is None):
                 log.info("wish_rests", wish=wish.wish_id, reason=ruling.stopped or ruling.rests, updates=wish.updates)
         await self._deps.ledger.record_measures(found)
-        self._measured_in = version
+        self._measured_in[policy] = version
         return True
 
     async def _let_newer_win(self, wishes: Sequence[Wish]) -> None:
@@ -355,20 +380,6 @@ class PracticeLoop:
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
-    async def _unless_chat(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work`, and cancel it as soon as a chat begins. Return True if it ended."""
-        task, chat = asyncio.create_task(work), asyncio.create_task(self._deps.activity.begins())
-        try:
-            await asyncio.wait((task, chat), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                return False
-            _raise_first(task)
-            return True
-        finally:
-            for one in (task, chat):
-                one.cancel()
-            await asyncio.gather(task, chat, return_exceptions=True)
-
     def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
         active = {wish.wish_id for wish in wishes}
         self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
@@ -384,12 +395,3 @@ class PracticeLoop:
 
     def _show(self, wishes: Sequence[Wish], waits: str | None = None) -> None:
         self.status = PracticeStatus.of(wishes, aim=self._deps.aim, waits=waits)
-
-
-def _raise_first(task: "asyncio.Task[None]") -> None:
-    """Raise the task's exception; of a group of them the first, which the loop knows by its kind."""
-    error = task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is not None:
-        raise error

@@ -74,7 +74,7 @@ class ReplySampler:
             self.serving,
             rid=name,
             prompt_ids=asked.prompt_ids,
-            decoding=Decoding(sampling, self.frontend.end_ids, user=request.scope.user),
+            decoding=Decoding(sampling, self.frontend.end_ids, user=request.scope.user, policy=request.scope.policy),
             priority=PRIORITY_BACKGROUND,
         )
         async with generation:

@@ -1,8 +1,9 @@
 """Chats under way: what runs beside them waits for their end, and gives way to the next one."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import monotonic
+from typing import Any
 
 
 class ChatActivity:
@@ -42,3 +43,26 @@ class ChatActivity:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    async def unless_chat(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work`, and cancel it as soon as a chat begins. Return True if it ended; raises its exception."""
+        task, chat = asyncio.create_task(work), asyncio.create_task(self.begins())
+        try:
+            await asyncio.wait((task, chat), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            _raise_first(task)
+            return True
+        finally:
+            for one in (task, chat):
+                one.cancel()
+            await asyncio.gather(task, chat, return_exceptions=True)
+
+
+def _raise_first(task: "asyncio.Task[None]") -> None:
+    """Raise the task's exception; of a group of them the first, which the caller knows by its kind."""
+    error = task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None:
+        raise error

@@ -45,7 +45,9 @@ def commanded(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body:
         return None
     session_id = identify(headers, body.raw, messages)
     group = group_of(body.raw) if session_id is None else None
-    return Commanded(command, caller, Scope(caller.user, session_id), tuple(messages), group)
+    return Commanded(
+        command, caller, Scope(caller.user, session_id, deps.policy_of(caller.user)), tuple(messages), group
+    )
 
 
 async def answer_of(deps: ProxyDeps, asked: Commanded) -> Outcome:

@@ -13,7 +13,7 @@ from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
+from openclaw_rl.types import SHARED_POLICY, DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
 from openclaw_rl.web.auth import Caller, Keys
 
 
@@ -79,5 +79,7 @@ class ProxyDeps:
     """Learns of each reply that runs."""
     keys: Keys | None = None
     """None: the keys of `server`."""
+    policy_of: Callable[[str], str] = lambda _: SHARED_POLICY
+    """The policy that answers a user's chats."""
     commands: CommandsPort | None = None
     """None: `/rl` messages go to the model."""

@@ -29,7 +29,7 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import KEYLESS_USER, Ids, Request, SamplingParams, VersionRun
+from openclaw_rl.types import KEYLESS_USER, SHARED_POLICY, Ids, Request, SamplingParams, VersionRun
 
 log = structlog.get_logger()
 
@@ -56,6 +56,12 @@ class Decoding:
     extras: EngineExtras = EngineExtras()
     user: str = KEYLESS_USER
     """The user whose prefix cache the calls use."""
+    policy: str = SHARED_POLICY
+    """The policy that must answer."""
+
+    @classmethod
+    def of(cls, request: Request, end_ids: Collection[int], extras: EngineExtras) -> "Decoding":
+        return cls(request.sampling, end_ids, extras, request.scope.user, request.scope.policy)
 
     @property
     def is_not_resumable(self) -> bool:
@@ -282,7 +288,9 @@ class Generation:
     async def _take_version(self, within_s: float | None = None) -> None:
         """Hold the current version, then release the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
-        use = self._serving.use(is_not_resumable=self._decoding.is_not_resumable, within_s=within_s)
+        use = self._serving.use(
+            policy=self._decoding.policy, is_not_resumable=self._decoding.is_not_resumable, within_s=within_s
+        )
         try:
             self._use = await self._stack.enter_async_context(use)
         finally:
@@ -300,7 +308,7 @@ class Generation:
         """Take the current version after a resumed call was refused. False if the reply holds that one already."""
         # The restarted engine may not have the old adapter.
         assert self._use is not None
-        if self._use.weight_version == self._serving.current:
+        if self._use.weight_version == self._serving.currents.get(self._decoding.policy):
             return False
         await self._take_version()
         return True

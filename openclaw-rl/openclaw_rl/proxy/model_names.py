@@ -26,9 +26,15 @@ class ModelNames:
     """
 
     def __init__(
-        self, served: str, unknown: Literal["serve", "refuse"], current: Callable[[], int], warn: Callable[[str], None]
+        self,
+        served: str,
+        unknown: Literal["serve", "refuse"],
+        current: Callable[[], int | None],
+        warn: Callable[[str], None],
     ) -> None:
-        """warn: called with each alias that is served."""
+        """current: None where users have policies of their own; the reply then checks the version. warn: called with
+        each alias that is served.
+        """
         self._own, self._unknown, self._current, self._warn = (served, "policy"), unknown, current, warn
 
     def wanted_version(self, name: str | None) -> int | None:
@@ -41,7 +47,7 @@ class ModelNames:
         for own in self._own:
             if name.startswith(own) and (found := _VERSION.match(name, len(own))):
                 number = _NUMBER.match(found["dash"] or found["at"])
-                if number is None or int(number[1]) != self._current():
+                if number is None or self._current() not in (None, int(number[1])):
                     raise self.not_found(name)
                 return int(number[1])
         if self._unknown == "refuse":
@@ -50,7 +56,9 @@ class ModelNames:
         return None
 
     def not_found(self, name: str) -> RequestError:
-        served = ", ".join(dict.fromkeys((*self._own, f"policy@v{self._current()}")))
+        current = self._current()
+        names = self._own if current is None else (*self._own, f"policy@v{current}")
+        served = ", ".join(dict.fromkeys(names))
         return RequestError(
             f"The model {name[:100]!r} does not exist. Served here: {served}.",
             status=404,

@@ -78,7 +78,7 @@ class Reply:
             deps.serving,
             rid=self.reply_id,
             prompt_ids=request.prompt_ids,
-            decoding=Decoding(request.sampling, deps.frontend.end_ids, prepared.extras, request.scope.user),
+            decoding=Decoding.of(request, deps.frontend.end_ids, prepared.extras),
             only_version=only_version,
             health=deps.health,
             priority=priority_of(request),

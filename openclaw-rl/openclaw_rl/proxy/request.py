@@ -22,7 +22,7 @@ from openclaw_rl.proxy.sglang import Tool, get_json_schema_constraint
 from openclaw_rl.sessions.classify import Classified, classify, group_of, identify
 from openclaw_rl.sessions.commands import without_commands
 from openclaw_rl.settings import SamplingSettings
-from openclaw_rl.types import Request, SamplingParams, Scope, TurnType
+from openclaw_rl.types import SHARED_POLICY, Request, SamplingParams, Scope, TurnType
 from openclaw_rl.web.auth import Caller
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -130,7 +130,8 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         session_id = session_id or f"episode:{name}"
     request = Request(
         request_id=f"req-{uuid.uuid4().hex}",
-        scope=Scope(caller.user, session_id),
+        # Episodes are compared with each other: they train the shared policy.
+        scope=Scope(caller.user, session_id, SHARED_POLICY if episode is not None else deps.policy_of(caller.user)),
         received_at=received_at,
         messages=tuple(prompt.messages),
         tools_json=orjson.dumps(tools).decode() if tools else None,

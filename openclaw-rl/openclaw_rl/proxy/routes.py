@@ -95,7 +95,7 @@ class _ModelsRoute:
         facts = ModelFacts(frontend.context_length, length, frontend.renders_tools, frontend.thinks)
         self._about = (deps.model_name, int(time.time()), facts)
         self._all = model_list(*self._about)
-        self._names = ModelNames(deps.model_name, "refuse", lambda: deps.serving.current, lambda _: None)
+        self._names = ModelNames(deps.model_name, "refuse", lambda: _one_version(deps), lambda _: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Without a key, because OpenClaw sends none here. The answer holds only a name and a length.
@@ -122,7 +122,7 @@ class _Shared:
         self.running = 0
         self.quotas = Quotas(deps.ledger, deps.clock)
         self.names = ModelNames(
-            deps.model_name, deps.server.unknown_model, lambda: deps.serving.current, self._warn_of_alias
+            deps.model_name, deps.server.unknown_model, lambda: _one_version(deps), self._warn_of_alias
         )
         self._warned: set[str] = set()
 
@@ -307,6 +307,11 @@ class _ChatRoute(_Endpoint):
 
     def _model(self, body: ParsedBody) -> str:
         return body.chat.model or self._deps.model_name
+
+
+def _one_version(deps: ProxyDeps) -> int | None:
+    """Return the version that serves everyone; None where policies have versions of their own."""
+    return deps.serving.current if deps.serving.loader is None else None
 
 
 def _headers_of(scope: Scope) -> _Headers:

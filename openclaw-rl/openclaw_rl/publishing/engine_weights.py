@@ -3,19 +3,16 @@
 Promises:
 
 - Once `serve` has returned, new requests get that version.
-- A version is in `loaded` only after its EMA teacher is loaded too.
-- An adapter of our name that another run left on the engine is replaced.
 - An engine that came back without its version gets another name, so that a trainer that sends weights to it starts a
   new connection.
 
-Leaves to others: the choice of the version, and one swap at a time (`publisher`, `weight_push`); counting the replies
-that use a version (`engines.admission`).
+Leaves to others: the adapters themselves (`engine_adapters`); the choice of the version, and one swap at a time
+(`publisher`, `weight_push`); counting the replies that use a version (`engines.admission`).
 """
 
 import asyncio
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,93 +20,17 @@ import structlog
 
 from openclaw_rl.engines.admission import Closed, VersionAdmission, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
-from openclaw_rl.engines.version_keys import adapter_name, cache_salt, ema_name
+from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
-from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing import engine_adapters, version_folders
+from openclaw_rl.publishing.engine_adapters import EngineAdapters
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.trainers import checkpoint
 from openclaw_rl.types import KEYLESS_USER, Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
-
-
-class EngineAdapters:
-    """The adapters that the engine holds for us, loaded and unloaded one at a time."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        serving: VersionAdmission,
-        data_dir: Path,
-        *,
-        call_timeout_s: float,
-        health: Health | None = None,
-    ) -> None:
-        self._engine, self._serving, self._data_dir, self._call_timeout_s = engine, serving, data_dir, call_timeout_s
-        self._health = health or Health()
-        self.loaded: set[int] = set()
-        """Versions whose adapter the engine holds."""
-        self._ours: dict[str, Path] = {}
-        """Adapters that the engine took from us, with their folders."""
-
-    async def load(self, version: Version) -> None:
-        """Load the version's adapter and its EMA teacher. Full weights and the base have none. Raises EngineError."""
-        number, name = version.weight_version, adapter_name(version.weight_version)
-        if name is None or number in self.loaded or version.kind is WeightKind.FULL:
-            return
-        if version.folder is None:
-            raise EngineRefused(f"version {number} has no folder", status=400)
-        started, folder = time.perf_counter(), self._data_dir / version.folder
-        if await asyncio.to_thread((folder / checkpoint.EMA_FOLDER).is_dir):
-            await self._load_as(ema_name(number), folder / checkpoint.EMA_FOLDER)
-            self._serving.add_ema(number)
-        await self._load_as(name, folder)  # last: a version in `loaded` has its teacher
-        self.loaded.add(number)
-        self._health.push.observe(time.perf_counter() - started)
-
-    async def _load_as(self, name: str, folder: Path) -> None:
-        async with asyncio.timeout(self._call_timeout_s):
-            try:
-                await self._engine.load_adapter(name, folder)
-            except EngineRefused as error:
-                if "already loaded" not in str(error):
-                    raise
-                if not await self._has_loaded(name, folder):
-                    log.warning("adapter_of_another_run", adapter=name)
-                    await self._engine.unload_adapter(name)
-                    await self._engine.load_adapter(name, folder)
-        self._ours[name] = folder
-
-    async def _has_loaded(self, name: str, folder: Path) -> bool:
-        """Return True if the adapter that the engine has under this name is ours."""
-        # An attached engine outlives us, and may have served another data directory. A folder is never rewritten.
-        folders = await self._engine.adapter_folders()
-        if folders is None:  # this engine does not list folders: what it took from us is ours
-            return self._ours.get(name) == folder
-        return folders.get(name) == str(folder)
-
-    async def unload(self, number: int) -> None:
-        """Unload the version's adapter and its EMA teacher, if they are loaded."""
-        name = adapter_name(number)
-        if name is None or number not in self.loaded:
-            return
-        for loaded in (ema_name(number), name) if self._serving.has_ema(number) else (name,):
-            try:
-                async with asyncio.timeout(self._call_timeout_s):
-                    await self._engine.unload_adapter(loaded)
-            except EngineRefused as error:  # an engine that was restarted does not know it
-                log.info("adapter_already_gone", weight_version=number, adapter=loaded, error=str(error))
-        self._serving.drop_ema(number)
-        self.loaded.discard(number)
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Forget the folders of versions whose weights were deleted."""
-        for number in numbers:
-            self._ours.pop(adapter_name(number) or "", None)
-            self._ours.pop(ema_name(number), None)
 
 
 class RemoteOnlyWeights(EngineError):
@@ -128,13 +49,20 @@ class PolicyEngine:
         *,
         base_folder: Path | None = None,
         health: Health | None = None,
+        most_adapters: int | None = None,
     ) -> None:
-        """base_folder: the base's weights, for a rollback to version 0 of full weights."""
+        """base_folder: the base's weights, for a rollback to version 0 of full weights. most_adapters: as for
+        `EngineAdapters`."""
         self._engine, self.serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
         self.data_dir, self._base_folder = data_dir, base_folder
         self._health = health or Health()
         self.adapters = EngineAdapters(
-            engine, serving, data_dir, call_timeout_s=settings.call_timeout_s, health=self._health
+            engine,
+            serving,
+            data_dir,
+            call_timeout_s=settings.call_timeout_s,
+            most=most_adapters,
+            health=self._health,
         )
         self._full = FullWeightSwap(
             engine,
@@ -165,7 +93,7 @@ class PolicyEngine:
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
         else:
             await self.adapters.load(version)
-            self._switch(version.weight_version)
+            self.switch(version)
 
     async def receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> None:
         """Serve the weights that a trainer sends while `transfer` runs.
@@ -199,8 +127,9 @@ class PolicyEngine:
             raise
         return score.log_probs
 
-    def _switch(self, number: int) -> None:
-        self.serving.switch(number, adapter_name(number))
+    def switch(self, version: Version) -> None:
+        """Give new requests of its policy this version. Where adapters are loaded on demand, it need not be loaded."""
+        self.serving.switch(version.weight_version, engine_adapters.name_of(version), version.policy)
 
     # -- an engine that was away ---------------------------------------------------------------------------------------
 
@@ -210,9 +139,10 @@ class PolicyEngine:
         current, name = self.serving.current, self.serving.lora_path(self.serving.current)
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                if name is not None:
+                wanted = set(self.adapters.names) if self.adapters.most is not None else {name} - {None}
+                if wanted:
                     folders = await self._engine.adapter_folders()
-                    holds = folders is None or name in folders
+                    holds = folders is None or wanted <= folders.keys()
                 else:
                     holds = self._kind is WeightKind.LORA or is_held(current, await self._engine.model_info())
         except (EngineError, TimeoutError):
@@ -235,7 +165,7 @@ class PolicyEngine:
         if version.kind is WeightKind.FULL:
             self.serving.switch(version.weight_version, None)
         else:
-            self._switch(version.weight_version)
+            self.switch(version)
 
     async def restore(self, version: Version, find: Callable[[int], Awaitable[Version]]) -> None:
         """Serve this version on an engine that may have come back empty.
@@ -248,7 +178,7 @@ class PolicyEngine:
         else:
             self.adapters.loaded.discard(version.weight_version)
             await self.adapters.load(version)
-            self._switch(version.weight_version)
+            self.switch(version)
             for number in sorted(self.adapters.loaded - {version.weight_version}):
                 if self.serving.users(number):
                     self.adapters.loaded.discard(number)

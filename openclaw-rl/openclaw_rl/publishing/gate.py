@@ -21,10 +21,9 @@ Leaves to others: what follows for a version that fails (`publication`, `weight_
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
@@ -32,15 +31,14 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
-from openclaw_rl.publishing.reply_scores import Remembered, few_at_once, mean_abs, probed_kl
+from openclaw_rl.publishing.reply_scores import Remembered, few_at_once, in_time, mean_abs, probed_kl, with_ids
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Ids, LogProbs, StepProbe, StepReport, Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, Ids, LogProbs, StepProbe, StepReport, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 Reply = tuple[Ids, Ids]
 """A prompt, and the start of a reply to it."""
 
@@ -100,10 +98,12 @@ class Gate:
         self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
         self._remembered = Remembered()
         self.last: GateResult | None = None
+        self._policy = SHARED_POLICY
+        """The policy of the version that is tested."""
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
         """Test a version before it serves: of full weights only the figures that their trainer sent."""
-        started = time.perf_counter()
+        started, self._policy = time.perf_counter(), version.policy
         self.last = await self._measure(version, report)
         await self._record(version.weight_version, self.last)
         if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
@@ -124,12 +124,12 @@ class Gate:
     async def _measure(self, version: Version, report: StepReport) -> GateResult:
         if not all(math.isfinite(value) for value in report.metrics.values()):
             return GateResult(None, None, "the step's metrics are not finite")
-        serving, number = self._serving.current, version.weight_version
+        serving, number = self._current, version.weight_version
         if version.kind is WeightKind.FULL:
             return self._judged(number, serving, self._settings.max_step_kl, step_kl=probed_kl(report.probes))
         try:
             step_kl = await self._kl(serving, number)
-            base_kl = step_kl if serving == 0 else await self._kl(0, number)
+            base_kl = await self._base_kl(serving, number, step_kl)
             await self._canaries.compare_with(self._base_numbers)
             drop = await self._canaries.drop(number)
         except _NoNumbers as error:
@@ -137,6 +137,20 @@ class Gate:
         self._remembered.next_gate()  # not before: a gate that is asked again finds what was prepared
         allowed = await self._allowed(serving, number)
         return self._judged(number, serving, allowed, step_kl=step_kl, base_kl=base_kl, canary_drop=drop)
+
+    @property
+    def _current(self) -> int:
+        """The version that serves the policy of the tested one."""
+        return self._serving.currents.get(self._policy, self._serving.current)
+
+    async def _base_kl(self, serving: int, number: int, step_kl: float | None) -> float | None:
+        """Return KL(base ‖ number) on replies that the base gave to users of this policy."""
+        root = 0 if self._policy == SHARED_POLICY else await self._ledger.root(self._policy)
+        if isinstance(root, Version):
+            if not root.is_base:  # it began at weights of the shared policy: no reply to its user is the base's
+                return None
+            root = root.weight_version
+        return step_kl if serving == root else await self._kl(root, number)
 
     async def _allowed(self, serving: int, number: int) -> float:
         """Return the largest KL of the steps from the serving version to this one."""
@@ -191,7 +205,7 @@ class Gate:
             base_replies = await self._scored(self._base_numbers, self._affordable(await self._stored(0)), end)
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
-        await _in_time(self._canaries.compare_with(base), end, "canaries")
+        await in_time(self._canaries.compare_with(base), end, "canaries")
         return BeforeSwap(serving, allowed, replies, base_replies, time.perf_counter() - started)
 
     async def after_swap(self, version: Version, before: BeforeSwap) -> str | None:
@@ -222,7 +236,7 @@ class Gate:
         try:
             step_kl = await self._moved(number, before.replies, end)
             base_kl = step_kl if serving == 0 else await self._moved(number, before.base_replies, end)
-            drop = await _in_time(self._canaries.drop(number), end, "canaries")
+            drop = await in_time(self._canaries.drop(number), end, "canaries")
         except _NoNumbers as error:
             return GateResult(None, None, str(error))
         if step_kl is None:
@@ -244,7 +258,7 @@ class Gate:
             for prompt_ids, ids in replies:
                 totals.append(math.fsum(await score(prompt_ids, ids)))  # kept when the time is over
 
-        await _in_time(run(), end, "replies")
+        await in_time(run(), end, "replies")
         return tuple(zip(replies, totals, strict=False))
 
     async def _replies_of(self, number: int) -> list[Reply]:
@@ -321,7 +335,7 @@ class Gate:
         if not self._serving.is_open:
             return
         try:
-            if probes := _with_ids(probes):
+            if probes := with_ids(probes):
                 probe = probes[0]
                 await self._finite(self._serving.current, tuple(probe.prompt_ids), tuple(probe.response_ids))
             elif reply := await self._short_reply():
@@ -330,7 +344,7 @@ class Gate:
             raise EngineError(f"the engine has no numbers at all, and nothing can be tested: {error}") from error
 
     async def _probe(self, number: int, probes: Sequence[StepProbe]) -> str | None:
-        probes = _with_ids(probes)
+        probes = with_ids(probes)
         if not probes and (reply := await self._short_reply()):
             await self._tested(number, *reply)
         asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids)) for p in probes]
@@ -346,8 +360,10 @@ class Gate:
         return None
 
     async def _short_reply(self) -> tuple[Ids, Ids] | None:
-        """Return a stored prompt and the start of its reply."""
-        replies = await self._ledger.recent_replies(sampled_by=None, limit=self._settings.gate_replies)
+        """Return a stored prompt and the start of its reply, of the policy that is tested."""
+        replies = await self._ledger.recent_replies(
+            sampled_by=None, limit=self._settings.gate_replies, policy=self._policy
+        )
         for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
             return prompt_ids, response_ids[: self._settings.gate_tokens]
         return None
@@ -363,7 +379,7 @@ class Gate:
         try:
             return await self._finite(number, prompt_ids, ids)
         except AlignmentError:
-            if (serving := self._serving.current) != number:
+            if (serving := self._current) != number:
                 await self._finite(serving, prompt_ids, ids)
         try:
             return await self._finite(number, prompt_ids, ids)
@@ -378,18 +394,3 @@ class Gate:
         if not all(map(math.isfinite, log_probs)):
             raise AlignmentError("the base's engine has no finite log-probs")
         return log_probs
-
-
-async def _in_time(call: Awaitable[T], end: float, what: str) -> T | None:
-    """Return the call's answer; None after `end`, or if an engine cannot score."""
-    try:
-        async with asyncio.timeout_at(end):
-            return await call
-    except (EngineError, AlignmentError, TimeoutError) as error:
-        log.warning("gate_not_measured", what=what, error=repr(error))
-        return None
-
-
-def _with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
-    """Return the probes with ids; those of a forgotten session have figures alone."""
-    return [probe for probe in probes if probe.response_ids]

@@ -19,7 +19,7 @@ from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.telemetry.alerts import Alert
-from openclaw_rl.types import Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -36,14 +36,16 @@ async def to_loading(ledger: Ledger, version: Version) -> None:
 
 
 async def reject(ledger: Ledger, number: int, reason: str, *, alert: Alert) -> None:
-    """Reject a version and its successors. Pause learning after too many rejections in a row."""
+    """Reject a version and its successors. Pause learning of its policy after too many rejections in a row."""
     rejected = await ledger.reject(number, reason)
-    in_a_row = await ledger.rejections_in_a_row()
+    policy = (await ledger.version(number)).policy
+    in_a_row = await ledger.rejections_in_a_row(policy)
     log.warning("version_rejected", weight_version=number, reason=reason, with_it=rejected, in_a_row=in_a_row)
     if in_a_row >= REJECTIONS_IN_A_ROW:
-        await ledger.set_learning(False)
+        await ledger.set_learning(False, policy)
         reason = f"{in_a_row} versions rejected in a row"
-        alert("learning_paused", reason=reason, resume="openclaw-rl learning resume")
+        of = {} if policy == SHARED_POLICY else {"policy": policy}
+        alert("learning_paused", reason=reason, resume="openclaw-rl learning resume", **of)
 
 
 async def supersede(ledger: Ledger, numbers: Sequence[int]) -> None:
@@ -103,7 +105,7 @@ class Publication:
         await to_loading(self._ledger, version)
         if version.kind is WeightKind.FULL:
             return await self._try_full(version)
-        await self._prewarm(version.weight_version)
+        await self._prewarm(version)
         await self._policy.serve(version)
         return None
 
@@ -145,11 +147,11 @@ class Publication:
             await self._gate.needs_numbers(version.report.probes)
         return refusal
 
-    async def _prewarm(self, number: int) -> None:
+    async def _prewarm(self, version: Version) -> None:
         """Prefill the prompts of recently active sessions, so that their next turn finds its prefix cached."""
-        for user, prompt_ids in await self._ledger.recent_prompts(limit=self._prewarm_sessions):
+        for user, prompt_ids in await self._ledger.recent_prompts(self._prewarm_sessions, version.policy):
             if len(prompt_ids) > 1:
-                await self._policy.score(number, prompt_ids[:-1], prompt_ids[-1:], user=user)
+                await self._policy.score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
 
 
 class _PhaseTimes:

@@ -29,7 +29,7 @@ from openclaw_rl.publishing.weight_push import TrainerPushes
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
-from openclaw_rl.types import Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
 
 log = structlog.get_logger()
 
@@ -59,6 +59,8 @@ class Publisher:
         self._ledger, self._policy, self._settings = ledger, policy, settings
         self._serving, self._adapters = policy.serving, policy.adapters
         self._health = health or Health()
+        self._on_demand = self._adapters.most is not None
+        """Versions that serve come to the engine as requests need them, and there may be many policies."""
         self._wake = asyncio.Event()
         self._step_runs = False
         """A step began since the gate was last prepared."""
@@ -99,7 +101,7 @@ class Publisher:
         Raises EngineError; RemoteOnlyWeights when only the trainer has the weights.
         """
         async with self._swap:
-            await self._policy.restore(await self._target(), self._ledger.version)
+            await self._policy.restore(await self._ledger.target(SHARED_POLICY), self._ledger.version)
 
     async def is_in_place(self) -> bool:
         """Return True unless the engine says that it lacks the serving version."""
@@ -107,7 +109,7 @@ class Publisher:
 
     async def wait_for_engine(self) -> None:
         """Hold chats until the engine is back to `restore` the serving version."""
-        self._policy.expect(await self._target())
+        self._policy.expect(await self._ledger.target(SHARED_POLICY))
 
     async def run(self) -> None:
         """Publish waiting versions until cancelled. The app owns this task."""
@@ -135,25 +137,35 @@ class Publisher:
             except TimeoutError:
                 pass
 
-    async def pin(self, weight_version: int | None) -> None:
-        """Serve this version and stop publishing; None: go on publishing.
+    async def pin(self, weight_version: int | None, policy: str = SHARED_POLICY) -> None:
+        """Serve this version and stop publishing its policy; None: go on publishing `policy`.
 
         The version that serves is pinned where it is. Another one must have passed the gate and have weights: else the
         call raises LedgerError. Raises EngineError when the engine does not take it. The ledger is then unchanged.
         """
         async with self._swap:
-            if weight_version in (None, await self._ledger.serving_version()):
-                await self._ledger.set_pin(weight_version)
+            if weight_version is None:
+                await self._ledger.set_pin(None, policy=policy)
             else:
-                await self._ledger.check_can_serve(weight_version)
                 version = await self._ledger.version(weight_version)
-                await self._serve_again(version, partial(self._ledger.set_pin, weight_version, serves=True))
+                if weight_version == await self._ledger.serving_version(version.policy):
+                    await self._ledger.set_pin(weight_version, policy=version.policy)
+                else:
+                    await self._ledger.check_can_serve(weight_version)
+                    pin = partial(self._ledger.set_pin, weight_version, serves=True, policy=version.policy)
+                    await self._serve_again(version, pin)
         self.wake()
 
     async def follow(self) -> None:
         """Serve the version that a rollback chose in the ledger. Raises EngineError; `run` then tries again."""
         await self._reconcile()
         self.wake()
+
+    async def remove(self, policy: str, numbers: Sequence[int]) -> None:
+        """Unload a policy that was removed from the ledger. Replies that run on it end first."""
+        self._serving.close_policy(policy)
+        self._adapters.forget(numbers)
+        self.wake()  # `run` unloads what serves no policy and has no user
 
     @asynccontextmanager
     async def lend(self, weight_version: int) -> AsyncIterator[VersionUse]:
@@ -180,7 +192,7 @@ class Publisher:
         if weight_version in self._adapters.loaded or weight_version == 0:
             return
         await self._ledger.check_can_serve(weight_version)
-        if len(self._adapters.loaded) >= self._settings.max_versions:
+        if not self._has_room(version):
             raise LedgerError(
                 f"the engine holds {len(self._adapters.loaded)} versions (publisher.max_versions): try again"
             )
@@ -188,41 +200,66 @@ class Publisher:
 
     # -- which version serves ------------------------------------------------------------------------------------------
 
-    async def _target(self) -> Version:
-        pinned = await self._ledger.pinned()
-        return await self._ledger.version(await self._ledger.serving_version() if pinned is None else pinned)
-
     async def _reconcile(self) -> None:
-        """Serve the ledger's serving version, if a crash or an engine that was away came in between."""
+        """Serve the ledger's serving versions, if a crash or an engine that was away came in between."""
         async with self._swap:
-            version = await self._target()
+            version = await self._ledger.target(SHARED_POLICY)
             if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
+            for policy in [name for name in self._serving.currents if name != SHARED_POLICY]:
+                version = await self._ledger.target(policy)
+                if version.weight_version != self._serving.currents.get(policy):
+                    self._policy.switch(version)  # the next request brings its adapter
+                    log.info("serving", weight_version=version.weight_version, policy=policy)
+
+    def _has_room(self, *versions: Version) -> bool:
+        """Return True if the engine has room for these versions at once."""
+        if self._on_demand:
+            return self._adapters.can_hold(*versions)
+        return len(self._adapters.loaded) < self._settings.max_versions
 
     async def _publish_next(self) -> bool:
-        """Publish the newest waiting version, and supersede the older ones, which it contains.
+        """Publish the newest waiting version of a policy, and supersede the older ones, which it contains.
 
-        Returns False if no version waits.
+        Returns False if no version waits, or none can be loaded now.
         """
         # Newest first: with the oldest first, steps that come faster than gates would keep every version from serving.
         async with self._swap:
-            if await self._ledger.pinned() is not None:
-                return False
-            rows = await self._ledger.unfinished_versions()
-            waiting = [row.weight_version for row in rows if not is_remote_only(row)]
-            serving = await self._ledger.serving_version()
-            await self._supersede([number for number in waiting if number < serving])  # a crash came in between
-            waiting = [number for number in waiting if number > serving]
-            has_room = len(self._adapters.loaded) < self._settings.max_versions
-            self._report_wait(waiting if not has_room else [])
-            if not waiting or not has_room:
-                # Every slot has running replies: the newest version waits, and a newer one supersedes it meanwhile.
-                return False
-            *older, newest = sorted(waiting)
-            if await self._publication.publish(await self._ledger.version(newest)):
-                await self._supersede(older)
-        return True
+            rows = [row for row in await self._ledger.unfinished_versions() if not is_remote_only(row)]
+            without_room = []
+            for policy in dict.fromkeys(row.policy for row in rows):  # that of the oldest waiting version first
+                if await self._ledger.pinned(policy) is not None:
+                    continue
+                waiting = [row for row in rows if row.policy == policy]
+                serving = await self._ledger.target(policy)
+                late = [row.weight_version for row in waiting if row.weight_version < serving.weight_version]
+                await self._supersede(late)  # a crash came in between
+                waiting = [row for row in waiting if row.weight_version > serving.weight_version]
+                if not waiting:
+                    continue
+                *older, newest = waiting
+                if not self._has_room(serving, newest):
+                    # Every slot has running replies: the newest version waits, and a newer one supersedes it meanwhile.
+                    without_room.append(newest.weight_version)
+                    continue
+                if await self._publish(newest, serving):
+                    await self._supersede([row.weight_version for row in older])
+                return True
+            self._report_wait(without_room)
+        return False
+
+    async def _publish(self, newest: Version, serving: Version) -> bool:
+        version = await self._ledger.version(newest.weight_version)
+        if not self._on_demand:
+            return await self._publication.publish(version)
+        # Both stay on the engine while they are compared, whatever requests of other policies need meanwhile.
+        with self._serving.held(serving.weight_version), self._serving.held(version.weight_version):
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                await self._adapters.load(serving)
+            if version.policy not in self._serving.currents:
+                self._policy.switch(serving)
+            return await self._publication.publish(version)
 
     def _report_wait(self, waiting: Sequence[int]) -> None:
         """Report versions that have waited long for a free slot."""
@@ -241,20 +278,15 @@ class Publisher:
             await self._adapters.unload(number)
 
     async def _serve_tip(self) -> None:
-        """Serve the newest version that passed the gate, unless a version is pinned."""
+        """Serve the newest version of each policy that passed the gate, unless a version is pinned."""
         # It may have been superseded by a newer one that was then refused, or held back by a pin.
         async with self._swap:
-            if await self._ledger.pinned() is not None:
-                return
-            tip = await self._ledger.version((await self._ledger.tip()).weight_version)
-            has_room = (
-                tip.weight_version in self._adapters.loaded or len(self._adapters.loaded) < self._settings.max_versions
-            )
-            passed = tip.state in (VersionState.RETIRED, VersionState.SUPERSEDED)
-            if passed and has_room and not is_remote_only(tip):
-                number = tip.weight_version
-                await self._serve_again(tip, partial(self._ledger.set_version_state, number, VersionState.SERVING))
-                log.info("serving", weight_version=tip.weight_version)
+            for tip in await self._ledger.passed_tips():
+                has_room = tip.weight_version in self._adapters.loaded or self._has_room(tip)
+                if has_room and not is_remote_only(tip):
+                    number = tip.weight_version
+                    await self._serve_again(tip, partial(self._ledger.set_version_state, number, VersionState.SERVING))
+                    log.info("serving", weight_version=tip.weight_version)
 
     async def _serve_again(self, version: Version, record: Callable[[], Awaitable[None]]) -> None:
         """Serve a version that passed the gate before, then `record` it in the ledger.
@@ -274,6 +306,8 @@ class Publisher:
         if not self._step_runs:
             return
         self._step_runs = False
+        if self._on_demand:  # which policy's version comes is not known here
+            return
         if await self._ledger.pinned() is not None or (await self._ledger.tip()).kind is not WeightKind.LORA:
             return
         async with AsyncExitStack() as stack:
@@ -291,7 +325,7 @@ class Publisher:
     # -- which versions stay -------------------------------------------------------------------------------------------
 
     def _draining(self) -> bool:
-        return bool(self._adapters.loaded - {self._serving.current})
+        return bool(self._adapters.loaded - set(self._serving.currents.values()))
 
     async def _retire_idle(self) -> bool:
         """Unload versions that no reply and no scoring call uses. Return True if one was unloaded."""
@@ -299,9 +333,8 @@ class Publisher:
         unloaded = False
         for number in sorted(self._adapters.loaded):
             async with self._swap:  # checked inside: a pin or a rollback may just have brought it back
-                if number == self._serving.current or self._serving.users(number):
+                if number in self._serving.currents.values() or not await self._adapters.unload_idle(number):
                     continue
-                await self._adapters.unload(number)
             unloaded = True
             log.info("adapter_unloaded", weight_version=number)
         return unloaded

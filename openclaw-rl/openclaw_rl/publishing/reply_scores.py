@@ -14,7 +14,12 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import structlog
+
+from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.types import Ids, LogProbs, StepProbe
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -92,3 +97,18 @@ def mean_abs(a: Sequence[float], b: Sequence[float]) -> float:
     if len(a) != len(b) or not a:
         return math.inf
     return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+async def in_time(call: Awaitable[T], end: float, what: str) -> T | None:
+    """Return the call's answer; None after `end`, or if an engine cannot score."""
+    try:
+        async with asyncio.timeout_at(end):
+            return await call
+    except (EngineError, AlignmentError, TimeoutError) as error:
+        log.warning("gate_not_measured", what=what, error=repr(error))
+        return None
+
+
+def with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:
+    """Return the probes with ids; those of a forgotten session have figures alone."""
+    return [probe for probe in probes if probe.response_ids]

@@ -49,10 +49,10 @@ async def tidy(ledger: Ledger, versions: Path) -> None:
 async def refuse_other_form(ledger: Ledger, root: Path, trainer: TrainerSettings) -> None:
     """Check that the settings describe the adapters that are stored. Raises SettingsError, in the settings' terms.
 
-    Looked at are the version that training continues from, and the one that serves.
+    Looked at are the version that training continues from, and the one that should serve, of each policy.
     """
     folders = await ledger.version_folders()
-    numbers = {(await ledger.tip()).weight_version, await ledger.serving_version()}
+    numbers = await ledger.tips_and_targets()
     for number in sorted(numbers & folders.keys(), reverse=True):
         folder = folders[number]
         if conflicts := await asyncio.to_thread(lambda: list(checkpoint.adapter_conflicts(root / folder, trainer))):  # noqa: B023 (awaited here)

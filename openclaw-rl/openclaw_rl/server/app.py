@@ -9,6 +9,7 @@
     PracticeLoop        while nobody chats, answers corrected prompts anew, and makes samples of the replies
     trainer (child)     leases a batch over HTTP, steps, commits a version
     Publisher           takes a committed version through its gate to the engine, and switches
+    OnDemand            brings the adapter of a user's policy when a request needs it (`policies.mode = "per_user"`)
     TrainerPushes       the same for a trainer that sends full weights to the engine itself
     EngineReadiness      holds chats while the engine is away, and restores its version
     end_when_hung       ends a trainer that hangs; its supervisor starts it again
@@ -53,6 +54,7 @@ from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing.canary import Canary, ScoreBase, read_canaries
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
+from openclaw_rl.publishing.on_demand import OnDemand
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.scoring.groups import credit_groups
 from openclaw_rl.scoring.stage import StageLimits
@@ -135,7 +137,7 @@ async def _serve(
     for reason in preflight.hardly_trains(settings):
         core.health.failed(f"learning, {reason.partition(' ')[0].rstrip(':')}", reason, at_once=True)
         alerts.raise_alert("hardly_trains", reason=reason)
-    publisher = await _publisher(settings, core, alerts, stack)
+    publisher = await _publisher(settings, core, alerts, life, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
     retention = Retention(core.ledger, sessions, settings.retention, clock=core.clock)
@@ -266,11 +268,28 @@ def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack) -> 
     return engine
 
 
-async def _publisher(settings: Settings, core: Core, alerts: Alerts, stack: AsyncExitStack) -> Publisher:
+async def _publisher(
+    settings: Settings, core: Core, alerts: Alerts, life: Lifetime, stack: AsyncExitStack
+) -> Publisher:
     """Return the publisher, once the engine holds the version that the ledger names or the engine is away."""
+
+    async def start() -> int:
+        return await core.ledger.serving_version() if settings.policies.start == "shared" else 0
+
+    # Those of a ledger that was served per user before still train on what waits, and must not block the shared one.
+    has_policies = settings.policies.is_per_user or len(await core.ledger.policies()) > 1
     policy = PolicyEngine(
-        core.engine, core.serving, settings.publisher, core.data.root, base_folder=core.folder, health=core.health
+        core.engine,
+        core.serving,
+        settings.publisher,
+        core.data.root,
+        base_folder=core.folder,
+        health=core.health,
+        most_adapters=settings.policies.loaded if has_policies else None,
     )
+    if has_policies:
+        core.serving.loader = on_demand = OnDemand(core.ledger, policy, start=start, health=core.health)
+        life.own(on_demand.run(), "adapters")
     publisher = Publisher(
         core.ledger,
         policy,

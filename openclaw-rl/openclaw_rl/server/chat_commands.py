@@ -16,7 +16,7 @@ from openclaw_rl.server.api.feedback import FeedbackBody, FeedbackDeps, record
 from openclaw_rl.sessions import commands
 from openclaw_rl.sessions.commands import Command, CommandedChat
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import TurnState, Wish
+from openclaw_rl.types import SHARED_POLICY, TurnState, Wish
 from openclaw_rl.web.auth import Caller
 
 log = structlog.get_logger()
@@ -32,6 +32,7 @@ _NO_REPLY = (
     "There is no recorded reply before this message, so nothing was rated. A reply is recorded when it is complete. "
     "After a restart it is found again only as the newest one of a session id, and only if the client sends it along."
 )
+_BASE = " (the base, before any training)"
 _LONGEST = 200
 _MOST_UNDONE = 1000
 """Requests that took a rating back and are known; an SDK repeats one within minutes."""
@@ -49,10 +50,13 @@ class ChatCommands:
 
     ledger: Ledger
     feedback: FeedbackDeps
-    serving: Callable[[], int]
+    serving: Callable[[str], int | None]
+    """Version that answers a user; None before the first reply since the start."""
     training: TrainingSettings
     aim: float
     """The learned share at which a wish is learned."""
+    policy_of: Callable[[str], str] = lambda _: SHARED_POLICY
+    """The policy that learns from a user."""
     _undone: dict[str, None] = field(default_factory=dict)
     """Names of the newest requests that took a rating back, oldest first."""
 
@@ -130,12 +134,13 @@ class ChatCommands:
         return f"The rating is taken back. {now.get(outcome.state, 'The reply has no rating now.')}"
 
     async def _status(self, caller: Caller, turn_id: str | None) -> str:
-        version = self.serving()
-        lines = [f"Version {version} serves{' (the base, before any training)' if version == 0 else ''}."]
+        version = self.serving(caller.user)
+        is_base = version is not None and (await self.ledger.version(version)).is_base
+        lines = [] if version is None else [f"Version {version} serves{_BASE if is_base else ''}."]
         waiting = await self.ledger.samples_waiting(caller.user)  # no word of other users
         if not self.training.enabled:
             lines.append("Learning is off: replies are recorded and judged, and nothing is trained.")
-        elif not await self.ledger.learning():
+        elif not await self.ledger.learning(self.policy_of(caller.user)):
             lines.append(f"Learning is paused; {waiting} rated replies wait.")
         else:
             lines.append(f"Learning is on: {waiting} of the {self.training.batch_size} replies of the next step wait.")

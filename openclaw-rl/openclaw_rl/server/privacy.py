@@ -26,6 +26,7 @@ from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import RetentionSettings
 from openclaw_rl.trainers import checkpoint
+from openclaw_rl.types import own_policy
 
 log = structlog.get_logger()
 
@@ -62,7 +63,10 @@ class Forgetting:
         return await self._everywhere(self.ledger.forget_turn(turn_id))
 
     async def user(self, name: str) -> Forgotten:
-        return await self._everywhere(self.ledger.forget_user(name))
+        """Delete a user, and the policy that learned from this user alone with all of its weights."""
+        forgotten = await self._everywhere(self.ledger.forget_user(name))
+        await self.publisher.remove(own_policy(name), forgotten.removed)
+        return forgotten
 
     async def _everywhere(self, deletion: Awaitable[Forgotten]) -> Forgotten:
         try:

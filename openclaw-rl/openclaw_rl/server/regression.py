@@ -9,6 +9,8 @@ exist, and the trainer then loads that version's optimizer state. The samples of
 because the same method turned them into the fall. The monitor never gives up all that was learned: when only the base
 is left before the fall, it raises an alert and pauses learning.
 
+Each policy is tested and rolled back alone.
+
 Verdicts after the rollback belong to a new version number, so the next finding needs `min_turns` new verdicts: that is
 the cooldown. After `pause_after` rollbacks learning pauses until the operator resumes it.
 
@@ -21,6 +23,7 @@ statistic is therefore the largest over all cuts too: the change-point form of t
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +36,7 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.settings import WatchSettings
 from openclaw_rl.telemetry.alerts import Alerts
+from openclaw_rl.types import SHARED_POLICY
 
 log = structlog.get_logger()
 
@@ -44,56 +48,67 @@ class RegressionMonitor:
 
     def __init__(self, ledger: Ledger, publisher: Publisher, settings: WatchSettings, alerts: Alerts) -> None:
         self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
-        self._seen: list[tuple[int, int]] = []
-        self.falls = 0
+        self._seen: dict[str, list[tuple[int, int]]] = {}
+        """Verdicts that were tested, by policy."""
+        self._falls: Counter[str] = Counter()
+        """Automatic rollbacks of each policy since the start."""
+        self._no_way_back: dict[str, int] = {}
+        """By policy: the last version before the fall that could not be rolled back."""
+
+    @property
+    def falls(self) -> int:
         """Automatic rollbacks since the start."""
-        self._no_way_back: int | None = None
-        """The last version before the fall that could not be rolled back."""
+        return self._falls.total()
 
     async def run(self) -> None:
         """Test new verdicts every few seconds, forever. The server's task group owns this task."""
         while True:
             await asyncio.sleep(self._settings.check_every_s)
             try:
-                await self.look()
+                for policy in await self._ledger.policies():
+                    await self.look(policy)
             except LedgerUnavailable as error:
                 log.debug("watch_delayed", error=str(error))
 
-    async def look(self) -> "VerdictDrop | None":
-        """Test once, and roll back on a fall."""
+    async def look(self, policy: str = SHARED_POLICY) -> "VerdictDrop | None":
+        """Test a policy once, and roll it back on a fall."""
         limits = self._settings
-        verdicts = await self._ledger.user_verdicts(limit=limits.turns, before_waiting=True)
+        verdicts = await self._ledger.user_verdicts(limit=limits.turns, before_waiting=True, policy=policy)
         if (
-            verdicts == self._seen or await self._ledger.pinned() is not None
+            verdicts == self._seen.get(policy, []) or await self._ledger.pinned(policy) is not None
         ):  # the operator who pins a version decides alone
             return None
         fall = await asyncio.to_thread(
             find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
         )
         if fall is not None:
-            await self._go_back(fall)
-        self._seen = verdicts  # last: a fall that the ledger could not take is found again
+            await self._go_back(fall, policy)
+        self._seen[policy] = verdicts  # last: a fall that the ledger could not take is found again
         return fall
 
-    async def _go_back(self, fall: "VerdictDrop") -> None:
-        figures = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
+    async def _go_back(self, fall: "VerdictDrop", policy: str) -> None:
+        figures: dict[str, float | str] = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
+        if policy != SHARED_POLICY:
+            figures["policy"] = policy
         turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
         try:
             to = await self._ledger.roll_back_behind(fall.good)
         except LedgerUnavailable:
             raise
         except LedgerError as error:
-            if self._no_way_back != fall.good:  # each later verdict finds the same fall: the operator knows of it
-                await self._ledger.set_learning(False)
-                self._no_way_back = fall.good
+            if (
+                self._no_way_back.get(policy) != fall.good
+            ):  # each later verdict finds the same fall: the operator knows of it
+                await self._ledger.set_learning(False, policy)
+                self._no_way_back[policy] = fall.good
                 self._alerts.raise_alert("verdicts_fall", reason=str(error), good=fall.good, **figures, **turns)
                 self._alerts.raise_alert("learning_paused", reason=str(error), resume="openclaw-rl learning resume")
             return
-        self.falls += 1
+        self._falls[policy] += 1
         self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)
-        if self.falls >= self._settings.pause_after:
-            await self._ledger.set_learning(False)
-            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self.falls)
+        if self._falls[policy] >= self._settings.pause_after:
+            await self._ledger.set_learning(False, policy)
+            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self._falls[policy])
         try:
             await self._publisher.follow()
         except (EngineError, TimeoutError) as error:  # the publisher retries

@@ -68,9 +68,10 @@ def chat_routes(
     commands = ChatCommands(
         core.ledger,
         _feedback(settings, core, events),
-        lambda: core.serving.current,
+        lambda user: core.serving.currents.get(settings.policies.of(user)),
         settings.training,
         aim_of(settings),
+        settings.policies.of,
     )
     return build_router(
         ProxyDeps(
@@ -90,6 +91,7 @@ def chat_routes(
             health=core.health,
             clock=core.clock,
             activity=activity,
+            policy_of=settings.policies.of,
             commands=commands if settings.server.chat_commands else None,
         )
     )

@@ -23,6 +23,7 @@ from openclaw_rl.settings.method_settings import (
     installed_methods,
     settings_class,
 )
+from openclaw_rl.settings.policies import PoliciesSettings
 from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import (
@@ -53,6 +54,7 @@ __all__ = [
     "MemorySettings",
     "MethodSettings",
     "ModelSettings",
+    "PoliciesSettings",
     "PracticeSettings",
     "PublisherSettings",
     "RedactionSettings",

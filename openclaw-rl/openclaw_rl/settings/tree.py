@@ -10,6 +10,7 @@ from openclaw_rl.settings.base import USERS_FILE, Branch
 from openclaw_rl.settings.episodes import EpisodeSettings
 from openclaw_rl.settings.learning import JudgeSettings, TrainerSettings, TrainingSettings
 from openclaw_rl.settings.method_settings import AnyMethodSettings, default_method_settings
+from openclaw_rl.settings.policies import PoliciesSettings
 from openclaw_rl.settings.practice import PracticeSettings
 from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, WatchSettings
 from openclaw_rl.settings.server import (
@@ -41,6 +42,7 @@ class Settings(Branch):
     method: AnyMethodSettings = Field(default_factory=default_method_settings)
     training: TrainingSettings = TrainingSettings()
     trainer: TrainerSettings = TrainerSettings()
+    policies: PoliciesSettings = PoliciesSettings()
     practice: PracticeSettings = PracticeSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     publisher: PublisherSettings = PublisherSettings()
@@ -112,6 +114,8 @@ class Settings(Branch):
 
     def _full_conflicts(self) -> Iterator[str]:
         """Yield the contradictions with full weights: they leave no base in the policy's engine that could judge."""
+        if self.policies.is_per_user:
+            yield 'policies.mode "per_user" is for training.weights = "lora": full weights have one policy'
         if self.judge.url is None and self._asks_model:
             yield 'judge.url is needed with training.weights = "full": a judge must not change as it judges'
         if self.trainer.kind == "local" and self.trainer.quantise != "none":

@@ -38,8 +38,9 @@ from openclaw_rl.trainer_protocol import (
     Start,
     Started,
     Tip,
+    TipRequest,
 )
-from openclaw_rl.types import DropReason
+from openclaw_rl.types import SHARED_POLICY, DropReason
 
 Reply = TypeVar("Reply", bound=BaseModel)
 Result = TypeVar("Result")
@@ -78,8 +79,9 @@ class TrainerClient:
     def close(self) -> None:
         self._http.close()
 
-    def tip(self) -> Tip:
-        return self._call("tip", None, Tip)
+    def tip(self, policy: str = SHARED_POLICY) -> Tip:
+        """Return the version to train from. Raises CommitRefused for a policy that is not there, or no longer."""
+        return self._call("tip", TipRequest(policy=policy), Tip)
 
     def lease(self, trainer: str, *, wait_s: float, n: int | None = None, most: int | None = None) -> LeaseBody | None:
         """Return a lease, or None if no batch becomes ready within `wait_s` on the server.

@@ -7,6 +7,7 @@ Promises:
 - A refused commit, numbers that are not finite or a full disk cost that step only. The loop deletes the folder, loads
   the tip again, and the samples wait again.
 - The loop waits for a server that is away.
+- A lease names its policy. The learner holds the weights, moments and method state of that policy alone.
 
 Leaves to others: the step itself (`base.Learner`), leases and reports (`client.LeaseSession`), every decision about
 versions (the ledger).
@@ -25,7 +26,7 @@ from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report, Ti
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import Interrupted, Learner, NoStep, Step
 from openclaw_rl.trainers.client import LeaseSession, ServerGone
-from openclaw_rl.types import DropReason
+from openclaw_rl.types import SHARED_POLICY, DropReason
 
 log = structlog.get_logger()
 
@@ -54,6 +55,8 @@ class TrainerLoop:
         self._keep_optimizers = keep_optimizers
         self._loaded: tuple[int, str | None] | None = None
         """Version and folder that the learner holds; None if the ledger knows no version with these weights."""
+        self._policy = SHARED_POLICY
+        """The policy of the last lease. Its weights stay loaded until a lease of another comes."""
         self._needed: set[Path] = set()
         """Folders whose optimizer states a rollback may need."""
         self._settled = False
@@ -79,7 +82,7 @@ class TrainerLoop:
     def turn(self) -> int | None:
         """Poll once, and make one step if a batch is ready. Return the new version, or None without one."""
         self._settle()
-        self._load(self._client.tip())
+        self._load(self._tip())
         lease = self._session.take()
         if lease is None:
             return None
@@ -206,11 +209,22 @@ class TrainerLoop:
         self._loaded = wanted
         log.info("tip_loaded", weight_version=tip.weight_version, fresh_moments=tip.needs_fresh_moments)
 
+    def _tip(self) -> Tip:
+        """Return the tip of the policy that was trained last, or the shared one's when that policy was removed."""
+        try:
+            return self._client.tip(self._policy)
+        except CommitRefused:
+            if self._policy == SHARED_POLICY:
+                raise
+            self._policy = SHARED_POLICY
+            return self._client.tip(self._policy)
+
     def _load_parent(self, lease: LeaseBody) -> None:
         """Load the lease's parent if the tip changed between the calls. Raises Interrupted if it changed again."""
-        # A rollback or a rejection may come between the tip and the lease.
+        # The lease may be of another policy, and a rollback or a rejection may come between the tip and the lease.
+        self._policy = lease.policy
         if self._loaded is None or self._loaded[0] != lease.parent:
-            self._load(self._client.tip())
+            self._load(self._client.tip(lease.policy))
         if self._loaded is None or self._loaded[0] != lease.parent:
             raise Interrupted("the tip moved")
 

@@ -20,6 +20,7 @@ from openclaw_rl.types.episodes import (
 from openclaw_rl.types.samples import ROUNDING, HintTerm, Lease, Sample, TopK
 from openclaw_rl.types.turns import (
     KEYLESS_USER,
+    SHARED_POLICY,
     DropReason,
     EndedTurn,
     Feedback,
@@ -42,6 +43,7 @@ from openclaw_rl.types.turns import (
     Verdict,
     VersionRun,
     WrittenReply,
+    own_policy,
 )
 from openclaw_rl.types.versions import StepProbe, StepReport, Version, VersionState, WeightKind
 from openclaw_rl.types.wishes import (
@@ -58,6 +60,7 @@ from openclaw_rl.types.wishes import (
 __all__ = [
     "KEYLESS_USER",
     "ROUNDING",
+    "SHARED_POLICY",
     "ClosedGroup",
     "DropReason",
     "EndedTurn",
@@ -109,4 +112,5 @@ __all__ = [
     "WishState",
     "WrittenReply",
     "is_held_back",
+    "own_policy",
 ]

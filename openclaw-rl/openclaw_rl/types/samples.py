@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from openclaw_rl.errors import AlignmentError
-from openclaw_rl.types.turns import Ids, LogProbs, VersionRun
+from openclaw_rl.types.turns import SHARED_POLICY, Ids, LogProbs, VersionRun
 
 ROUNDING = 1e-3
 """Largest excess over 1 of an engine's probabilities in sum."""
@@ -177,3 +177,5 @@ class Lease:
     lease_s: float
     """Seconds that it lives from now, or from a renewal."""
     samples: tuple[Sample, ...] = field(repr=False)
+    policy: str = SHARED_POLICY
+    """The lineage that the step continues, from `parent`."""

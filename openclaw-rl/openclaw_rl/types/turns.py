@@ -97,6 +97,8 @@ class DropReason(StrEnum):
     """All that it is compared with got the same reward."""
 
 
+SHARED_POLICY = "policy"
+"""The one policy of a server that trains one for all."""
 KEYLESS_USER = "user"
 """The one user of a server whose chats need no key."""
 
@@ -109,7 +111,12 @@ class Scope:
     """The user id of the API key."""
     session_id: str | None
     """None when the client names no session: then the whole history must match."""
-    policy: str = "policy"
+    policy: str = SHARED_POLICY
+
+
+def own_policy(user: str) -> str:
+    """Return the name of the policy that learns from this user alone."""
+    return f"user:{user}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from openclaw_rl.types.turns import SHARED_POLICY
+
 
 class VersionState(StrEnum):
     CANDIDATE = "candidate"
@@ -80,4 +82,11 @@ class Version:
     weights_file: str | None = None
     """File in `folder` with the hash `sha256`."""
     same_weights_as: int | None = None
-    """Number of an older version with the same weights, if no step made this one but a loss of later versions."""
+    """Number of an older version with the same weights, if no step made this one but a loss of later versions, or the
+    start of a policy."""
+    policy: str = SHARED_POLICY
+
+    @property
+    def is_base(self) -> bool:
+        """True for the base's own weights: version 0, and the root of a policy that starts from it."""
+        return self.kind is WeightKind.LORA and self.parent is None and self.weights_file is None

@@ -1,7 +1,7 @@
 """A ledger in a temporary folder, a clock that only tests move, and a driver that brings turns to a state."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Manifest, Probe, Report
 from openclaw_rl.types import (
+    SHARED_POLICY,
     DropReason,
     Lease,
     NextState,
@@ -56,6 +57,7 @@ class Driver:
         session: str | None = "s",
         prompt: tuple[int, ...] = (1, 2, 3),
         mask: tuple[bool, ...] | None = None,
+        policy: str = SHARED_POLICY,
     ) -> str:
         self.count += 1
         request_id, turn_id = f"request-{self.count}", f"turn-{self.count}"
@@ -68,6 +70,7 @@ class Driver:
             at=1000.0 + self.count,
             sampling=SamplingParams(max_new_tokens=16),
         )
+        request = replace(request, scope=replace(request.scope, policy=policy))
         turn = make_turn(
             turn_id,
             request=request_id,

@@ -259,7 +259,7 @@ async def test_stale_samples_are_dropped_when_leasing(ledger, driver):
 
 
 async def test_a_flood_of_stale_samples_neither_blocks_nor_shortens_a_batch(ledger, driver, monkeypatch):
-    monkeypatch.setattr("openclaw_rl.ledger.leases._SWEEP", 2)
+    monkeypatch.setattr("openclaw_rl.ledger.batches._SWEEP", 2)
     old = [await driver.sampled() for _ in range(12)]
     for _ in range(3):
         lease = await ledger.lease(trainer="a", n=1)

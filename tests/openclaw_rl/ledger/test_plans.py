@@ -33,6 +33,7 @@ _FEW = (
     "episode_group_unscored",
     "turn_episode_waiting",
     "turn_practice_waiting",
+    "version_root",
 )
 """Partial indexes: of versions not decided yet or still with weights, of wishes and samples of practice that wait, of
 episodes that run, of groups without their credit and of their samples that wait."""
@@ -218,6 +219,7 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
     number, _ = await driver.step(size=2)
     await driver.serve(number)
     turn_id = await driver.judged()
+    await driver.judged(policy="user:ann", version=(await watched.open_policy("user:ann")).weight_version)
     Watched.asked.clear()
     for call in (
         watched.counts(),
@@ -254,6 +256,17 @@ async def test_what_status_watch_gate_and_publisher_ask_reads_no_table_from_end_
         watched.samples_waiting("ann"),
         watched.tokens_since("ann", 0.0),
         watched.users(0.0),
+        watched.policies(),
+        watched.passed_tips(),
+        watched.root("user:ann"),
+        watched.target("user:ann"),
+        watched.tip("user:ann"),
+        watched.user_verdicts(limit=400, before_waiting=True, policy="user:ann"),
+        watched.recent_replies(sampled_by=None, limit=8, policy="user:ann"),
+        watched.recent_prompts(8, "user:ann"),
+        watched.practice_room("user:ann"),
+        watched.practice_policies(),
+        watched.tips_and_targets(),
     ):
         await call
     assert faults(ledger_path) == []

@@ -339,3 +339,39 @@ async def test_greedy_turns_and_turns_with_stop_strings_are_not_practised(bench)
     built_in = await sampler.built_in("Tell me about elephants.", ("ann", "policy"))
     assert built_in.messages == (Message(role="user", content="Tell me about elephants."),)
     assert built_in.prompt_ids == render(built_in.messages, None, None)
+
+
+async def test_policies_take_turns_and_an_update_is_of_one(bench: Bench) -> None:
+    owners = {"user:ann": "ann", "user:bob": "bob"}
+    for policy, user in owners.items():
+        root = (await bench.ledger.open_policy(policy)).weight_version
+        bench.serving.switch(root, None, policy)
+        await corrected(bench.ledger, f"{user}'s wish", user=user, policy=policy, version=root, session=user)
+    assert await bench.loop.turn() is None
+    assert await bench.loop.turn() is None, "another policy's update waits for nothing of the first"
+    assert await bench.loop.turn() == "the last update is on its way"
+    rows = await bench.practice()
+    trained = {}
+    for _ in owners:
+        lease_of = {turn.turn_id for turn in await bench.practice() if turn.state == "sampled"}
+        number = await bench.train()
+        version = await bench.ledger.version(number)
+        trained[version.policy] = number
+        left = {turn.turn_id for turn in await bench.practice() if turn.state == "sampled"}
+        users = {row.user for row in rows if row.turn_id in lease_of - left}
+        assert users == {owners[version.policy]}
+    assert trained.keys() == owners.keys()
+    assert bench.serving.current == 0
+    wishes = await bench.ledger.wishes()
+    assert {(wish.policy, wish.updates) for wish in wishes} == {(policy, 1) for policy in owners}
+
+
+async def test_a_policy_whose_version_is_pinned_holds_up_no_other(bench: Bench) -> None:
+    for policy in ("user:ann", "user:bob"):
+        root = (await bench.ledger.open_policy(policy)).weight_version
+        bench.serving.switch(root, None, policy)
+        user = policy.removeprefix("user:")
+        await corrected(bench.ledger, "shorter", user=user, policy=policy, version=root, session=user)
+    await bench.ledger.set_pin((await bench.ledger.root("user:ann")).weight_version, policy="user:ann")
+    assert await bench.loop.turn() is None
+    assert {row.user for row in await bench.practice()} == {"bob"}

@@ -174,7 +174,7 @@ async def test_steps_that_come_faster_than_gates_are_served_all_the_same(world: 
     first = await world.commit(sampled_by=0)
     served = []
     switch = world.serving.switch
-    world.serving.switch = lambda n, path: (served.append(n), switch(n, path))[1]  # type: ignore[method-assign]
+    world.serving.switch = lambda n, *more: (served.append(n), switch(n, *more))[1]  # type: ignore[method-assign]
     world.publisher.wake()
 
     async def newest_serves() -> bool:

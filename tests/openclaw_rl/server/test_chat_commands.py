@@ -61,7 +61,7 @@ async def chats(tmp_path: Path) -> AsyncIterator[Chats]:
     training = TrainingSettings()
     ledger = await Ledger.open(tmp_path / "l.sqlite", identity=Identity("base", "tokenizer", "tiny"), training=training)
     feedback = FeedbackDeps(ledger, Keys([]), NoTokens(), lambda: None, lambda: None)
-    yield Chats(ledger, ChatCommands(ledger, feedback, lambda: 0, training, 1.0))
+    yield Chats(ledger, ChatCommands(ledger, feedback, lambda _: 0, training, 1.0))
     assert await ledger.audit(is_deep=True) == []
     await ledger.aclose()
 

@@ -113,11 +113,11 @@ class FallenLedger:
         self.verdicts = [(5, 1)] * 60 + [(6, -1)] * 60
         self.is_learning, self.is_away = True, False
 
-    async def user_verdicts(self, *, limit: int, before_waiting: bool) -> list[tuple[int, int]]:
+    async def user_verdicts(self, *, limit: int, before_waiting: bool, policy: str) -> list[tuple[int, int]]:
         assert before_waiting, "a judge that is away would look like a fall"
         return self.verdicts[-limit:]
 
-    async def pinned(self) -> None:
+    async def pinned(self, policy: str) -> None:
         return None
 
     async def roll_back_behind(self, good: int) -> int:
@@ -125,7 +125,7 @@ class FallenLedger:
             raise LedgerUnavailable("the disk is full")
         raise LedgerError(f"of the versions up to {good} only the base still has weights")
 
-    async def set_learning(self, on: bool) -> None:
+    async def set_learning(self, on: bool, policy: str) -> None:
         self.is_learning = on
 
 

@@ -136,6 +136,14 @@ def test_a_judge_that_is_named_has_an_address(asks: dict[str, str], named: dict[
 FULL = {"training.weights": "full", "trainer.kind": "external"}
 
 
+def test_full_weights_have_one_policy() -> None:
+    of_own = {"policies.mode": "per_user"}
+    assert load(None, of_own, {}).policies.of("ann") == "user:ann"
+    assert load(None, {}, {}).policies.of("ann") == "policy"
+    with pytest.raises(SettingsError, match=r'policies\.mode "per_user" is for training\.weights = "lora"'):
+        load(None, FULL | of_own, {})
+
+
 def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
     ema = {"method.name": "opd", "method.teacher": "ema"}
     assert load(None, ema, {}).method.needs_ema

@@ -1,21 +1,22 @@
 """The loop against a trainer API in memory: what is committed, and what goes back."""
 
 import itertools
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
-from trainer_bench import Bench
+from trainer_bench import Bench, FakeApi
 
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.trainer_protocol import Commit, SampleBody, Tip
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.loop import WrongBase
-from openclaw_rl.types import DropReason, Sample, WeightKind
+from openclaw_rl.types import SHARED_POLICY, DropReason, Sample, WeightKind
 
 
 def test_a_step_from_lease_to_commit(bench: Bench) -> None:
@@ -226,3 +227,71 @@ def test_a_server_that_comes_back_is_waited_for(bench: Bench, monkeypatch: pytes
     bench.loop.run()
     assert pauses[:3] == [1.0, 2.0, 4.0]
     assert bench.tip_weights["steps"] == 1
+
+
+class _TwoUsers(FakeApi):
+    """A lease at a time of the policies in `order`; each has a tip of its own. Numbers of versions are global."""
+
+    def __init__(self, samples: Sequence[Sample], order: Sequence[str]) -> None:
+        super().__init__(samples)
+        self.batch, self.order = list(self.waiting), list(order)
+        names = (SHARED_POLICY, "user:ann", "user:bob")
+        self.tips = {name: self.tip.model_copy(update={"weight_version": number}) for number, name in enumerate(names)}
+        self.newest = 2
+
+    def _tip(self, body: object) -> httpx.Response:
+        assert isinstance(body, dict)
+        if body["policy"] not in self.tips:
+            return httpx.Response(409, json={"error": {"message": "there is no such policy"}})
+        return httpx.Response(200, content=self.tips[body["policy"]].model_dump_json())
+
+    def _lease(self, body: object) -> httpx.Response:
+        if not self.order:
+            return httpx.Response(200, json={"lease": None})
+        policy = self.order.pop(0)
+        self.waiting, self.tip = list(self.batch), self.tips[policy]
+        granted = super()._lease(body)
+        assert self.lease is not None
+        self.lease = self.lease.model_copy(update={"policy": policy})
+        return httpx.Response(200, json={"lease": granted.json()["lease"] | {"policy": policy}})
+
+    def _commit(self, body: dict[str, object]) -> httpx.Response:
+        lease = self.lease
+        assert lease is not None
+        self.tip = self.tips[lease.policy].model_copy(update={"weight_version": self.newest})
+        self.newest += 1
+        commit = Commit.model_validate(body)
+        assert commit.parent == self.tips[lease.policy].weight_version
+        self.tips[lease.policy] = self.tip.model_copy(
+            update={"weight_version": self.newest, "folder": commit.manifest.folder}
+        )
+        self.lease = None
+        return httpx.Response(200, json={"weight_version": self.newest})
+
+
+def weights_of(bench: Bench, folder: str | None) -> dict[str, int]:
+    assert folder is not None
+    found: dict[str, int] = json.loads((bench.data_dir / folder / "weights").read_text())
+    return found
+
+
+def test_a_step_continues_the_policy_of_its_lease(tmp_path: Path, batch: list[Sample]) -> None:
+    order = ["user:ann", "user:bob", "user:ann", "user:ann", SHARED_POLICY, "user:bob"]
+    api = _TwoUsers(batch, order)
+    bench = Bench(tmp_path, api)
+    for _ in order:
+        assert bench.loop.turn() is not None
+    for policy, steps in (("user:ann", 3), ("user:bob", 2), (SHARED_POLICY, 1)):
+        assert weights_of(bench, api.tips[policy].folder) == {"steps": steps, "samples": steps * len(batch)}
+    # One load of the shared policy before the first lease, and one where a lease is of another policy than the last.
+    assert len(bench.learner.loads) == 1 + 5
+
+
+def test_a_policy_that_was_removed_costs_no_other_a_step(tmp_path: Path, batch: list[Sample]) -> None:
+    api = _TwoUsers(batch, ["user:ann", "user:bob"])
+    bench = Bench(tmp_path, api)
+    assert bench.loop.turn() is not None
+    del api.tips["user:ann"]
+    assert bench.loop.turn() is not None
+    assert weights_of(bench, api.tips["user:bob"].folder)["steps"] == 1
+    assert api.failures == []

@@ -44,7 +44,9 @@ class SGLangKind(EngineKind):
             name=settings.server.served_model_name or model_display_name(settings.model),
             port=port,
             context_length=settings.model.context_length,
-            adapters=launch.Adapters.of(settings.trainer, settings.publisher) if has_adapters else None,
+            adapters=launch.Adapters.of(settings.trainer, settings.publisher, settings.policies)
+            if has_adapters
+            else None,
             dtype=launch.dtype_of(engine, settings.model),
         )
         return Child(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import EngineSettings, ModelSettings, PublisherSettings, TrainerSettings
+from openclaw_rl.settings import EngineSettings, ModelSettings, PoliciesSettings, PublisherSettings, TrainerSettings
 
 MODULE = "sglang.launch_server"
 ENVIRON = {
@@ -52,8 +52,9 @@ class Adapters:
     """Number of adapters served together, the base counted as one."""
 
     @classmethod
-    def of(cls, trainer: TrainerSettings, publisher: PublisherSettings) -> "Adapters":
-        return cls(trainer.rank, trainer.target_modules, publisher.max_versions + 2)  # + base + teacher
+    def of(cls, trainer: TrainerSettings, publisher: PublisherSettings, policies: PoliciesSettings) -> "Adapters":
+        most = policies.loaded + 2 if policies.is_per_user else publisher.max_versions  # + those of a publication
+        return cls(trainer.rank, trainer.target_modules, most + 2)  # + base + teacher
 
 
 def look(python: str | None) -> Installed:

@@ -47,6 +47,7 @@ from openclaw_rl.trainer_protocol import (
     Start,
     Started,
     Tip,
+    TipRequest,
 )
 from openclaw_rl.types import DropReason, Lease
 from openclaw_rl.web.auth import Secret
@@ -132,8 +133,9 @@ def build_trainer_router(
     newest = 0
 
     @router.post("/tip")
-    async def tip() -> Tip:
-        found = await ledger.tip()
+    async def tip(request: Request) -> Tip:
+        asked = await parse(request, TipRequest)
+        found = await ledger.tip(asked.policy)
         return found if describe is None else await describe(found)
 
     @router.post("/lease")
@@ -286,7 +288,7 @@ async def parse(request: Request, model: type[Body]) -> Body:
         if len(content) > _MAX_BODY:
             raise _Refused(413, "body_too_large", f"a body may have {_MAX_BODY} bytes")
     try:
-        return await asyncio.to_thread(model.model_validate_json, bytes(content))
+        return await asyncio.to_thread(model.model_validate_json, bytes(content) or b"{}")
     except ValidationError as error:
         problems = [(place_name(problem["loc"]), problem["msg"]) for problem in error.errors()]
         said = "; ".join(f"{place or 'body'}: {what}" for place, what in problems)

@@ -10,7 +10,7 @@ import pytest
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.engines.sglang.kind import KIND
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import EngineSettings, PublisherSettings, TrainerSettings, load
+from openclaw_rl.settings import EngineSettings, PoliciesSettings, PublisherSettings, TrainerSettings, load
 
 OPTIONS = frozenset(
     {
@@ -22,7 +22,9 @@ OPTIONS = frozenset(
 )
 WHOLE = launch.Installed("0.5.15.post1", OPTIONS, has_flash_attention=True, has_flashinfer=True)
 ENGINE = EngineSettings(kind="sglang")
-ADAPTERS = launch.Adapters.of(TrainerSettings(rank=8, target_modules=("q_proj", "v_proj")), PublisherSettings())
+ADAPTERS = launch.Adapters.of(
+    TrainerSettings(rank=8, target_modules=("q_proj", "v_proj")), PublisherSettings(), PoliciesSettings()
+)
 
 
 def line(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from openclaw_rl.server.api.trainer import LeaseWait, build_trainer_router
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import Health
+from openclaw_rl.types import Scope
 
 TOKEN = "secret-token"
 MANIFEST = {"folder": "versions/x", "kind": "lora", "base_hash": "base-1", "sha256": "00"}
@@ -101,6 +103,23 @@ async def test_a_step_from_tip_to_commit(api):
     assert await api.call("durable", {"weight_version": 1}) == {}
     assert api.committed == [1, 1, 1], "an engine that lacks the version can take it from the disk now"
     assert (await api.call("tip"))["weight_version"] == 1
+
+
+async def test_a_trainer_asks_for_the_tip_of_the_policy_that_its_lease_names(api):
+    root = await api.ledger.open_policy("user:ann")
+    assert [(await api.call("tip", {"policy": name}))["weight_version"] for name in ("policy", "user:ann")] == [0, 1]
+    refused = (await api.call("tip", {"policy": "user:bob"}, status=409))["error"]
+    assert (refused["code"], refused["message"]) == ("refused", "there is no policy 'user:bob'")
+    turn = make_turn("ann-1", ids=(3, 4), log_probs=(-0.5, -0.25), version=root.weight_version)
+    request = replace(make_request("ann-1", session=None), scope=Scope("ann", None, "user:ann"))
+    await give_sample(api.ledger, request, turn)
+    api.clock.now += 200
+    lease = await api.lease()
+    assert (lease["policy"], lease["parent"]) == ("user:ann", root.weight_version)
+    ref = {"lease_id": lease["lease_id"], "fence": lease["fence"]}
+    step = {**ref, "parent": root.weight_version, "manifest": MANIFEST, "report": {"metrics": {"loss": 1.0}}}
+    assert await api.call("commit", step) == {"weight_version": 2}
+    assert [(await api.call("tip", {"policy": name}))["weight_version"] for name in ("policy", "user:ann")] == [0, 2]
 
 
 async def test_the_duration_of_a_step_is_counted_once_whatever_the_trainer_repeats(api):

@@ -1,0 +1,119 @@
+"""Policies: lineages of versions, each from a root of its own to its tip.
+
+The shared policy's root is the base, version 0. Another policy is opened at a version: its root is a new number for
+those weights, so that nothing of one lineage touches another from then on. Each has its own tip, pin, serving
+version and count of rejections; `versions`, `lineage` and `leases` keep them. Numbers of versions stay global.
+
+A removed policy leaves rows without a name, so that numbers are used once: its versions are dead and have no weights.
+"""
+
+import sqlite3
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import leases, schema, versions
+from openclaw_rl.ledger.states import DEAD
+from openclaw_rl.ledger.store import LedgerPart, read, write
+from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
+
+
+class Policies(LedgerPart):
+    """The policies of a ledger."""
+
+    @read
+    def policies(self, db: sqlite3.Connection) -> list[str]:
+        """Return the policies by name, the shared one among them."""
+        return versions.names(db)
+
+    @read
+    def root(self, db: sqlite3.Connection, policy: str) -> Version:
+        """Return the version that a policy starts from. Raises LedgerError for a policy that was not opened."""
+        found = _root(db, policy)
+        if found is None:
+            raise LedgerError(f"there is no policy {policy!r}")
+        return versions.read_version(db, found)
+
+    @read
+    def target(self, db: sqlite3.Connection, policy: str) -> Version:
+        """Return the version that should serve a policy: the pinned one, else the one that serves."""
+        pinned = versions.read_pin(db, policy)
+        return versions.read_version(db, versions.serving(db, policy) if pinned is None else pinned)
+
+    @read
+    def tips_and_targets(self, db: sqlite3.Connection) -> set[int]:
+        """Return the tip of each policy, and the version that should serve it."""
+        found = set[int]()
+        for policy in versions.names(db):
+            pinned = versions.read_pin(db, policy)
+            found |= {versions.tip_of(db, policy), versions.serving(db, policy) if pinned is None else pinned}
+        return found
+
+    @read
+    def passed_tips(self, db: sqlite3.Connection) -> list[Version]:
+        """Return the tips that passed the gate and do not serve, of policies without a pin."""
+        found = []
+        for policy in versions.names(db):
+            tip = versions.tip_of(db, policy)
+            state = VersionState(versions.row(db, tip)["state"])
+            if state in (VersionState.RETIRED, VersionState.SUPERSEDED) and versions.read_pin(db, policy) is None:
+                found.append(versions.read_version(db, tip))
+        return found
+
+    @write
+    def open_policy(self, db: sqlite3.Connection, policy: str, *, start: int = 0) -> Version:
+        """Open a policy at the weights of version `start`, and return its root, which serves. Idempotent.
+
+        A policy that is open stays as it is, whatever `start` says. Raises LedgerError for full weights, which have one
+        policy, and for a start whose weights are gone or were found bad.
+        """
+        if not policy or policy == SHARED_POLICY:
+            raise LedgerError(f"policy {policy!r}: another name than the shared policy's is needed")
+        known = _root(db, policy)
+        if known is not None:
+            return versions.read_version(db, known)
+        source = versions.row(db, start)
+        if source["kind"] == WeightKind.FULL:
+            raise LedgerError("full weights have one policy")
+        if source["state"] in DEAD:
+            raise LedgerError(f"version {start} is {source['state']}: no policy can start from it")
+        versions.check_has_weights(source)
+        number = versions.next_number(db)
+        db.execute(
+            "INSERT INTO version (weight_version, policy, parent, depth, same_weights_as, kind, base_hash, folder,"
+            " sha256, weights_file, state, durable, has_optimizer, committed_at)"
+            " SELECT ?, ?, NULL, 0, weight_version, kind, base_hash, folder, sha256, weights_file, ?, 1,"
+            " folder IS NULL, ? FROM version WHERE weight_version = ?",
+            (number, policy, str(VersionState.SERVING), self._clock(), start),
+        )
+        schema.put(db, schema.of_policy("tip", policy), number)
+        return versions.read_version(db, number)
+
+
+def _root(db: sqlite3.Connection, policy: str) -> int | None:
+    found = db.execute("SELECT weight_version FROM version WHERE policy = ? AND parent IS NULL", (policy,)).fetchone()
+    return None if found is None else int(found[0])
+
+
+# For other transactions
+
+
+def remove(db: sqlite3.Connection, policy: str, *, at: float) -> list[int]:
+    """Remove a policy; return its versions, which are dead and without folders from now on. Nothing to remove: [].
+
+    The caller has deleted its turns. A request of the same user opens a policy anew.
+    """
+    root = _root(db, policy)
+    if root is None:
+        return []
+    query = "SELECT weight_version FROM version WHERE policy = ? ORDER BY 1"
+    numbers = [number for (number,) in db.execute(query, (policy,))]
+    leases.revoke_built_on(db, numbers, reason="its policy was removed", at=at)
+    nameless = f"removed:{root}"
+    db.execute(
+        "UPDATE version SET policy = ?, state = ?, reason = 'its policy was removed', folder = NULL, probes = NULL,"
+        " has_optimizer = 0, metrics = '{}' WHERE policy = ?",
+        (nameless, str(VersionState.ROLLED_BACK), policy),
+    )
+    db.execute("UPDATE lease SET policy = ? WHERE policy = ?", (nameless, policy))
+    for name in ("tip", "pinned", "rejections_in_a_row", "learning"):
+        db.execute("DELETE FROM meta WHERE key = ?", (schema.of_policy(name, policy),))
+    return numbers
