@@ -109,7 +109,7 @@ ACTING = {
     "self_test_tolerance canary_file max_canary_drop keep_versions call_timeout_s push_timeout_s unbroken_drain_s",
     "watch": "enabled turns min_turns drop p_value pause_after check_every_s",
     "practice": "enabled idle_s replies anchor_share max_tokens max_updates stop_share stop_passed max_kl "
-    "patience machine_share score_timeout_s least_relevance",
+    "patience machine_share score_timeout_s least_relevance variant_share",
     "episodes": "ttl_s group_ttl_s max_groups_ahead groups_per_step",
     "alerts": "webhook_url timeout_s retry_s",
     "tracking": "trackers project samples jsonl_mb wandb_mode",

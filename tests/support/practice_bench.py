@@ -1,7 +1,7 @@
 """A practice loop on a real ledger and a fake engine, with parts that say what a test wants."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openclaw_rl.engines.admission import VersionAdmission
@@ -75,12 +75,30 @@ class Answers:
 
     def __init__(self, pattern: str) -> None:
         self.pattern, self.asked = pattern, 0
+        self.turns: list[str | None] = []
         self.kept: set[str] | None = None
         """Turns that the loop last named as practised still."""
 
-    async def answers(self, turn_id: str, request: Request, reply: str) -> bool:
+    async def answers(self, turn_id: str | None, request: Request, reply: str) -> bool:
         self.asked += 1
+        self.turns.append(turn_id)
         return self.pattern[(self.asked - 1) % len(self.pattern)] == "y"
+
+    def forget_all_but(self, turn_ids: Any) -> None:
+        self.kept = set(turn_ids)
+
+
+class Varied:
+    """Writes of each prompt the variant that ends in 9, or none."""
+
+    def __init__(self, *, has_one: bool = True) -> None:
+        self.has_one = has_one
+        self.asked: list[tuple[str, str]] = []
+        self.kept: set[str] | None = None
+
+    async def of(self, turn_id: str, request: Request, words: str) -> Request | None:
+        self.asked.append((turn_id, words))
+        return replace(request, prompt_ids=(*request.prompt_ids, 9)) if self.has_one else None
 
     def forget_all_but(self, turn_ids: Any) -> None:
         self.kept = set(turn_ids)
@@ -108,6 +126,7 @@ class Bench:
     vote: Callable[[JudgedTurn, str], Awaitable[Verdict | None]] | None = None
     contradicts: Callable[[str, str], Awaitable[bool]] | None = None
     relevance: "Answers | None" = None
+    variants: "Varied | None" = None
 
     def __post_init__(self) -> None:
         self.serving.switch(0, None)
@@ -144,6 +163,7 @@ class Bench:
             vote=self.vote,
             contradicts=self.contradicts,
             relevance=self.relevance,  # type: ignore[arg-type]
+            variants=self.variants,  # type: ignore[arg-type]
         )
         return PracticeLoop(deps, self.settings, clock=self.clock, poll_s=0.001)
 

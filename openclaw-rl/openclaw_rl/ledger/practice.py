@@ -177,7 +177,8 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
     insert_reply(db, row, turn)
     insert_sample(db, row, reply.sample)
     what = f"practice of wish {reply.wish_id}" if reply.kind is PracticeKind.WISH else "anchor of practice"
-    append_event(db, row, TurnState.SAMPLED, at=at, detail=what + ("" if reply.of is None else f", on {reply.of}"))
+    on = "" if reply.of is None else f", on {'a variant of ' * reply.is_variant}{reply.of}"
+    append_event(db, row, TurnState.SAMPLED, at=at, detail=what + on)
 
 
 def _waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from openclaw_rl.methods.base import Method, ScoringTools
 from openclaw_rl.practice.measuring import Meter
 from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.practice.sampling import ReplySampler
+from openclaw_rl.practice.variants import Variants
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import JudgedTurn, PracticeReply, PracticeRoom, Request, Verdict, Wish, WishMeasure
@@ -62,3 +63,27 @@ class PracticeDeps:
     contradicts: Contradicts | None = None
     relevance: Relevance | None = None
     """None: practice never asks whether a reply answers its request."""
+    variants: Variants | None = None
+    """None: corrected prompts are practised alone."""
+
+    def why_wait(self, room: PracticeRoom, policy: str, *, idle_s: float) -> str | None:
+        """Return the reason for which other parts keep practice waiting; None: none of them does."""
+        if not room.learning:
+            return "learning is paused"
+        if room.is_pinned:
+            return "a version is pinned"
+        if not self.activity.is_idle or room.running:
+            return "a chat runs"
+        if self.activity.idle_s < idle_s:
+            return "a chat ran a moment ago"
+        if room.in_flight or room.waiting or room.serving != room.tip:
+            return "the last update is on its way"
+        serving = self.sampler.serving
+        # A policy that nobody asked for since the start has no version there: the first reply brings the ledger's.
+        if not serving.is_open or serving.currents.get(policy, room.serving) != room.serving:
+            return "the engine is on its way to the version"
+        if room.real >= self.batch_size:
+            return "users' samples fill a batch"
+        if not self.trainer_lives():
+            return "the trainer is silent"
+        return None

@@ -44,6 +44,7 @@ from openclaw_rl.types import (
     PracticeKind,
     PracticeReply,
     PracticeRoom,
+    Request,
     Wish,
     WishMeasure,
 )
@@ -168,25 +169,8 @@ class PracticeLoop:
 
     def _why_not(self, room: PracticeRoom, policy: str) -> str | None:
         """Return the reason to wait; None: practice may go on."""
-        settings, deps = self._settings, self._deps
-        if not room.learning:
-            return "learning is paused"
-        if room.is_pinned:
-            return "a version is pinned"
-        if not deps.activity.is_idle or room.running:
-            return "a chat runs"
-        if deps.activity.idle_s < settings.idle_s:
-            return "a chat ran a moment ago"
-        if room.in_flight or room.waiting or room.serving != room.tip:
-            return "the last update is on its way"
-        serving = deps.sampler.serving
-        # A policy that nobody asked for since the start has no version there: the first reply brings the ledger's.
-        if not serving.is_open or serving.currents.get(policy, room.serving) != room.serving:
-            return "the engine is on its way to the version"
-        if room.real >= deps.batch_size:
-            return "users' samples fill a batch"
-        if not deps.trainer_lives():
-            return "the trainer is silent"
+        if (reason := self._deps.why_wait(room, policy, idle_s=self._settings.idle_s)) is not None:
+            return reason
         if self._clock() < self._rest_until:
             return "it rests (practice.machine_share)"
         if not room.open_wishes and self._measured_in.get(policy) == room.tip:
@@ -236,6 +220,7 @@ class PracticeLoop:
             replies=max(1, min(self._settings.replies, room_left)),
             anchor_share=self._settings.anchor_share,
             anchored=self._anchored,
+            variant_share=self._settings.variant_share if self._deps.variants is not None else 0.0,
             share_of=self._deps.share_of,
         )
         planned = frozenset(one.wish_id for one in todo if one.wish_id is not None)
@@ -262,6 +247,8 @@ class PracticeLoop:
             request = await deps.sampler.built_in(exercise.text or "", exercise.owner)
         if request is None or not deps.sampler.is_fit(request):
             return None
+        varied = await self._variant(exercise, request)
+        request = varied or request
         try:
             judged = await deps.sampler.reply(request)
         except EngineRefused as error:  # this prompt's fault alone
@@ -270,7 +257,8 @@ class PracticeLoop:
         if judged is None:
             return None
         if exercise.turn_id is not None and exercise.wish_id is not None and deps.relevance is not None:
-            answers = await deps.relevance.answers(exercise.turn_id, request, judged.turn.reply.text())
+            of = exercise.turn_id if varied is None else None
+            answers = await deps.relevance.answers(of, request, judged.turn.reply.text())
             self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
             if not answers:
                 deps.health.count("practice_off_topic")
@@ -288,7 +276,16 @@ class PracticeLoop:
             deps.health.count(f"practice_dropped_{made.reason}")
             log.debug("practice_reply_dropped", reason=str(made.reason), detail=made.detail)
             return None
-        return PracticeReply(exercise.kind, judged.request, judged.turn, made, exercise.turn_id, exercise.wish_id)
+        of_turn, of_wish = exercise.turn_id, exercise.wish_id
+        return PracticeReply(exercise.kind, judged.request, judged.turn, made, of_turn, of_wish, varied is not None)
+
+    async def _variant(self, exercise: Exercise, request: Request) -> Request | None:
+        """Return a variant of the request, where one is planned and possible."""
+        variants, turn_id = self._deps.variants, exercise.turn_id
+        if not exercise.is_variant or variants is None or turn_id is None or exercise.hint is None:
+            return None
+        varied = await variants.of(turn_id, request, exercise.hint)
+        return varied if varied is not None and self._deps.sampler.is_fit(varied) else None
 
     async def _write(self, made: _Round) -> None:
         self._round = None
@@ -383,8 +380,10 @@ class PracticeLoop:
     def _forget_all_but(self, wishes: Sequence[Wish]) -> None:
         active = {wish.wish_id for wish in wishes}
         self._deps.meter.forget_all_but(wishes, [reply for newest in self._newest.values() for reply in newest])
-        if self._deps.relevance is not None:
-            self._deps.relevance.forget_all_but({source.turn_id for wish in wishes for source in wish.sources})
+        turns = {source.turn_id for wish in wishes for source in wish.sources}
+        for part in (self._deps.relevance, self._deps.variants):
+            if part is not None:
+                part.forget_all_but(turns)
         for kept in (self._shares, self._newest, self._empty, self._answered, self._passed):
             for wish_id in kept.keys() - active:
                 del kept[wish_id]

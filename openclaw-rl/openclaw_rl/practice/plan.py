@@ -3,7 +3,7 @@
 What is not rehearsed is forgotten, so every active wish takes its turn, the least practised one first. Beside open
 wishes those that rest have half of the places at most: with a quarter a learned wish was lost while the next one was
 practised. Each prompt is practised with its own words. Of a wish with many corrected prompts every fourth is held back,
-to measure on.
+to measure on. A part of a wish's replies answers variants of its prompts: requests that begin alike (`variants`).
 
 A wish leaks most into the prompts that are most like its own. So every second anchor is the prompt whose newest reply
 was the farthest from the base; the others take turns, so that each prompt is looked at.
@@ -11,7 +11,7 @@ was the farthest from the base; the others take turns, so that each prompt is lo
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.types import PracticeKind, Wish
@@ -36,6 +36,8 @@ class Exercise:
     wish_id: int | None = None
     hint: str | None = None
     """The user's words on this very prompt; None for an anchor."""
+    is_variant: bool = False
+    """Answer another request that begins like the turn's, where the turn has one."""
 
     @property
     def place(self) -> str:
@@ -75,11 +77,13 @@ def plan(
     replies: int,
     anchor_share: float,
     anchored: AnchorUse,
+    variant_share: float = 0.0,
     share_of: Callable[[str], float | None] = lambda _: None,
 ) -> list[Exercise]:
     """Return the exercises of one update, `replies` at most; an empty list when no wish has a prompt.
 
     wishes: the active ones. anchors: uncorrected turns of each owner, the best first. anchored: their use so far.
+    variant_share: share of each prompt's replies that answer variants of it.
     share_of: largest share of the replies that a user may have, of the user's wishes and anchors; None: all of them.
     """
     rehearsed = [wish for wish in wishes if wish.practised_sources]
@@ -98,7 +102,18 @@ def plan(
     taken = Counter(user for user, _ in [*(one.owner for one in wished), *_in_turn(owners, count)])
     room = {user: n - taken[user] for user, n in most.items()}
     wished += _open_first(general or rehearsed, replies - len(wished) - count, room, after=wished)
-    return wished + _anchors(owners, anchors, count, anchored)
+    return _varied(wished, rehearsed, variant_share) + _anchors(owners, anchors, count, anchored)
+
+
+def _varied(exercises: Sequence[Exercise], wishes: Sequence[Wish], share: float) -> list[Exercise]:
+    """Mark `share` of the exercises of each prompt as variants, evenly over its practice so far; the own one first."""
+    done = Counter({(wish.wish_id, one.turn_id): one.practised for wish in wishes for one in wish.sources})
+    found = []
+    for exercise in exercises:
+        key = exercise.wish_id or 0, exercise.turn_id or ""
+        found.append(replace(exercise, is_variant=int((done[key] + 1) * share) > int(done[key] * share)))
+        done[key] += 1
+    return found
 
 
 def _in_turn(owners: Sequence[Owner], count: int) -> list[Owner]:

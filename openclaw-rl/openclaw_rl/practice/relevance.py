@@ -58,8 +58,10 @@ class Relevance:
         """ℓ(q | n) by request."""
         self._can_tell: dict[str, bool] = {}
 
-    async def answers(self, turn_id: str, request: Request, reply: str) -> bool:
+    async def answers(self, turn_id: str | None, request: Request, reply: str) -> bool:
         """Return True if the reply answers the request of the turn, or if that cannot be told of this request.
+
+        turn_id: None for a request that no user wrote; the next `forget_all_but` forgets it.
 
         Raises EngineError, AlignmentError, TimeoutError.
         """
@@ -67,7 +69,8 @@ class Relevance:
         if len(self._tokens(asked)) < _LEAST_TOKENS:
             return True
         # Known from here on, also to the replies that are scored beside this one.
-        self._turns.setdefault(asked, set()).add(turn_id)
+        if turn_id is not None:
+            self._turns.setdefault(asked, set()).add(turn_id)
         found = await self.of(asked, reply)
         if found is None or found >= self._least:
             return True

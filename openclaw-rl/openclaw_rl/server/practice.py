@@ -13,13 +13,14 @@ from openclaw_rl.practice.loop import PracticeLoop
 from openclaw_rl.practice.measuring import TOKENS, Meter, Reading
 from openclaw_rl.practice.relevance import Relevance
 from openclaw_rl.practice.sampling import ReplySampler, base_reply
+from openclaw_rl.practice.variants import Variants
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.scoring.workers import BACKGROUND_SHARE, judge_model, renderer
 from openclaw_rl.server.events import ServerEvents
 from openclaw_rl.server.startup import Core
 from openclaw_rl.server.trainer_watchdog import SILENT_S
 from openclaw_rl.settings import Settings
-from openclaw_rl.types import Request, SamplingParams
+from openclaw_rl.types import Ids, Request, SamplingParams
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +88,7 @@ def practice_loop(
             vote=judge.vote if judge is not None and has_reward_term(settings) else None,
             contradicts=None if judge is None else judge.contradicts,
             relevance=_relevance(settings, core, tools),
+            variants=_variants(settings, core, tools),
         ),
         settings.practice,
     )
@@ -107,11 +109,22 @@ def _relevance(settings: Settings, core: Core, tools: ScoringTools) -> Relevance
     return Relevance(
         base,
         renderer(core.frontend),
-        lambda text: core.frontend.reply_ids(text)[:-1],  # its last is the end token
+        _encoder(core),
         least=settings.practice.least_relevance,
         sample=sample,
         timeout_s=settings.practice.score_timeout_s,
     )
+
+
+def _variants(settings: Settings, core: Core, tools: ScoringTools) -> Variants | None:
+    if not settings.practice.variant_share:
+        return None
+    base, timeout_s = tools.base_teacher or core.engine, settings.practice.score_timeout_s
+    return Variants(base, core.frontend, renderer(core.frontend), _encoder(core), timeout_s=timeout_s)
+
+
+def _encoder(core: Core) -> Callable[[str], Ids]:
+    return lambda text: core.frontend.reply_ids(text)[:-1]  # its last is the end token
 
 
 def has_reward_term(settings: Settings) -> bool:

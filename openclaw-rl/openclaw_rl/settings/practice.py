@@ -17,6 +17,9 @@ class PracticeSettings(Branch):
     anchor_share: float = Field(default=0.5, ge=0, lt=1)
     """Share of the replies that go to prompts which nobody corrected, held to the base: so a wish stays where it was
     asked. Wishes that are said to be general have no anchors."""
+    variant_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of a wish's replies that answer variants of the corrected prompts: other requests that begin with the same
+    words, written by the base. Words about the answer's content are practised on their own prompt alone."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest practice reply; the limit of the user's own request holds too. A model that thinks needs room for its
     thought."""

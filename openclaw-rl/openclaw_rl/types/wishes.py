@@ -112,6 +112,8 @@ class PracticeReply:
     of: str | None = None
     """The user's turn whose prompt it answers; None: a built-in prompt of an anchor."""
     wish_id: int | None = None
+    is_variant: bool = False
+    """It answers a variant of that turn's prompt."""
 
 
 @dataclass(frozen=True, slots=True)

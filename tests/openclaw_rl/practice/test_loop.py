@@ -1,12 +1,13 @@
 """The practice loop on the real ledger and a fake engine: users first, one update at a time, and it stops by itself."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from practice_bench import Answers, Bench, render
+from practice_bench import Answers, Bench, Varied, render
 from practising import corrected
 
 from openclaw_rl.engines.admission import VersionAdmission
@@ -339,6 +340,29 @@ async def test_greedy_turns_and_turns_with_stop_strings_are_not_practised(bench)
     built_in = await sampler.built_in("Tell me about elephants.", ("ann", "policy"))
     assert built_in.messages == (Message(role="user", content="Tell me about elephants."),)
     assert built_in.prompt_ids == render(built_in.messages, None, None)
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+async def test_half_of_a_prompts_replies_answer_its_variants_where_it_has_some(ledger, has_one):
+    settings = PracticeSettings(replies=8, anchor_share=0.0)
+    bench = Bench(ledger, FakeEngine(), settings, relevance=Answers("y"), variants=Varied(has_one=has_one))
+    turn_id = await corrected(ledger, "shorter")
+    assert await bench.loop.turn() is None
+    own = (await ledger.turn(turn_id)).request.prompt_ids
+    # The user's own sample waits too, and takes a place of the batch.
+    prompts = Counter(judged.request.prompt_ids for judged, _ in bench.method.asked)
+    assert prompts == ({own: 4, (*own, 9): 3} if has_one else {own: 7})
+    assert bench.variants is not None
+    assert bench.variants.asked == [(turn_id, "shorter")] * 3
+    assert bench.relevance is not None
+    assert Counter(bench.relevance.turns) == ({turn_id: 4, None: 3} if has_one else {turn_id: 7})
+    assert bench.variants.kept == bench.relevance.kept == {turn_id}
+    rows = await bench.practice()
+    assert {row.practice_of for row in rows} == {turn_id}
+    events = [(await ledger.turn(row.turn_id)).events[-1].detail for row in rows]
+    assert Counter(events) == Counter(
+        [f"practice of wish 1, on {'a variant of ' * (has_one and place < 3)}{turn_id}" for place in range(7)]
+    )
 
 
 async def test_policies_take_turns_and_an_update_is_of_one(bench: Bench) -> None:

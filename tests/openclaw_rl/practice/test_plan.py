@@ -11,13 +11,14 @@ from openclaw_rl.types import PracticeKind
 ANN, BOB = ("ann", "policy"), ("bob", "policy")
 
 
-def made(wishes, anchors=None, *, replies=8, share=0.5, anchored=None, leaks=None):
+def made(wishes, anchors=None, *, replies=8, share=0.5, anchored=None, leaks=None, **more):
     return plan(
         wishes,
         anchors or {},
         replies=replies,
         anchor_share=share,
         anchored=AnchorUse(anchored or Counter(), leaks or {}),
+        **more,
     )
 
 
@@ -41,6 +42,27 @@ def test_a_prompt_is_practised_with_its_own_words(wish):
     assert sorted((one.turn_id, one.hint) for one in found) == [
         (f"turn-1-{place}", f"words 1-{place}") for place in range(3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("practised", "share", "varied"),
+    [
+        (0, 0.0, [False] * 6),
+        (0, 0.5, [False, True, False, True, False, True]),
+        (1, 0.5, [True, False, True, False, True, False]),
+        (0, 0.75, [False, True, True, True, False, True]),
+        (0, 1.0, [True] * 6),
+    ],
+)
+def test_a_share_of_each_prompts_replies_answers_variants(wish, practised, share, varied):
+    found = made([wish(1, practised, practised)], replies=12, share=0, variant_share=share)
+    for place in range(2):
+        assert [one.is_variant for one in found if one.turn_id == f"turn-1-{place}"] == varied
+
+
+def test_an_anchor_is_no_variant(wish):
+    found = made([wish(1)], variant_share=1.0)
+    assert {one.is_variant for one in found if one.kind is PracticeKind.ANCHOR} == {False}
 
 
 def test_a_rested_wish_is_rehearsed_beside_an_open_one(wish):
