@@ -39,6 +39,8 @@ class Arm:
     """The user complains in few words ("No, shorter please.")."""
     least_relevance: float = 0.0
     """`practice.least_relevance`: a practice reply below it is left out. 0: none is."""
+    variants: float = 0.5
+    """`practice.variant_share`: share of a prompt's replies that answer other requests which begin like it."""
     is_live: bool = False
     """Every update learns from a round of new turns instead; no practice."""
     shift: int = 0
@@ -117,6 +119,11 @@ CONTROLS = (
 """No guidance, and what the server did before it practised: each update learns from 16 new turns of the user."""
 ABLATIONS = (
     _changed("hint of any correction", OWN, has_own_hint=False),
+    _changed("no variants", GUIDED, variants=0.0),
+    _changed("no variants, 4 corrections", GUIDED, variants=0.0, corrections=4),
+    _changed("no judge, no variants", OWN, variants=0.0),
+    _changed("no judge, 4 corrections", OWN, corrections=4),
+    _changed("no judge, 4 corrections, no variants", OWN, corrections=4, variants=0.0),
     _changed("w = 0.5", GUIDED, "guidance=0.5"),
     _changed("w = 1", GUIDED, "guidance=1"),
     _changed("w = 3", GUIDED, "guidance=3"),

@@ -28,6 +28,7 @@ from benchmarks.learning.share import Yardstick, yardstick
 from benchmarks.learning.simulation import Asked, Simulation
 from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.subject import Subject
+from benchmarks.learning.variants import Writer
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
@@ -100,6 +101,9 @@ class Practised:
             subject.encode,
             least=arm.least_relevance,
         )
+        self._writer = Writer(subject, engine, render) if arm.variants else None
+        self._rehearsals: Counter[Asked] = Counter()
+        """Practice replies by corrected prompt."""
         self.sampling = SamplingParams(sizes.reply_tokens, temperature=sizes.temperature)
         self.pool: list[Corrected] = []
         self.anchors = anchors(arm.anchor_kind)
@@ -177,7 +181,7 @@ class Practised:
         """Return the practice of an update: prompts of all wishes in turn, then anchors."""
         dice = random.Random(77 * self.seed + update)
         held = round(self.arm.replies * self.arm.anchors)
-        chosen: list[Corrected | Asked] = [*self._rehearsed(self.arm.replies - held, dice)]
+        chosen: list[Corrected | Asked] = [*map(self._varied, self._rehearsed(self.arm.replies - held, dice))]
         corrected = {one.asked.messages[0] for one in self.pool}
         own = [text for text in self._thanked if text not in corrected]
         return [*chosen, *(Asked(Topic("", ()), (text,)) for text in self._held_prompts(own, held))]
@@ -195,6 +199,16 @@ class Practised:
             turns = [_without_end([one for one in self.pool if one.wish == wish], dice) for wish in wishes]
             found += [next(turns[n % len(turns)]) for n in range(places)]
         return found
+
+    def _varied(self, one: Corrected) -> Corrected:
+        """Return the prompt or a variant of it, in the server's turns (`practice.plan`)."""
+        done = self._rehearsals[one.asked]
+        self._rehearsals[one.asked] += 1
+        share = self.arm.variants
+        if self._writer is None or int((done + 1) * share) == int(done * share):
+            return one
+        varied = asyncio.run(self._writer.of(one.asked, one.hint))
+        return one if varied is None else replace(one, asked=varied)
 
     def _held_prompts(self, own: Sequence[str], count: int) -> list[str]:
         """Return the anchors of an update, chosen as the server chooses them."""

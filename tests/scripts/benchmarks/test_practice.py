@@ -24,6 +24,7 @@ from benchmarks.learning.simulation import Asked
 from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.studies import STUDIES, Job, Place, _measured, ends_jobs, jobs_of, smoke, work
 from benchmarks.learning.subject import Subject
+from benchmarks.learning.variants import POOL
 from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings, TrainerSettings
 from openclaw_rl.trainers.lora import LoraPolicy
@@ -91,6 +92,27 @@ def test_corrections_are_what_is_practised_each_with_its_own_hint(anchored: Prac
     assert [one.hint for one in anchored.pool] == [PREFERENCES["short"].hint] * 2
     asked = [one.asked.messages[0] for one in anchored._now if isinstance(one, Corrected)]
     assert sorted(asked) == sorted(one.asked.messages[0] for one in anchored.pool)
+
+
+def test_half_of_a_prompts_replies_answer_variants_of_it(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Reply((*subject.encode(" paint a kitchen wall?"), subject.end_id), ())
+    monkeypatch.setattr("benchmarks.learning.variants._written", lambda *_: [end] * POOL)
+    monkeypatch.setattr("openclaw_rl.practice.variants.BOUND", float("inf"))
+    run = run_of(subject, replace(ARMS["combined, 4 corrections"], replies=8))
+    answered(subject, run, 1, LONG)
+    run.ask(2)
+    asked = [one.asked for one in run._now if isinstance(one, Corrected)]
+    # A short request shares fewer words with its variant.
+    varied = [one for one in asked if one.messages[0].endswith("paint a kitchen wall?")]
+    assert len(varied) == 4
+    assert {one.topic.about for one in varied} == {("paint", "kitch", "wall")}
+    assert {one.topic.text for one in varied} == {one.messages[0] for one in varied}
+    assert {one.asked for one in run.pool} == set(asked) - set(varied)
+    monkeypatch.setattr("openclaw_rl.practice.variants.BOUND", float("-inf"))
+    run = run_of(subject, replace(ARMS["combined, 4 corrections"], replies=8))
+    answered(subject, run, 1, LONG)
+    run.ask(2)
+    assert {one.asked for one in run.pool} == {one.asked for one in run._now if isinstance(one, Corrected)}
 
 
 def test_half_of_practice_are_anchors_and_all_of_it_is_trained(anchored: Practised) -> None:
