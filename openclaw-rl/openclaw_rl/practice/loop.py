@@ -31,11 +31,11 @@ from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, Ledge
 from openclaw_rl.methods.base import Dropped
 from openclaw_rl.practice.anchors import BUILT_IN
 from openclaw_rl.practice.deps import PracticeDeps
-from openclaw_rl.practice.measuring import KL_REPLIES, Measure
+from openclaw_rl.practice.measuring import KL_REPLIES
 from openclaw_rl.practice.plan import AnchorUse, Exercise, Owner, plan
 from openclaw_rl.practice.share import leak
 from openclaw_rl.practice.status import PracticeStatus
-from openclaw_rl.practice.stops import no_progress, rule
+from openclaw_rl.practice.stops import rule
 from openclaw_rl.settings import PracticeSettings
 from openclaw_rl.types import (
     SHARED_POLICY,
@@ -340,25 +340,21 @@ class PracticeLoop:
         def order(wish: Wish) -> tuple[bool, int]:
             return wish.wish_id not in self._last, -1 if wish.measured_in is None else wish.measured_in
 
-        looked_at = sorted(wishes, key=order)[:_MEASURED]
-        measured: dict[int, Measure] = {}
-        for wish in looked_at:
+        found = []
+        for wish in sorted(wishes, key=order)[:_MEASURED]:
             uncorrected: Sequence[str] = ()
             if wish.is_general:
                 uncorrected = await self._deps.ledger.anchor_turns(user=wish.user, policy=wish.policy, limit=2)
             newest = tuple(self._newest.get(wish.wish_id, ()))
-            measured[wish.wish_id] = await self._deps.meter.measure(wish, wishes, newest, uncorrected=uncorrected)
-        for wish_id, one in measured.items():
-            self._shares[wish_id] = [*self._shares.get(wish_id, ()), *([] if one.share is None else [one.share])]
-        of_open = [self._shares[wish.wish_id] for wish in looked_at if wish.is_open]
-        aim, stalls = self._deps.aim, no_progress(of_open, self._settings, aim=self._deps.aim)
-        found = []
-        for wish in looked_at:
-            one, votes = measured[wish.wish_id], self._passed.get(wish.wish_id)
+            measured = await self._deps.meter.measure(wish, wishes, newest, uncorrected=uncorrected)
+            history = list(self._shares.get(wish.wish_id, ()))
+            history += [] if measured.share is None else [measured.share]
+            kl = wish.kl if measured.kl is None else measured.kl
+            votes = self._passed.get(wish.wish_id)
             passed = sum(votes) / len(votes) if votes else None
-            kl = wish.kl if one.kl is None else one.kl
-            ruling = rule(wish, one.share, kl, self._settings, aim=aim, stalls=stalls, passed=passed)
-            found.append(WishMeasure(wish.wish_id, version, one.share, kl, ruling.rests, ruling.stopped))
+            ruling = rule(wish, measured.share, kl, history, self._settings, aim=self._deps.aim, passed=passed)
+            found.append(WishMeasure(wish.wish_id, version, measured.share, kl, ruling.rests, ruling.stopped))
+            self._shares[wish.wish_id] = history
             if ruling.stopped or (ruling.rests and wish.rests is None):
                 log.info("wish_rests", wish=wish.wish_id, reason=ruling.stopped or ruling.rests, updates=wish.updates)
         await self._deps.ledger.record_measures(found)

@@ -37,7 +37,7 @@ class PracticeSettings(Branch):
     """Relevance of a practice reply, in nats a token of its request, below which nothing is learned from it. A wish is
     stopped once more than a third of its newest replies are below it. 0: no reply is looked at."""
     patience: int = Field(default=6, ge=2)
-    """Updates without progress of the open wishes after which they are only rehearsed beside others."""
+    """Updates without progress after which a wish is only rehearsed beside others."""
     machine_share: float = Field(default=1.0, gt=0, le=1)
     """Largest share of the time that practice samples and scores while nobody chats; it rests for the remainder."""
     score_timeout_s: float = Field(default=120.0, gt=0)

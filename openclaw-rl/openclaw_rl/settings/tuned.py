@@ -44,7 +44,7 @@ BUNDLED: Mapping[str, Values] = {
         "method.guidance": 3.0,
         "method.request_guidance": 0.3,
         "practice.anchor_share": 0.25,
-        "practice.patience": 2,
+        "practice.patience": 4,
         "trainer.learning_rate": 2e-4,
     },
     "combine": {

@@ -170,7 +170,7 @@ class Practised:
 
         def rules(name: str) -> bool:
             wish = Wish(0, "user", "policy", 0.0, WishState.ACTIVE, (), rests=rests)
-            return rule(wish, shares.get(name, 0.0), None, PracticeSettings(), aim=aim).rests is None
+            return rule(wish, shares.get(name, 0.0), None, (), PracticeSettings(), aim=aim).rests is None
 
         is_open = any(rules(name) for name in {one.wish for one in self.pool})
         if is_open:
