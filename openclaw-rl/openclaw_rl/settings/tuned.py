@@ -44,6 +44,7 @@ BUNDLED: Mapping[str, Values] = {
         "method.guidance": 3.0,
         "method.request_guidance": 0.3,
         "practice.anchor_share": 0.25,
+        "practice.max_updates": 16,
         "practice.patience": 4,
         "trainer.learning_rate": 2e-4,
     },
@@ -60,11 +61,11 @@ rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, an
 four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three seeds, beside w = 1 without neutral words
 (`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the weight of Combined's
 anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge model that
-holds a wish back (`personalization-combine-cpu.md`). OPD's anchors, patience and rate: `personalization-cpu.md`, four
-corrections and ten idle minutes on two cores. At the token level a rate of 3e-4 let the learned share swing. With a
-top-k of 20 replies become one sentence that does not end: `scripts/benchmarks/README.md` has its scores by version.
-Practice replies have the length of the benchmark's: longer ones cost a CPU minutes. The rest of what the branches hold
-is what was measured, `…-users.md` beside it.
+holds a wish back (`personalization-combine-cpu.md`). OPD's anchors, updates, patience and rate:
+`personalization-cpu.md`, four corrections and ten idle minutes on two cores; more than 16 updates unlearned. At the
+token level a rate of 3e-4 let the learned share swing. With a top-k of 20 replies become one endless sentence:
+`scripts/benchmarks/README.md` has its scores by version. Practice replies have the length of the benchmark's: longer
+ones cost a CPU minutes. The rest of what the branches hold is what was measured, `…-users.md` beside it.
 Agent: the rates of Binary RL, with which episodes of one turn and a reward of ±1 went from 0.22 to 0.67 in two updates
 (tool calls), and from 0.42 to 0.89 in one (clicks by name). Those are single runs of one seed, without the branch's
 rate beside them."""
