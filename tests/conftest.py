@@ -4,6 +4,7 @@ No example fails for being slow: a busy machine is no bug. Examples are the same
 result; `TEST_SEEDS=new` draws others, for hypothesis and for the campaigns of `tests/integration`.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     items.sort(key=lambda item: item.path.name == "test_chaos.py")  # it waits for the run beside all others
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take what thousands of collected tests and their imports hold out of each later collection of garbage. A server
+    that a test runs in this process collects at its start, and would walk a million objects each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extensions that count what they hold complain at the exit
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -309,10 +309,14 @@ class LeaseSession:
                 return result
 
     def _renew(self, lease: LeaseBody, over: threading.Event, lost: threading.Event) -> None:
-        # By the monotonic clock and the lease's length: a wall clock that is set has no effect.
-        while not over.wait(min(max(0.5, lease.lease_s / 3), LONGEST_RENEWAL_S)):
-            silent_s = time.monotonic() - self._progress_at
-            if silent_s > lease.lease_s:
+        # By the monotonic clock and the lease's length: a wall clock that is set has no effect. A step is silent for
+        # the pauses that this thread waited, not for the time since its last word. A machine that stopped the whole
+        # process for longer than the lease stopped this thread too: the server knows whether the lease is over.
+        pause_s, silent_s, heard_at = min(max(0.5, lease.lease_s / 3), LONGEST_RENEWAL_S), 0.0, self._progress_at
+        while not over.wait(pause_s):
+            silent_s = silent_s + pause_s if self._progress_at == heard_at else 0.0
+            heard_at = self._progress_at
+            if silent_s >= lease.lease_s:
                 lost.set()
                 self.log.error("step_hangs", lease=lease.lease_id, silent_s=round(silent_s, 1))
                 self.on_hang()

@@ -7,6 +7,7 @@ wall clock (Python's `time.time`) is the machine's plus the seconds in its file 
 """
 
 import asyncio
+import gc
 import json
 import mmap
 import os
@@ -175,6 +176,8 @@ def _serve() -> None:
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the servers: let the kernel
     frontend = FrontEnd(ModelSettings(reasoning_parser="qwen3", tool_call_parser="qwen25"), Path(sys.argv[1]))
+    gc.collect()
+    gc.freeze()  # a server collects at its start: it would copy every page that holds an object
     for line in sys.stdin:
         order = json.loads(line)
         if pid := os.fork():

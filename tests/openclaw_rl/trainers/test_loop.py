@@ -109,6 +109,22 @@ def test_a_lease_is_renewed_while_its_step_runs(bench: Bench) -> None:
     assert bench.api.renewals >= 1
 
 
+def test_a_process_that_stood_still_for_longer_than_its_lease_asks_the_server(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A starved or stopped machine stops the renewing thread with the step: the step does not hang."""
+    seen, clock = threading.Event(), time.monotonic
+    bench.api.after["renew"] = seen.set
+
+    def stopped(between: Callable[[], None]) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600)
+        assert seen.wait(120)
+
+    bench.learner.during = stopped
+    assert bench.loop.turn() == 1
+    assert bench.api.renewals >= 1
+
+
 def test_a_step_that_hangs_is_renewed_no_longer_and_somebody_is_told(bench: Bench) -> None:
     hangs = threading.Event()
     bench.restart(on_hang=hangs.set)
