@@ -98,12 +98,12 @@ class Gate:
         self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
         self._remembered = Remembered()
         self.last: GateResult | None = None
-        self._policy = SHARED_POLICY
+        self.policy = SHARED_POLICY
         """The policy of the version that is tested."""
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
         """Test a version before it serves: of full weights only the figures that their trainer sent."""
-        started, self._policy = time.perf_counter(), version.policy
+        started, self.policy = time.perf_counter(), version.policy
         self.last = await self._measure(version, report)
         await self._record(version.weight_version, self.last)
         if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
@@ -141,11 +141,11 @@ class Gate:
     @property
     def _current(self) -> int:
         """The version that serves the policy of the tested one."""
-        return self._serving.currents.get(self._policy, self._serving.current)
+        return self._serving.currents.get(self.policy, self._serving.current)
 
     async def _base_kl(self, serving: int, number: int, step_kl: float | None) -> float | None:
         """Return KL(base ‖ number) on replies that the base gave to users of this policy."""
-        root = 0 if self._policy == SHARED_POLICY else await self._ledger.root(self._policy)
+        root = 0 if self.policy == SHARED_POLICY else await self._ledger.root(self.policy)
         if isinstance(root, Version):
             if not root.is_base:  # it began at weights of the shared policy: no reply to its user is the base's
                 return None
@@ -362,7 +362,7 @@ class Gate:
     async def _short_reply(self) -> tuple[Ids, Ids] | None:
         """Return a stored prompt and the start of its reply, of the policy that is tested."""
         replies = await self._ledger.recent_replies(
-            sampled_by=None, limit=self._settings.gate_replies, policy=self._policy
+            sampled_by=None, limit=self._settings.gate_replies, policy=self.policy
         )
         for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
             return prompt_ids, response_ids[: self._settings.gate_tokens]
