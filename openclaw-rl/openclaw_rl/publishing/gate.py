@@ -149,6 +149,7 @@ class Gate:
         if isinstance(root, Version):
             if not root.is_base:  # it began at weights of the shared policy: no reply to its user is the base's
                 return None
+            self._serving.name(root.weight_version, None)  # since a restart no request may have named it
             root = root.weight_version
         return step_kl if serving == root else await self._kl(root, number)
 
@@ -156,7 +157,8 @@ class Gate:
         """Return the largest KL of the steps from the serving version to this one."""
         # The serving version replaces the parent when versions between were superseded: each of their steps has its
         # own allowance.
-        parents = {row.weight_version: row.parent for row in await self._ledger.versions(since=serving)}
+        versions = await self._ledger.versions(since=serving, policy=self.policy)
+        parents = {row.weight_version: row.parent for row in versions}
         steps, ancestor = 0, number
         while ancestor != serving and (parent := parents.get(ancestor)) is not None:
             steps, ancestor = steps + 1, parent
@@ -263,7 +265,8 @@ class Gate:
 
     async def _replies_of(self, number: int) -> list[Reply]:
         """Return replies of a version; if it sampled none, those of its nearest ancestor that did."""
-        parents = {row.weight_version: row.parent for row in await self._ledger.versions(newest=_ANCESTORS)}
+        versions = await self._ledger.versions(newest=_ANCESTORS, policy=self.policy)
+        parents = {row.weight_version: row.parent for row in versions}
         ancestor: int | None = number
         while ancestor is not None:
             if stored := await self._stored(ancestor):

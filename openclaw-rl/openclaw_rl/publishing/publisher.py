@@ -136,7 +136,8 @@ class Publisher:
                 continue
             self._health.ok("publisher")
             try:
-                async with asyncio.timeout(RETRY_S if self._draining() else 3600):
+                waits = self._draining() or self._waits_since is not None  # for a reply that ends, and tells nobody
+                async with asyncio.timeout(RETRY_S if waits else 3600):
                     await self._wake.wait()
             except TimeoutError:
                 pass
