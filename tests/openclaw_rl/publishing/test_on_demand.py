@@ -6,6 +6,7 @@ publisher, the admission and the loader are real.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.errors import CommitRefused, EngineRefused, LedgerError, RequestError
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing import engine_adapters, version_folders
 from openclaw_rl.publishing.engine_adapters import BESIDE
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.on_demand import OnDemand
@@ -221,6 +222,45 @@ async def test_a_version_that_waits_for_room_is_published_when_a_reply_ends(tmp_
             assert (await house.ledger.version(newer[1])).state is VersionState.CANDIDATE
         await house.decided()
         assert await house.chat(ANN, samples=False) == newer[1] > of_ann[1]
+
+
+async def test_people_who_chat_without_a_pause_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each of two users a reply runs at any time, and the engine has two places: the third one's turn comes too."""
+    monkeypatch.setattr(engine_adapters, "PATIENCE_S", 0.05)
+    async with household(tmp_path, places=2) as house:
+        numbers = {}
+        for policy in (ANN, BOB, "user:eve"):
+            await house.chat(policy)
+            numbers[policy] = (await house.trained())[1]
+            await house.decided()
+        is_over = asyncio.Event()
+        running: Counter[str] = Counter()
+        begun: set[str] = set()
+
+        async def keep_chatting(policy: str) -> None:
+            while not is_over.is_set():
+                async with house.serving.use(policy=policy) as use:
+                    assert use.weight_version == numbers[policy]
+                    running[policy] += 1
+                    begun.add(policy)
+                    # It ends once the other one of the user runs, or would run if its adapter were there.
+                    while running[policy] == 1 and house.on_demand.holds(numbers[policy]) and not is_over.is_set():
+                        await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.002)
+                    running[policy] -= 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for policy in (ANN, BOB, ANN, BOB):
+                tasks.create_task(keep_chatting(policy))
+
+            async def all_chat() -> bool:
+                return begun == {ANN, BOB}
+
+            await until(all_chat)
+            for _ in range(3):
+                assert await house.chat("user:eve", samples=False) == numbers["user:eve"]
+            is_over.set()
+        assert [await house.chat(policy, samples=False) for policy in (ANN, BOB)] == [numbers[ANN], numbers[BOB]]
 
 
 async def test_a_pin_is_refused_at_once_where_every_place_has_a_reply(tmp_path: Path) -> None:
