@@ -85,6 +85,7 @@ def _seen(doors: Any, key: str, ids: Mapping[str, str]) -> dict[str, Any]:
     turn, session = ids["turn"], ids["session"]
     reads = [
         *("/healthz", "/v1/models", "/models", "/v1/models/policy", "/v1/wishes", "/v1/wishes/1", "/v1/episodes"),
+        "/v1/policy",
         *(f"/v1/turns{query}" for query in ("", "?limit=1", f"?session_id={session}", "?weight_version=0", "?q=boat")),
         *(f"/v1/turns?state={state}" for state in ("served", "paired", "judged", "sampled")),
         *(f"/v1/turns?{name}" for name in ("verdict=1", "source=rules", "source=feedback", "trained_in=0")),

@@ -3,6 +3,7 @@
 ADMIN = [
     ("GET", "/v1/admin/status"),
     ("GET", "/v1/admin/history"),
+    ("GET", "/v1/admin/policies"),
     ("GET", "/v1/admin/users"),
     ("GET", "/v1/admin/users/ann/wishes"),
     ("GET", "/v1/admin/versions/0"),
@@ -35,6 +36,10 @@ CHAT = [
     ("GET", "/v1/wishes/1"),
     ("POST", "/v1/wishes/1"),
     ("DELETE", "/v1/wishes/1"),
+    ("GET", "/v1/policy"),
+    ("POST", "/v1/policy/rollback"),
+    ("POST", "/v1/policy/pin"),
+    ("POST", "/v1/policy/learning"),
     ("GET", "/v1/outcomes"),
     ("POST", "/v1/episodes"),
     ("POST", "/v1/episodes/e/outcome"),

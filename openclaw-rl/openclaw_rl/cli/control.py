@@ -3,13 +3,15 @@
 They call the running server of their data directory with that directory's admin key.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, fail, target
+from openclaw_rl.cli import render
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, PolicyOption, call, chat_key, fail, target
 from openclaw_rl.data_dir import DataDir
 
 app = typer.Typer()
@@ -86,6 +88,7 @@ def rollback(
         typer.Argument(help="Version to go back to. Default: the newest one before the serving one that has weights."),
     ] = None,
     requeue: Annotated[bool, typer.Option(help="Train the samples of the abandoned versions again.")] = False,
+    policy: PolicyOption = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -93,7 +96,8 @@ def rollback(
 
     Wishes that were practised in them stop; `openclaw-rl wishes practise` takes one up again.
     """
-    body = call("POST", "/v1/admin/rollback", config, data_dir, json={"to": to, "requeue": requeue})
+    asked = {"to": to, "requeue": requeue, "policy": policy}
+    body = call("POST", "/v1/admin/rollback", config, data_dir, json=asked)
     print(f"version {body['serving']} serves")
 
 
@@ -101,28 +105,49 @@ def rollback(
 def pin(
     weight_version: Annotated[int | None, typer.Argument(help="Version to serve from now on.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Publish new versions again.")] = False,
+    policy: PolicyOption = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Keep one version serving. Training goes on, and new versions wait until `pin --off`."""
     if (weight_version is None) != off:
         fail("give a version, or --off")
-    body = call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version})
+    body = call("POST", "/v1/admin/pin", config, data_dir, json={"weight_version": weight_version, "policy": policy})
     print(f"version {body['serving']} serves" + ("" if off else ", pinned"))
 
 
 @learning_app.command("pause")
-def learning_pause(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Stop giving batches to the trainer."""
-    call("POST", "/v1/admin/learning", config, data_dir, json={"on": False})
-    print("learning is paused")
+def learning_pause(policy: PolicyOption = None, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Stop giving batches to the trainer: of one policy, or without --policy of everyone."""
+    call("POST", "/v1/admin/learning", config, data_dir, json={"on": False, "policy": policy})
+    print("learning is paused" + _of(policy))
 
 
 @learning_app.command("resume")
-def learning_resume(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Give batches to the trainer again."""
-    body = call("POST", "/v1/admin/learning", config, data_dir, json={"on": True})
-    print("learning is on" if body["enabled"] else f"learning is no longer paused, but {_OFF}")
+def learning_resume(policy: PolicyOption = None, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Give batches to the trainer again. Without --policy, each policy that was paused by itself learns again, too."""
+    body = call("POST", "/v1/admin/learning", config, data_dir, json={"on": True, "policy": policy})
+    if not body["enabled"]:
+        print(f"learning is no longer paused, but {_OFF}")
+    elif not body["learning"]:
+        print(f"{policy} is no longer paused by itself, but everyone is: `openclaw-rl learning resume`")
+    else:
+        print("learning is on" + _of(policy))
+
+
+def _of(policy: str | None) -> str:
+    return "" if policy is None else f" for {policy}"
+
+
+@app.command(short_help="List the policies in numbers: one, or one for each user.")
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List the policies: the version that serves, the newest trained one, the samples that wait. No words of a chat."""
+    rows = call("GET", "/v1/admin/policies", config, data_dir)["policies"]
+    print(json.dumps(rows, indent=2) if as_json else "\n".join(render.policies(rows)))
 
 
 @app.command(short_help="Train now, on the samples that wait.")
@@ -205,13 +230,15 @@ def export_adapter(
     weight_version: Annotated[
         int | None, typer.Option("--version", help="Version to copy. Default: the version that serves.")
     ] = None,
+    policy: PolicyOption = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Copy a version's LoRA adapter, in PEFT format, out of the data directory."""
     number = weight_version
     if number is None:
-        number = call("GET", "/v1/admin/status", config, data_dir)["serving"]
+        params = {} if policy is None else {"policy": policy}
+        number = call("GET", "/v1/admin/status", config, data_dir, params=params)["serving"]
     row = call("GET", f"/v1/admin/versions/{number}", config, data_dir)
     if row["folder"] is None:
         fail(f"version {number} has no adapter on disk: it is the base, or its weights were deleted")

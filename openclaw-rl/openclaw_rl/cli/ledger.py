@@ -124,6 +124,9 @@ def export_rows(
         str, typer.Option(help="`turns`: messages, verdict and state; `samples`: the tokens that a trainer gets.")
     ] = ("turns"),
     user: Annotated[str | None, typer.Option(help="Only the rows of this user. Default: of all users.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Only the rows that this policy learns from, such as `user:NAME` or `policy`.")
+    ] = None,
     format: Annotated[
         str, typer.Option(help='`jsonl`, or `parquet`, which needs pip install "openclaw-rl[export]".')
     ] = "jsonl",
@@ -139,11 +142,23 @@ def export_rows(
         fail(f"--what {what}: turns or samples")
     if format not in ("jsonl", "parquet"):
         fail(f"--format {format}: jsonl or parquet")
+    from openclaw_rl.ledger.snapshot import Snapshot
     from openclaw_rl.offline.export import export
 
     ledger = DataDir.of(target(config, data_dir).data_dir).ledger
     try:
-        count = export(ledger, path, what=what, format=format, user=user, on_rows=lambda n: _progress(f"{n} {what}"))  # type: ignore[arg-type]
+        with Snapshot.of(ledger) as snapshot:
+            if policy is not None and policy not in (known := snapshot.policies()):
+                fail(f"--policy {policy}: this ledger has {', '.join(known)}")
+        count = export(
+            ledger,
+            path,
+            what=what,  # type: ignore[arg-type]
+            format=format,  # type: ignore[arg-type]
+            user=user,
+            policy=policy,
+            on_rows=lambda n: _progress(f"{n} {what}"),
+        )
     except OpenClawRLError as error:
         fail(str(error))
     print(f"{count} {what} are in {path}")

@@ -23,6 +23,7 @@ from openclaw_rl.cli.connect import command as connect
 from openclaw_rl.cli.options import (
     ConfigOption,
     DataDirOption,
+    PolicyOption,
     SetOption,
     call,
     fail,
@@ -144,6 +145,7 @@ def serve(
 
 @app.command(short_help="Show the served version, turns, training and faults.")
 def status(
+    policy: PolicyOption = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: Annotated[
@@ -159,9 +161,10 @@ def status(
     batch (sampled), and for the end of a training step (leased). It ends as trained or as dropped. The list counts the
     dropped turns by reason; `openclaw-rl turns ID` shows the reason of one turn.
 
-    A line that begins with ! names a part that is out of order.
+    A line that begins with ! names a part that is out of order. Version and training are those of one policy
+    (--policy); the turns are everybody's.
     """
-    body = call("GET", "/v1/admin/status", config, data_dir)
+    body = call("GET", "/v1/admin/status", config, data_dir, params={} if policy is None else {"policy": policy})
     print(json.dumps(body, indent=2) if as_json else render.status(body, url_of(target(config, data_dir))))
 
 
@@ -192,6 +195,7 @@ def turns(
         typer.Option(help="Only turns in this state: served, paired, judged, sampled, leased, trained or dropped."),
     ] = None,
     session: Annotated[str | None, typer.Option(help="Only turns of this session.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only turns of this user.")] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -205,7 +209,7 @@ def turns(
     if turn_id is not None:
         found = call("GET", f"/v1/turns/{quote(turn_id, safe='')}", config, data_dir)
     else:
-        query = {"limit": limit, "state": state, "session_id": session}
+        query = {"limit": limit, "state": state, "session_id": session, "user": user}
         asked = {name: value for name, value in query.items() if value is not None}
         found = call("GET", "/v1/turns", config, data_dir, params=asked)["turns"]
     if as_json:

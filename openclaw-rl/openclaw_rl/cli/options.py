@@ -27,7 +27,13 @@ SetOption = Annotated[
         "--set", "-s", metavar="KEY=VALUE", help="Set one setting (`openclaw-rl settings` lists them); may be repeated."
     ),
 ]
-
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Policy, from `openclaw-rl policies`: `user:NAME` learns from one user (policies.mode per_user). "
+        "Default: the shared one."
+    ),
+]
 
 _CHECK_S = 30.0
 """Patience with a server that is to prove itself."""

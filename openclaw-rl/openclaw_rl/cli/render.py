@@ -34,7 +34,10 @@ def status(body: _Body, url: str) -> str:
     """Return the text of `status`: the version that serves, the turns by state, the training, the faults."""
     counts = body["counts"]
     up = _span(time.time() - body["started_at"])
-    lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}", _serving(body), _learning(body)]
+    lines = [f"{body['model']} at {url}/v1, method {body['method']}, up {up}"]
+    if body["policies"] > 1:
+        lines.append(f"policy {plain(body['policy'])}, of {body['policies']} (openclaw-rl policies)")
+    lines += [_serving(body), _learning(body)]
     if body.get("practice") is not None:
         lines.append(str(body["practice"]["line"]))
     lines += [f"  ! {problem}" for problem in body["problems"]]
@@ -134,6 +137,18 @@ def users(rows: Sequence[_Body]) -> Iterator[str]:
         yield f"{plain(row['user']):<24} {', '.join(figures)}"
 
 
+def policies(rows: Sequence[_Body]) -> Iterator[str]:
+    """Yield one line for each policy: the versions, and what waits."""
+    for row in rows:
+        figures = [f"version {row['serving']} serves"]
+        figures += [] if row["pinned"] is None else [f"pinned at {row['pinned']}"]
+        figures += [] if row["tip"] == row["serving"] else [f"version {row['tip']} is the newest trained"]
+        figures += [f"{row['waiting']} samples wait"]
+        figures += [f"{row['practice_waiting']} of practice"] if row["practice_waiting"] else []
+        figures += [] if row["learning"] else ["learning is paused"]
+        yield f"{plain(row['policy']):<24} {', '.join(figures)}"
+
+
 def when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else "-"
 
@@ -155,7 +170,7 @@ def _serving(body: _Body) -> str:
 
 
 def _learning(body: _Body) -> str:
-    training, waiting = body["training"], body["counts"]["sampled"]
+    training, waiting = body["training"], body["waiting"]
     if not training["enabled"]:
         return "learning is off (training.enabled): turns are recorded and judged, nothing is trained"
     if not body["learning"]:

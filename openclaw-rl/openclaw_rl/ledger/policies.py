@@ -8,12 +8,31 @@ A removed policy leaves rows without a name, so that numbers are used once: its 
 """
 
 import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import leases, schema, versions
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """One policy in numbers, without a word of a chat."""
+
+    policy: str
+    serving: int
+    """Version that new requests should get, also while another one is pinned."""
+    pinned: int | None
+    tip: int
+    """Version that training continues from."""
+    learning: bool
+    """Its trainer gets batches: neither its own switch nor everyone's is off."""
+    waiting: int
+    """Users' samples that wait for a batch, without practice."""
+    practice_waiting: int
 
 
 class Policies(LedgerPart):
@@ -37,6 +56,23 @@ class Policies(LedgerPart):
         """Return the version that should serve a policy: the pinned one, else the one that serves."""
         pinned = versions.read_pin(db, policy)
         return versions.read_version(db, versions.serving(db, policy) if pinned is None else pinned)
+
+    @read
+    def targets(self, db: sqlite3.Connection, policies: Collection[str]) -> dict[str, int]:
+        """Return the version that should serve each of these policies; one that is not open is left out."""
+        opened = set(versions.names(db))
+        pins = {policy: versions.read_pin(db, policy) for policy in policies if policy in opened}
+        return {policy: versions.serving(db, policy) if pin is None else pin for policy, pin in pins.items()}
+
+    @read
+    def policy_figures(self, db: sqlite3.Connection, policy: str) -> PolicyFigures:
+        """Return the numbers of a policy. Raises LedgerError for one that was not opened."""
+        return _figures(db, policy)
+
+    @read
+    def all_policy_figures(self, db: sqlite3.Connection) -> list[PolicyFigures]:
+        """Return the numbers of each policy, by name: a few rows for each."""
+        return [_figures(db, policy) for policy in versions.names(db)]
 
     @read
     def tips_and_targets(self, db: sqlite3.Connection) -> set[int]:
@@ -88,12 +124,33 @@ class Policies(LedgerPart):
         return versions.read_version(db, number)
 
 
+def _figures(db: sqlite3.Connection, policy: str) -> PolicyFigures:
+    real, practice = waiting(db, policy)
+    return PolicyFigures(
+        policy,
+        serving=versions.serving(db, policy),
+        pinned=versions.read_pin(db, policy),
+        tip=versions.tip_of(db, policy),
+        learning=leases.learns(db, policy),
+        waiting=real,
+        practice_waiting=practice,
+    )
+
+
 def _root(db: sqlite3.Connection, policy: str) -> int | None:
     found = db.execute("SELECT weight_version FROM version WHERE policy = ? AND parent IS NULL", (policy,)).fetchone()
     return None if found is None else int(found[0])
 
 
 # For other transactions
+
+
+def waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:
+    """Return the number of users' samples and of practice samples of a policy that wait for a trainer."""
+    query = "SELECT count(*) FROM turn WHERE policy = ? AND state = 'sampled'"
+    (real,) = db.execute(f"{query} AND practice IS NULL AND of_episode IS NULL", (policy,)).fetchone()
+    (practice,) = db.execute(f"{query} AND practice IS NOT NULL", (policy,)).fetchone()
+    return real, practice
 
 
 def remove(db: sqlite3.Connection, policy: str, *, at: float) -> list[int]:

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import leases, schema, versions
+from openclaw_rl.ledger import leases, policies, schema, versions
 from openclaw_rl.ledger.judging import insert_sample
 from openclaw_rl.ledger.records import read_request
 from openclaw_rl.ledger.schema import in_list
@@ -64,7 +64,7 @@ class Practising(LedgerPart):
         ).fetchone()
         waiting, real = counted.get("practice.sampled", 0), counted.get("sampled", 0)
         if len(versions.names(db)) > 1:
-            waiting, real = _waiting(db, policy)
+            real, waiting = policies.waiting(db, policy)
         return PracticeRoom(
             tip=versions.tip_of(db, policy),
             serving=versions.serving(db, policy),
@@ -179,11 +179,3 @@ def _insert(db: sqlite3.Connection, reply: PracticeReply, batch: int, *, at: flo
     what = f"practice of wish {reply.wish_id}" if reply.kind is PracticeKind.WISH else "anchor of practice"
     on = "" if reply.of is None else f", on {'a variant of ' * reply.is_variant}{reply.of}"
     append_event(db, row, TurnState.SAMPLED, at=at, detail=what + on)
-
-
-def _waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:
-    """Return the number of practice samples and of users' samples of a policy that wait for a trainer."""
-    query = "SELECT count(*) FROM turn WHERE policy = ? AND state = 'sampled'"
-    (practice,) = db.execute(f"{query} AND practice IS NOT NULL", (policy,)).fetchone()
-    (real,) = db.execute(f"{query} AND practice IS NULL AND of_episode IS NULL", (policy,)).fetchone()
-    return practice, real

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import open, reports, schema
+from openclaw_rl.ledger import open, reports, schema, versions
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
@@ -55,14 +55,18 @@ class Snapshot:
         finally:
             db.close()
 
-    def turns(self, *, user: str | None = None) -> Iterator[TurnRecord]:
-        """Yield every turn, or those of one user, demonstrations and practice among them."""
-        query = "SELECT turn_id FROM turn ORDER BY id"
-        if user is not None:
-            query = "SELECT turn_id FROM request JOIN turn USING (id) WHERE user = ? ORDER BY request.id"
-        for (turn_id,) in self._db.execute(query, () if user is None else (user,)):
+    def turns(self, *, user: str | None = None, policy: str | None = None) -> Iterator[TurnRecord]:
+        """Yield every turn, or those of one user or policy, demonstrations and practice among them."""
+        wanted = [(f"{of} = ?", value) for of, value in (("user", user), ("turn.policy", policy)) if value is not None]
+        where = " AND ".join(["TRUE", *(condition for condition, _ in wanted)])
+        query = f"SELECT turn_id FROM request JOIN turn USING (id) WHERE {where} ORDER BY request.id"
+        for (turn_id,) in self._db.execute(query, [value for _, value in wanted]):
             if (record := reports.read_record(self._db, turn_id)) is not None:
                 yield record
+
+    def policies(self) -> list[str]:
+        """Return the policies by name, the shared one among them."""
+        return versions.names(self._db)
 
     def judged(self) -> Iterator[JudgedTurn]:
         """Yield every turn that has a next state or feedback, but no step of an episode: its credit is its group's."""

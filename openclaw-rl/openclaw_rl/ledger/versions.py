@@ -62,24 +62,23 @@ class Versions(LedgerPart):
         )
 
     @read
-    def versions(self, db: sqlite3.Connection, *, since: int = 0, newest: int | None = None) -> list[Version]:
-        """Return versions by number, without the probes of their reports, which are large.
+    def versions(
+        self, db: sqlite3.Connection, *, since: int = 0, newest: int | None = None, policy: str | None = None
+    ) -> list[Version]:
+        """Return versions of one policy or of all by number, without the probes of their reports, which are large.
 
         All from number `since` on, or the `newest` of them: an old ledger has very many.
         """
-        rows = db.execute(
-            "SELECT * FROM version WHERE weight_version >= ? ORDER BY weight_version DESC LIMIT ?",
-            (since, -1 if newest is None else newest),
-        ).fetchall()
+        where, of = ("", ()) if policy is None else (" AND policy = ?", (policy,))
+        query = f"SELECT * FROM version WHERE weight_version >= ?{where} ORDER BY weight_version DESC LIMIT ?"
+        rows = db.execute(query, (since, *of, -1 if newest is None else newest)).fetchall()
         return [_version(found, with_probes=False) for found in reversed(rows)]
 
     @read
     def versions_after(self, db: sqlite3.Connection, n: int, *, limit: int) -> list[Version]:
         """Return the oldest versions with a number above `n`, by number, without the probes of their reports."""
-        rows = db.execute(
-            "SELECT * FROM version WHERE weight_version > ? ORDER BY weight_version LIMIT ?", (n, limit)
-        ).fetchall()
-        return [_version(found, with_probes=False) for found in rows]
+        query = "SELECT * FROM version WHERE weight_version > ? ORDER BY weight_version LIMIT ?"
+        return [_version(found, with_probes=False) for found in db.execute(query, (n, limit)).fetchall()]
 
     @read
     def unfinished_versions(self, db: sqlite3.Connection) -> list[Version]:

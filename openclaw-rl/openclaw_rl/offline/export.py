@@ -38,6 +38,7 @@ class TurnRow:
 
     turn_id: str
     user: str
+    policy: str
     session_id: str | None
     task: str | None
     episode: str | None
@@ -78,6 +79,7 @@ class SampleRow:
     """Columns of one sample, as a trainer gets it, with its state."""
 
     sample_id: str
+    policy: str
     state: str
     reason: str | None
     trained_in: int | None
@@ -109,11 +111,12 @@ def export(
     what: What,
     format: Format,
     user: str | None = None,
+    policy: str | None = None,
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Write the file and return its number of rows. Raises LedgerError, SettingsError (no pyarrow; the file exists).
 
-    user: the owner of the rows; None: all rows.
+    user: the owner of the rows, policy: the one that learns from them; None: all rows.
     """
     if format == "parquet":
         _pyarrow()  # before the file is made
@@ -124,7 +127,7 @@ def export(
             raise SettingsError(f"{out}: {error.strerror}") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
-                records = snapshot.turns(user=user)
+                records = snapshot.turns(user=user, policy=policy)
                 rows: Iterator[Row] = _turn_rows(records) if what == "turns" else _sample_rows(records)
                 kind: type[Row] = TurnRow if what == "turns" else SampleRow
                 return (_jsonl if format == "jsonl" else _parquet)(file, kind, rows, on_rows)
@@ -142,6 +145,7 @@ def _turn_rows(records: Iterator[TurnRecord]) -> Iterator[TurnRow]:
         yield TurnRow(
             turn_id=turn.turn_id,
             user=request.scope.user,
+            policy=request.scope.policy,
             session_id=request.scope.session_id,
             task=request.task,
             episode=request.episode,
@@ -185,6 +189,7 @@ def _sample_rows(records: Iterator[TurnRecord]) -> Iterator[SampleRow]:
             continue
         yield SampleRow(
             sample_id=sample.sample_id,
+            policy=record.request.scope.policy,
             state=str(record.state),
             reason=_reason(record),
             trained_in=record.trained_in,

@@ -5,8 +5,10 @@ Promises:
 - A version is in `loaded` only after its EMA teacher is loaded too.
 - An adapter of our name that another run left on the engine is replaced.
 - With `most`, requests bring no more versions than that: room comes from the least recently used of those that nobody
-  uses, and a load waits for one. A publication has `BESIDE` places more, for the version that serves and the one that
-  is tested: people who chat all the time must not keep what was learned from serving.
+  uses, and a load waits for one. After `PATIENCE_S` the version that was loaded first takes no new requests until it
+  has left: people who chat without a pause keep nobody out for longer than a reply takes. A publication has `BESIDE`
+  places more, for the version that serves and the one that is tested: people who chat all the time must not keep what
+  was learned from serving.
 
 Leaves to others: the choice of a version (`publisher`, `on_demand`); counting the replies that use one
 (`engines.admission`).
@@ -31,6 +33,8 @@ log = structlog.get_logger()
 
 BESIDE = 2
 """Places of a publication beside those of requests."""
+PATIENCE_S = 1.0
+"""Wait of a request for a place before a version in use has to leave for it."""
 _LOOK_S = 0.5
 """Longest wait between two looks for an adapter that nobody uses."""
 
@@ -59,8 +63,12 @@ class EngineAdapters:
         self._health = health or Health()
         self.loaded: set[int] = set()
         """Versions whose adapter the engine holds."""
+        self._since: dict[int, float] = {}
+        """Times of their loads."""
         self._leaving: set[int] = set()
         """Versions that are being unloaded: no request may begin on them."""
+        self._making_room: set[int] = set()
+        """Versions that leave after the replies that run on them: no request may begin on them either."""
         self._ours: dict[str, Path] = {}
         """Adapters that the engine took from us, with their folders."""
         self._changes = asyncio.Lock()
@@ -72,7 +80,7 @@ class EngineAdapters:
 
     def holds(self, number: int) -> bool:
         """Return True if the engine can answer as this version now."""
-        is_loaded = number in self.loaded and number not in self._leaving
+        is_loaded = number in self.loaded and number not in self._leaving | self._making_room
         return is_loaded or self._serving.lora_path(number) is None
 
     def can_hold(self, *versions: Version) -> bool:
@@ -93,14 +101,22 @@ class EngineAdapters:
             return
         if name is None or version.kind is WeightKind.FULL:
             return
-        while True:
-            async with self._changes:
-                if number in self.loaded:
-                    return
-                if await self._has_made_room(on_demand):
-                    return await self._load(version, name)
-            # Without the lock: a publication has places of its own, while a request waits for one.
-            await self._serving.changed(_LOOK_S)
+        started, leaves = time.monotonic(), None
+        try:
+            while True:
+                async with self._changes:
+                    if number in self.loaded:
+                        self._making_room.discard(number)
+                        return
+                    if await self._has_made_room(on_demand):
+                        return await self._load(version, name)
+                if on_demand and leaves is None and time.monotonic() - started >= PATIENCE_S:
+                    leaves = min(self.loaded - self._making_room, key=self._since.__getitem__, default=None)
+                    self._making_room |= set() if leaves is None else {leaves}
+                # Without the lock: a publication has places of its own, while a request waits for one.
+                await self._serving.changed(_LOOK_S)
+        finally:
+            self._making_room -= set() if leaves is None else {leaves}
 
     async def _load(self, version: Version, name: str) -> None:
         number = version.weight_version
@@ -112,6 +128,7 @@ class EngineAdapters:
             self._serving.add_ema(number)
         await self._load_as(name, folder)  # last: a version in `loaded` has its teacher
         self.loaded.add(number)
+        self._since[number] = time.monotonic()
         self._health.push.observe(time.perf_counter() - started)
 
     async def _load_as(self, name: str, folder: Path) -> None:
@@ -151,7 +168,7 @@ class EngineAdapters:
         """Unload the least recently used version that nobody uses. Return False if each is used."""
         idle = [number for number in self.loaded if not self._serving.users(number)]
         if idle:
-            await self._unload(min(idle, key=self._serving.last_used))
+            await self._unload(min(idle, key=lambda one: (one not in self._making_room, self._serving.last_used(one))))
         return bool(idle)
 
     async def unload(self, number: int) -> None:

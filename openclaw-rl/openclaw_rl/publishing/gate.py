@@ -98,12 +98,12 @@ class Gate:
         self._canaries, self._alert = CanaryScore(canaries, self._tested), alert
         self._remembered = Remembered()
         self.last: GateResult | None = None
-        self._policy = SHARED_POLICY
+        self.policy = SHARED_POLICY
         """The policy of the version that is tested."""
 
     async def check(self, version: Version, report: StepReport) -> GateResult:
         """Test a version before it serves: of full weights only the figures that their trainer sent."""
-        started, self._policy = time.perf_counter(), version.policy
+        started, self.policy = time.perf_counter(), version.policy
         self.last = await self._measure(version, report)
         await self._record(version.weight_version, self.last)
         if version.kind is WeightKind.LORA or self.last.refusal is not None:  # else `after_swap` has the time of both
@@ -141,14 +141,15 @@ class Gate:
     @property
     def _current(self) -> int:
         """The version that serves the policy of the tested one."""
-        return self._serving.currents.get(self._policy, self._serving.current)
+        return self._serving.currents.get(self.policy, self._serving.current)
 
     async def _base_kl(self, serving: int, number: int, step_kl: float | None) -> float | None:
         """Return KL(base ‖ number) on replies that the base gave to users of this policy."""
-        root = 0 if self._policy == SHARED_POLICY else await self._ledger.root(self._policy)
+        root = 0 if self.policy == SHARED_POLICY else await self._ledger.root(self.policy)
         if isinstance(root, Version):
             if not root.is_base:  # it began at weights of the shared policy: no reply to its user is the base's
                 return None
+            self._serving.name(root.weight_version, None)  # since a restart no request may have named it
             root = root.weight_version
         return step_kl if serving == root else await self._kl(root, number)
 
@@ -156,7 +157,8 @@ class Gate:
         """Return the largest KL of the steps from the serving version to this one."""
         # The serving version replaces the parent when versions between were superseded: each of their steps has its
         # own allowance.
-        parents = {row.weight_version: row.parent for row in await self._ledger.versions(since=serving)}
+        versions = await self._ledger.versions(since=serving, policy=self.policy)
+        parents = {row.weight_version: row.parent for row in versions}
         steps, ancestor = 0, number
         while ancestor != serving and (parent := parents.get(ancestor)) is not None:
             steps, ancestor = steps + 1, parent
@@ -263,7 +265,8 @@ class Gate:
 
     async def _replies_of(self, number: int) -> list[Reply]:
         """Return replies of a version; if it sampled none, those of its nearest ancestor that did."""
-        parents = {row.weight_version: row.parent for row in await self._ledger.versions(newest=_ANCESTORS)}
+        versions = await self._ledger.versions(newest=_ANCESTORS, policy=self.policy)
+        parents = {row.weight_version: row.parent for row in versions}
         ancestor: int | None = number
         while ancestor is not None:
             if stored := await self._stored(ancestor):
@@ -362,7 +365,7 @@ class Gate:
     async def _short_reply(self) -> tuple[Ids, Ids] | None:
         """Return a stored prompt and the start of its reply, of the policy that is tested."""
         replies = await self._ledger.recent_replies(
-            sampled_by=None, limit=self._settings.gate_replies, policy=self._policy
+            sampled_by=None, limit=self._settings.gate_replies, policy=self.policy
         )
         for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
             return prompt_ids, response_ids[: self._settings.gate_tokens]

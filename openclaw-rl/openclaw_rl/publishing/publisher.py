@@ -86,6 +86,10 @@ class Publisher:
     def last_gate(self) -> GateResult | None:
         return self._gate.last
 
+    def last_gate_of(self, policy: str) -> GateResult | None:
+        """Return what the gate measured last, if it was of this policy."""
+        return self._gate.last if self._gate.policy == policy else None
+
     def wake(self) -> None:
         """Wake `run`, because a commit, a pin or a rollback happened."""
         self._wake.set()
@@ -132,7 +136,8 @@ class Publisher:
                 continue
             self._health.ok("publisher")
             try:
-                async with asyncio.timeout(RETRY_S if self._draining() else 3600):
+                waits = self._draining() or self._waits_since is not None  # for a reply that ends, and tells nobody
+                async with asyncio.timeout(RETRY_S if waits else 3600):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -152,6 +157,8 @@ class Publisher:
                     await self._ledger.set_pin(weight_version, policy=version.policy)
                 else:
                     await self._ledger.check_can_serve(weight_version)
+                    if self._on_demand and not self._has_room(version):  # a load would wait, and keep publications out
+                        raise LedgerError("replies run on every version that the engine has room for: try again")
                     pin = partial(self._ledger.set_pin, weight_version, serves=True, policy=version.policy)
                     await self._serve_again(version, pin)
         self.wake()
@@ -207,11 +214,11 @@ class Publisher:
             if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
-            for policy in [name for name in self._serving.currents if name != SHARED_POLICY]:
-                version = await self._ledger.target(policy)
-                if version.weight_version != self._serving.currents.get(policy):
-                    self._policy.switch(version)  # the next request brings its adapter
-                    log.info("serving", weight_version=version.weight_version, policy=policy)
+            others = [name for name in self._serving.currents if name != SHARED_POLICY]
+            for policy, number in (await self._ledger.targets(others) if others else {}).items():
+                if number != self._serving.currents.get(policy):
+                    self._policy.switch(await self._ledger.version(number))  # the next request brings its adapter
+                    log.info("serving", weight_version=number, policy=policy)
 
     def _has_room(self, *versions: Version) -> bool:
         """Return True if the engine has room for these versions at once."""

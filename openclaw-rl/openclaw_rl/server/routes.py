@@ -16,6 +16,7 @@ from openclaw_rl.server.api.control import Controls, build_admin_router
 from openclaw_rl.server.api.episodes import EpisodesDeps, build_episodes_router
 from openclaw_rl.server.api.feedback import FeedbackDeps, build_feedback_router
 from openclaw_rl.server.api.page import build_page_router
+from openclaw_rl.server.api.policies import Steering, build_own_policy_router
 from openclaw_rl.server.api.status import Condition, ServerInfo
 from openclaw_rl.server.api.trainer import TRAINER, build_push_router, build_trainer_router
 from openclaw_rl.server.api.turns import TurnsDeps, build_turns_router
@@ -56,6 +57,8 @@ def served_app(
     app.include_router(_turns(settings, core, events))
     app.include_router(_episodes(settings, core, events))
     app.include_router(build_wishes_router(core.ledger, core.keys, aim=aim_of(settings)))
+    steering = Steering(core.ledger, publisher, settings.training)
+    app.include_router(build_own_policy_router(steering, core.keys, settings.policies))
     body_limit = int(settings.server.max_body_mb * 2**20)
     served = chats_first(bounded(app, body_limit, but="/v1/trainer"), chats)
     return with_host_guard(with_plain_paths(served), settings.server, core.keys)
@@ -174,6 +177,7 @@ def _turns(settings: Settings, core: Core, events: ServerEvents) -> APIRouter:
             frontend=core.frontend,
             on_judged=events.judged.set,
             clock=core.clock,
+            has_own_policies=settings.policies.is_per_user,
         )
     )
 

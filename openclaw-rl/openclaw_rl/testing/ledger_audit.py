@@ -116,8 +116,9 @@ def _weights(db: sqlite3.Connection, data_dir: Path) -> Iterator[str]:
         else:
             if found != sha256:
                 yield f"version {number} is {state}: its row says {sha256[:12]}, its file is {found[:12]}"
-    if db.execute("SELECT count(*) FROM version WHERE state = 'serving'").fetchone()[0] > 1:
-        yield "more than one version serves"
+    query = "SELECT policy FROM version WHERE state = 'serving' GROUP BY policy HAVING count(*) > 1"
+    for (policy,) in db.execute(query):
+        yield f"more than one version serves {policy}"
 
 
 def _balance(db: sqlite3.Connection) -> Iterator[str]:

@@ -22,6 +22,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="a new folder; what is left in it tells what happened")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="of the fates; drawn when not given")
+    parser.add_argument(
+        "--users", type=int, default=0, help="with a policy each, and kills of the engine; 0: one policy"
+    )
     options = parser.parse_args()
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
@@ -30,7 +33,8 @@ def main() -> int:
     torch.set_num_threads(1)
     frontend = make_frontend(folder / "tokenizer")
     policy = make_policy(frontend)
-    place = Place(folder / "data", server_port=free_port(), engine_port=free_port())
+    users = tuple(f"user-{number}" for number in range(options.users))
+    place = Place(folder / "data", server_port=free_port(), engine_port=free_port(), users=users)
     forks = ForkServer.start(roles(place, frontend, policy))
     outcome = asyncio.run(Campaign(place, forks, policy, seed=seed, kills=options.kills).run())
     print(json.dumps({"seed": seed, **asdict(outcome)}, indent=1))

@@ -29,7 +29,7 @@ from kill.roles import ADMIN_KEY, Place
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.ledger_audit import DEAD, audit, open_read_only
 
-PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0)}
+PATIENCE_S = {"server": (0.5, 3.0), "trainer": (1.5, 5.0), "engine": (3.0, 8.0)}
 """A process that has not met its fate within a time drawn from here is killed wherever it is."""
 RUN_ON_S, AIMED_S = 300.0, 30.0
 """Bounds of the aimed kills together, and of the wait for one of them."""
@@ -54,7 +54,8 @@ class Outcome:
 class Campaign:
     def __init__(self, place: Place, forks: ForkServer, policy: ToyPolicy, *, seed: int, kills: int) -> None:
         self._place, self._forks, self._policy, self._seed, self._wanted = place, forks, policy, seed, kills
-        self._chats = Chats(place.url, seed)
+        self._users = place.users
+        self._chats = Chats(place.url, seed, people=max(4, len(place.users)), users=place.users)
         self._audited = 0
         self._auditing = asyncio.Lock()
         self._enough = asyncio.Event()
@@ -66,14 +67,17 @@ class Campaign:
         started = time.monotonic()
         await self._forks.connect()
         try:
-            engine = await self._forks.spawn("engine", self.log("engine"))
+            engine = None if self._users else await self._forks.spawn("engine", self.log("engine"))
             async with asyncio.TaskGroup() as group:
                 chats = group.create_task(self._chats.run())
                 operator = group.create_task(self._operate())
-                await asyncio.gather(
-                    self._kill("server", points.server_fate), self._kill("trainer", points.trainer_fate)
-                )
-                if not self.outcome.findings:
+                fates = {"server": points.server_fate, "trainer": points.trainer_fate}
+                if self._users:
+                    fates |= {"server": points.policies_fate, "engine": points.engine_fate}
+                await asyncio.gather(*(self._kill(role, draw) for role, draw in fates.items()))
+                if self._users:
+                    engine, _ = await self._start("engine", None)
+                elif not self.outcome.findings:
                     await self._run_on()
                 operator.cancel()
                 self.outcome.facts["killing_s"] = round(time.monotonic() - started, 1)
@@ -81,7 +85,7 @@ class Campaign:
                     await self._come_to_rest(chats)
                 self._chats.stop.set()
                 chats.cancel()
-            if engine.exited.done():
+            if engine is not None and engine.exited.done():
                 self.outcome.findings.append("the stub engine ended")
         finally:
             await self._forks.close()
@@ -212,10 +216,12 @@ class Campaign:
                         ("train", {}),
                     )
                 )
+                of = {"policy": f"user:{chance.choice(self._users)}"} if self._users and chance.random() < 0.8 else {}
                 try:
                     if body is None:
-                        status = (await client.get("/v1/admin/status")).json()
+                        status = (await client.get("/v1/admin/status", params=of)).json()
                         body = {"weight_version": status["serving"]}
+                    body |= of if path != "train" else {}
                     answer = await client.post(f"/v1/admin/{path}", json=body)
                 except (httpx.TransportError, KeyError, ValueError):
                     continue
@@ -239,7 +245,8 @@ class Campaign:
                             self._find(f"a process ended by itself:\n{self._tail('server')}\n{self._tail('trainer')}")
                             return
                         try:
-                            await client.post("/v1/admin/pin", json={"weight_version": None})
+                            for policy in ("policy", *(f"user:{user}" for user in self._users)):
+                                await client.post("/v1/admin/pin", json={"weight_version": None, "policy": policy})
                             # Three versions refused in a row have paused it; that is how it should be, and the end.
                             await client.post("/v1/admin/learning", json={"on": True})
                         except httpx.TransportError:
@@ -303,16 +310,18 @@ class Campaign:
                 "replayed_replies": replayed.replies,
                 "turns": dict(db.execute("SELECT name, n FROM counter WHERE n").fetchall()),
                 "versions": dict(db.execute("SELECT state, count(*) FROM version GROUP BY 1").fetchall()),
+                "policies": len(db.execute("SELECT DISTINCT policy FROM version").fetchall()),
                 "leases": dict(db.execute("SELECT state, count(*) FROM lease GROUP BY 1").fetchall()),
             }
 
     def _at_rest(self, db: sqlite3.Connection) -> list[str]:
         found = []
         dead = ", ".join(f"'{state}'" for state in DEAD)
-        (serving,) = db.execute("SELECT weight_version FROM version WHERE state = 'serving'").fetchone()
-        (newest,) = db.execute(f"SELECT max(weight_version) FROM version WHERE state NOT IN ({dead})").fetchone()
-        if serving != newest:
-            found.append(f"version {serving} serves, and version {newest} is the newest that passed the gate")
+        serving = dict(db.execute("SELECT policy, weight_version FROM version WHERE state = 'serving'").fetchall())
+        query = f"SELECT policy, max(weight_version) FROM version WHERE state NOT IN ({dead}) GROUP BY policy"
+        for policy, newest in db.execute(query).fetchall():
+            if serving.get(policy) != newest:
+                found.append(f"version {serving.get(policy)} serves {policy}, and {newest} is the newest that passed")
         states = {state for (state,) in db.execute("SELECT DISTINCT state FROM turn")}
         if left := states - {"served", "trained", "dropped"}:
             found.append(f"at rest there are turns {left}")

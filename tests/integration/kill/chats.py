@@ -58,6 +58,8 @@ class Chats:
     url: str
     seed: int
     people: int = 4
+    users: tuple[str, ...] = ()
+    """Users that the people are, in turn, each with a key of its own; none: nobody has a key."""
     seen: list[Seen] = field(default_factory=list)
     heard: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     """Requests of whose reply anything came, by session and message: the ledger owes those too, cut or not."""
@@ -69,18 +71,24 @@ class Chats:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        limits = httpx.Limits(max_keepalive_connections=self.people)
-        async with httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False, limits=limits) as client:
-            async with asyncio.TaskGroup() as group:
-                for person in range(self.people):
-                    group.create_task(self._chat(client, person, random.Random(f"{self.seed}-{person}")))
+        async with asyncio.TaskGroup() as group:
+            for person in range(self.people):
+                group.create_task(self._chat(person, random.Random(f"{self.seed}-{person}")))
 
-    async def _chat(self, client: httpx.AsyncClient, person: int, chance: random.Random) -> None:
-        for number in itertools.count():
-            if self.stop.is_set():
-                return
-            session_id = f"session-{person}-{number}" if chance.random() < 0.7 else None
-            await self._converse(client, f"{person}-{number}", session_id, chance)
+    async def _chat(self, person: int, chance: random.Random) -> None:
+        headers = {"authorization": f"Bearer {key_of(user)}"} if (user := self.user_of(person)) else {}
+        limits = httpx.Limits(max_keepalive_connections=1)
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=20, trust_env=False, limits=limits
+        ) as client:
+            for number in itertools.count():
+                if self.stop.is_set():
+                    return
+                session_id = f"session-{person}-{number}" if chance.random() < 0.7 else None
+                await self._converse(client, f"{person}-{number}", session_id, chance)
+
+    def user_of(self, person: int) -> str | None:
+        return self.users[person % len(self.users)] if self.users else None
 
     async def _converse(
         self, client: httpx.AsyncClient, topic: str, session_id: str | None, chance: random.Random
@@ -181,6 +189,11 @@ class Chats:
         except httpx.TransportError:
             return
         self.sides += reply.status_code == 200
+
+
+def key_of(user: str) -> str:
+    """The chat key of a user."""
+    return f"sk-{user}-5up3r"
 
 
 def _body(messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:

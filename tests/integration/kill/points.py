@@ -20,6 +20,7 @@ from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger import syncer as ledger_syncer
 from openclaw_rl.ledger import writer as ledger_writer
 from openclaw_rl.publishing import version_folders
+from openclaw_rl.testing import FakeEngine, fake_engine
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.trainers.loop import TrainerLoop
@@ -170,6 +171,37 @@ def hook_trainer(death: Death) -> None:
     death.around(TrainerLoop, "_forget", "forget")
     death.around(checkpoint, "discard", "discard")
     death.around(checkpoint, "prune", "prune")
+
+
+def hook_engine(death: Death) -> None:
+    """Every token, and every adapter that comes or leaves."""
+    event = fake_engine._event
+
+    def hooked_event(*args: Any) -> Any:
+        made = event(*args)
+        death("sampled")
+        return made
+
+    fake_engine._event = hooked_event
+    death.after(FakeEngine, "load_adapter", "loaded")
+    death.after(FakeEngine, "unload_adapter", "unloaded")
+
+
+def policies_fate(chance: random.Random) -> Fate:
+    """Of a server with many policies: a third where one is opened, or an adapter comes, leaves or is switched to."""
+    kind = chance.random()
+    if kind < 0.1:
+        return Fate(1, chance.choice(GROUP_POINTS), "open_policy")
+    if kind < 0.35:
+        return Fate(chance.randint(1, 4), chance.choice(_ADAPTERS))
+    return server_fate(chance)
+
+
+def engine_fate(chance: random.Random) -> Fate:
+    """Half of them in the middle of replies, the rest where an adapter came or left."""
+    if chance.random() < 0.5:
+        return Fate(chance.randint(20, 400), "sampled")
+    return Fate(chance.randint(1, 8), chance.choice(("loaded", "unloaded")))
 
 
 def server_fate(chance: random.Random) -> Fate:

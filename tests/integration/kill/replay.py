@@ -36,6 +36,7 @@ def replay(ledger: Path, policy: ToyPolicy) -> Replayed:
         done = Replayed([], 0, 0, 0)
         done.findings += _weights(db, policy, done)
         done.findings += _log_probs(db, policy, done)
+        done.findings += _foreign(db)
         return done
 
 
@@ -46,6 +47,9 @@ def _weights(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Itera
         "SELECT weight_version, version.parent, sha256, fence FROM version JOIN lease USING (lease_id)"
         " ORDER BY weight_version"
     )
+    roots = "SELECT weight_version, same_weights_as FROM version WHERE parent IS NULL AND same_weights_as IS NOT NULL"
+    for root, start in db.execute(roots).fetchall():  # a policy's first version, at the base
+        held[root] = (held[start][0], None)
     for number, parent, sha256, fence in versions.fetchall():
         done.versions += 1
         turns = db.execute(
@@ -66,6 +70,20 @@ def _weights(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Itera
             done.fresh += 1
             if number - parent < KEEP_OPTIMIZERS:
                 yield f"version {number} forgot the moments of version {parent}, which were there"
+
+
+def _foreign(db: sqlite3.Connection) -> Iterator[str]:
+    """Each reply is of the policy of its user, and so is each version that sampled a token of it."""
+    policies = dict(db.execute("SELECT weight_version, policy FROM version").fetchall())
+    is_shared = set(policies.values()) == {"policy"}
+    rows = db.execute("SELECT id, turn.policy, user FROM turn JOIN request USING (id) ORDER BY id")
+    for row, policy, user in rows.fetchall():
+        turn = records.read_turn(db, row)
+        if policy != ("policy" if is_shared else f"user:{user}"):
+            yield f"{turn.turn_id} of {user} is of {policy}"
+        for run in turn.versions:
+            if policies[run.weight_version] != policy:
+                yield f"{turn.turn_id} of {policy} was sampled by version {run.weight_version}, which is another's"
 
 
 def _log_probs(db: sqlite3.Connection, policy: ToyPolicy, done: Replayed) -> Iterator[str]:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import uvicorn
 
+from kill.chats import key_of
 from kill.fork_server import Role
-from kill.points import Death, Fate, hook_server, hook_trainer
+from kill.points import Death, Fate, hook_engine, hook_server, hook_trainer
 from kill.toy import KEEP_OPTIMIZERS, ToyLearner
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.log import configure as configure_log
@@ -43,6 +44,8 @@ class Place:
     data_dir: Path
     server_port: int
     engine_port: int
+    users: tuple[str, ...] = ()
+    """Users with a policy each; none: one policy, and nobody has a key."""
 
     @property
     def url(self) -> str:
@@ -63,7 +66,10 @@ class Place:
                     "admin_key": ADMIN_KEY,
                     "trainer_token": TRAINER_TOKEN,
                     "drain_s": 5,
+                    "api_keys": [{"user": user, "key": key_of(user)} for user in self.users],
                 },
+                # Fewer places than users: adapters leave and come back all the time.
+                "policies": {"mode": "per_user", "loaded": 2} if self.users else {},
                 "engine": {"kind": "url", "url": f"http://127.0.0.1:{self.engine_port}", "hold_s": 10},
                 "sampling": {"max_new_tokens": 48},
                 "training": {"batch_size": 8, "min_batch": 1, "max_wait_s": 0.5, "max_staleness": 8, "lease_s": 2.0},
@@ -81,7 +87,9 @@ def roles(place: Place, frontend: FrontEnd, policy: ToyPolicy) -> Mapping[str, R
     for name in _AT_FIRST_USE:
         importlib.import_module(name)
 
-    def serve_engine(_: dict[str, Any]) -> None:
+    def serve_engine(args: dict[str, Any]) -> None:
+        if "report" in args:
+            hook_engine(_death(args))
         listener = socket.create_server(("127.0.0.1", place.engine_port), backlog=1024)
         config = uvicorn.Config(engine, log_level="warning", access_log=False, lifespan="off")
         uvicorn.Server(config).run(sockets=[listener])

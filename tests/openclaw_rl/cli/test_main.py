@@ -20,7 +20,8 @@ from openclaw_rl.cli.main import app
 from openclaw_rl.data_dir import Announcement, DataDir, proof_of
 
 ANSWERS: dict[str, dict[str, Any]] = {
-    "/v1/admin/learning": {"learning": False, "enabled": True},
+    "/v1/admin/learning": {"policy": "policy", "learning": False, "enabled": True},
+    "/v1/admin/policies": {"policies": []},
     "/v1/admin/train": {"waiting": 3, "learning": True, "enabled": True},
     "/v1/feedback": {"turn_id": "t", "effect": "judged", "state": "judged", "demonstration_id": None},
     "/v1/wishes": {"wishes": []},

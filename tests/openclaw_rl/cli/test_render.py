@@ -18,6 +18,9 @@ BASE = {"weight_version": 0, "parent": None, "state": "serving", "committed_at":
 
 def a_status(**more: Any) -> dict[str, Any]:
     return {
+        "policy": "policy",
+        "policies": 1,
+        "waiting": more.get("counts", COUNTS)["sampled"],
         "model": "toy",
         "method": "opd",
         "started_at": time.time() - 3 * 3600,
@@ -84,6 +87,23 @@ def test_a_status_says_what_waits_for_what_and_how_far_the_next_step_is() -> Non
     assert "  sampled         3  wait for a full batch\n" in text
     assert "  dropped         5  neutral 3, stale 2\n" in text
     assert text.endswith("  the base            serving")
+
+
+def test_a_status_names_its_policy_where_there_are_several() -> None:
+    counts = COUNTS | {"sampled": 9}
+    text = render.status(a_status(counts=counts, policy="user:ann", policies=3, waiting=2), "http://x")
+    assert "\npolicy user:ann, of 3 (openclaw-rl policies)\n" in text
+    assert "learning is on: 2 of the 16 samples of the next step are there" in text
+
+
+def test_a_list_of_policies_has_figures_and_what_is_not_as_usual() -> None:
+    usual = {"policy": "policy", "serving": 0, "pinned": None, "tip": 0, "learning": True, "waiting": 0}
+    changed = {"policy": "user:ann", "serving": 3, "pinned": 3, "tip": 7, "learning": False, "waiting": 4}
+    rows = [usual | {"practice_waiting": 0}, changed | {"practice_waiting": 8}]
+    first, second = render.policies(rows)
+    assert first.split(None, 1) == ["policy", "version 0 serves, 0 samples wait"]
+    said = "version 3 serves, pinned at 3, version 7 is the newest trained, 4 samples wait, 8 of practice"
+    assert second.split(None, 1) == ["user:ann", f"{said}, learning is paused"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ publisher, the admission and the loader are real.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,11 @@ from ledger import commit_of, give_sample, probe_of
 from publishing import until
 from turns import make_request, make_turn
 
-from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.admission import Closed, VersionAdmission
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.errors import CommitRefused, EngineRefused, RequestError
+from openclaw_rl.errors import CommitRefused, EngineRefused, LedgerError, RequestError
 from openclaw_rl.ledger import Identity, Ledger
-from openclaw_rl.publishing import version_folders
+from openclaw_rl.publishing import engine_adapters, version_folders
 from openclaw_rl.publishing.engine_adapters import BESIDE
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.on_demand import OnDemand
@@ -180,6 +181,105 @@ async def test_what_one_user_taught_answers_that_user_alone(tmp_path: Path) -> N
         assert await house.chat(ANN) == trained[1] > ann
         assert await house.chat(BOB, samples=False) == bob
         assert await house.ledger.serving_version() == 0
+
+
+async def test_after_a_restart_a_version_is_compared_with_the_base_that_no_request_has_named(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)  # by the root of the policy, which is the base
+        await house.trained()
+        await house.decided()
+        await house.chat(ANN)
+    async with household(tmp_path, places=2) as house:
+        trained = await house.trained()
+        await house.decided()
+        assert await house.chat(ANN, samples=False) == trained[1]
+        assert not house.serving.is_closed_for(Closed.ENGINE)
+
+
+async def test_a_version_that_waits_for_room_is_published_when_a_reply_ends(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        of_ann = await house.trained()
+        await house.decided()
+        others = [f"user:{name}" for name in ("bob", "eve", "kim")]
+        for policy in others:
+            await house.chat(policy)
+            await house.trained()
+            await house.decided()
+        await house.chat(ANN)
+        async with AsyncExitStack() as stack:
+            for policy in others:
+                version = await house.ledger.target(policy)
+                stack.enter_context(house.serving.held(version.weight_version))  # as a reply does; its end wakes nobody
+                await house.policy.adapters.load(version)
+            newer = await house.trained()
+            assert newer[0] == ANN
+
+            async def waits() -> bool:
+                return house.publisher._waits_since is not None
+
+            await until(waits)
+            assert (await house.ledger.version(newer[1])).state is VersionState.CANDIDATE
+        await house.decided()
+        assert await house.chat(ANN, samples=False) == newer[1] > of_ann[1]
+
+
+async def test_people_who_chat_without_a_pause_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each of two users a reply runs at any time, and the engine has two places: the third one's turn comes too."""
+    monkeypatch.setattr(engine_adapters, "PATIENCE_S", 0.05)
+    async with household(tmp_path, places=2) as house:
+        numbers = {}
+        for policy in (ANN, BOB, "user:eve"):
+            await house.chat(policy)
+            numbers[policy] = (await house.trained())[1]
+            await house.decided()
+        is_over = asyncio.Event()
+        running: Counter[str] = Counter()
+        begun: set[str] = set()
+
+        async def keep_chatting(policy: str) -> None:
+            while not is_over.is_set():
+                async with house.serving.use(policy=policy) as use:
+                    assert use.weight_version == numbers[policy]
+                    running[policy] += 1
+                    begun.add(policy)
+                    # It ends once the other one of the user runs, or would run if its adapter were there.
+                    while running[policy] == 1 and house.on_demand.holds(numbers[policy]) and not is_over.is_set():
+                        await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.002)
+                    running[policy] -= 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for policy in (ANN, BOB, ANN, BOB):
+                tasks.create_task(keep_chatting(policy))
+
+            async def all_chat() -> bool:
+                return begun == {ANN, BOB}
+
+            await until(all_chat)
+            for _ in range(3):
+                assert await house.chat("user:eve", samples=False) == numbers["user:eve"]
+            is_over.set()
+        assert [await house.chat(policy, samples=False) for policy in (ANN, BOB)] == [numbers[ANN], numbers[BOB]]
+
+
+async def test_a_pin_is_refused_at_once_where_every_place_has_a_reply(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        numbers = {}
+        for policy in (ANN, BOB, "user:eve", "user:kim", "user:lee"):
+            await house.chat(policy)
+            numbers[policy] = (await house.trained())[1]
+            await house.decided()
+        root = await house.ledger.root(ANN)
+        await house.publisher.pin(root.weight_version, ANN)
+        async with AsyncExitStack() as stack:
+            for policy in (BOB, "user:eve", "user:kim", "user:lee"):
+                await stack.enter_async_context(house.publisher.lend(numbers[policy]))
+            with pytest.raises(LedgerError, match="has room for"):
+                await house.publisher.pin(numbers[ANN], ANN)
+        assert await house.ledger.pinned(ANN) == root.weight_version
+        await house.publisher.pin(numbers[ANN], ANN)
+        assert await house.chat(ANN, samples=False) == numbers[ANN]
 
 
 async def test_a_rejected_version_of_one_user_changes_no_other(tmp_path: Path) -> None:

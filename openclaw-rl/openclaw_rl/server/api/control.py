@@ -11,14 +11,15 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from openclaw_rl.data_dir import proof_of
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.compare import Comparison, add_compare_route
-from openclaw_rl.server.api.status import Condition, ServerInfo, add_status_routes, known_version, plain
+from openclaw_rl.server.api.policies import Body, Learning, Pin, Rollback, Steering, add_policies_route
+from openclaw_rl.server.api.status import Condition, ServerInfo, add_status_routes, known_policy, plain
 from openclaw_rl.server.api.users import UsersDeps, add_users_routes
 from openclaw_rl.server.privacy import Forgetting
 from openclaw_rl.settings import TrainingSettings
@@ -26,23 +27,24 @@ from openclaw_rl.types import TurnState
 from openclaw_rl.web.auth import Secret
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _OfPolicy(Body):
+    policy: str | None = Field(default=None, max_length=200)
+    """Policy to act on, as `/v1/admin/policies` names it; None: that of the version, else the shared one."""
 
 
-class Rollback(_Body):
-    to: int | None = Field(default=None, ge=0)
-    """Version to go back to; None: the newest one before the version that serves whose weights exist."""
-    requeue: bool = False
-    """Let the samples of the abandoned versions wait for a batch again."""
+class PolicyRollback(Rollback, _OfPolicy):
+    """Rollback of one policy."""
 
 
-class Pin(_Body):
-    weight_version: int | None = Field(ge=0)
-    """Version to serve while no other is published; None unpins."""
+class PolicyPin(Pin, _OfPolicy):
+    """Pin of one policy."""
 
 
-class Forget(_Body):
+class PolicyLearning(Learning, _OfPolicy):
+    """Switch of one policy's learning; that of the shared policy is everyone's."""
+
+
+class Forget(Body):
     """Request to forget one of `session_id`, `turn_id` and `everything` (with `user`)."""
 
     session_id: str | None = Field(default=None, min_length=1)
@@ -69,10 +71,6 @@ def _refusal(field: str, reason: str) -> RequestError:
     return RequestError(f"{field}: {reason}", status=422, code="invalid_body", param=field)
 
 
-class Learning(_Body):
-    on: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Controls:
     """The components that the operator steers."""
@@ -88,35 +86,25 @@ class Controls:
     """None: no list of users."""
 
 
-def add_control_routes(guarded: APIRouter, condition: Condition, controls: Controls) -> None:
-    ledger, publisher = controls.ledger, controls.publisher
+def add_control_routes(guarded: APIRouter, controls: Controls) -> None:
+    ledger = controls.ledger
+    steering = Steering(ledger, controls.publisher, controls.training)
+
+    async def named(body: _OfPolicy) -> str | None:
+        return None if body.policy is None else await known_policy(ledger, body.policy)
 
     @guarded.post("/v1/admin/rollback")
-    async def rollback(body: Rollback) -> JSONResponse:
-        to = body.to
-        if to is None:
-            parent = (await ledger.version(condition.serving.current)).parent
-            if parent is None:
-                raise RequestError(
-                    "the base serves: there is nothing to go back to", status=409, code="nothing_to_roll_back"
-                )
-            to = await ledger.way_back(parent)
-        await known_version(controls.ledger, to)
-        await ledger.rollback(to, requeue=body.requeue)
-        await publisher.follow()
-        return JSONResponse({"serving": condition.serving.current})
+    async def rollback(body: PolicyRollback) -> JSONResponse:
+        return JSONResponse(await steering.roll_back(await named(body), body))
 
     @guarded.post("/v1/admin/pin")
-    async def pin(body: Pin) -> JSONResponse:
-        if body.weight_version is not None:
-            await known_version(controls.ledger, body.weight_version)
-        await publisher.pin(body.weight_version)
-        return JSONResponse({"pinned": body.weight_version, "serving": condition.serving.current})
+    async def pin(body: PolicyPin) -> JSONResponse:
+        return JSONResponse(await steering.pin(await named(body), body.weight_version))
 
     @guarded.post("/v1/admin/learning")
-    async def learning(body: Learning) -> JSONResponse:
-        await ledger.set_learning(body.on)
-        return JSONResponse({"learning": body.on, "enabled": controls.training.enabled})
+    async def learning(body: PolicyLearning) -> JSONResponse:
+        """Pause or resume learning of a policy; without a policy, of everyone."""
+        return JSONResponse(await steering.set_learning(await known_policy(ledger, body.policy), body.on))
 
     @guarded.post("/v1/admin/train")
     async def train() -> JSONResponse:
@@ -188,8 +176,9 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
         headers = {} if challenge is None else {"x-openclaw-proof": proof_of(info.proof_key, challenge[:200])}
         return JSONResponse(body, headers=headers)
 
-    add_status_routes(guarded, condition, info, last_gate=lambda: controls.publisher.last_gate)
-    add_control_routes(guarded, condition, controls)
+    add_status_routes(guarded, condition, info, last_gate=lambda policy: controls.publisher.last_gate_of(policy))
+    add_policies_route(guarded, controls.ledger)
+    add_control_routes(guarded, controls)
     if controls.comparison is not None:
         add_compare_route(guarded, controls.comparison)
     if controls.users is not None:

@@ -23,10 +23,12 @@ from openclaw_rl.server.privacy import Retention
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import OUT_AFTER, Health
-from openclaw_rl.types import HintTerm, Sample, Version, VersionState
+from openclaw_rl.types import SHARED_POLICY, HintTerm, Sample, TurnState, Version, VersionState
 
 _EPISODES = 2000
 """Newest episodes whose outcomes the curves show."""
+_MOST_NAMED = 10
+"""Policies that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +148,45 @@ def _practice(status: PracticeStatus | None) -> dict[str, Any] | None:
     return None if status is None else plain(status) | {"line": status.line()}
 
 
+async def known_policy(ledger: Ledger, policy: str | None) -> str:
+    """Return the policy that an operator names; None: the shared one. Raises RequestError (404)."""
+    if policy is None or policy == SHARED_POLICY:
+        return SHARED_POLICY
+    known = await ledger.policies()
+    if policy not in known:
+        named = ", ".join(known[:_MOST_NAMED]) + (", …" if len(known) > _MOST_NAMED else "")
+        said = f"there is no policy {policy[:100]!r}; this server has {named}"
+        raise RequestError(said, status=404, code="policy_not_found", param="policy")
+    return policy
+
+
+PolicyQuery = Annotated[str | None, Query(max_length=200)]
+"""A policy, as `/v1/admin/policies` names it; None: the shared one."""
+
+
 def add_status_routes(
-    guarded: APIRouter, condition: Condition, info: ServerInfo, last_gate: Callable[[], GateResult | None]
+    guarded: APIRouter, condition: Condition, info: ServerInfo, last_gate: Callable[[str], GateResult | None]
 ) -> None:
     ledger, health = condition.ledger, condition.health
 
     @guarded.get("/v1/admin/status")
-    async def status() -> JSONResponse:
-        versions = await ledger.versions(newest=20)
+    async def status(policy: PolicyQuery = None) -> JSONResponse:
+        """Return the state of the server, and of one policy: what serves, its gate and its newest versions."""
+        name = await known_policy(ledger, policy)
+        counts, figures, policies = await ledger.counts(), await ledger.policy_figures(name), await ledger.policies()
+        serving = condition.serving.currents.get(name)
         return JSONResponse(
             {
                 "model": info.model_name,
                 "method": info.method,
                 "started_at": info.started_at,
-                "serving": condition.serving.current,
-                "pinned": await ledger.pinned(),
-                "tip": (await ledger.tip()).weight_version,
-                "learning": await ledger.learning(),
+                "policy": name,
+                "policies": len(policies),
+                "serving": (await ledger.target(name)).weight_version if serving is None else serving,
+                "pinned": figures.pinned,
+                "tip": figures.tip,
+                "learning": figures.learning,
+                "waiting": counts[TurnState.SAMPLED] if len(policies) == 1 else figures.waiting,
                 "training": {"enabled": info.training.enabled, "batch_size": info.training.batch_size},
                 "problems": condition.problems(),
                 "children": [asdict(child) for child in condition.children()],
@@ -171,25 +195,30 @@ def add_status_routes(
                 "trainer": {"kind": info.trainer, "last_call_s": plain(condition.trainer_age_s())},
                 "disk": await asyncio.to_thread(_disk, condition.data_dir),
                 "practice": _practice(condition.practice()),
-                "counts": await ledger.counts(),
+                "counts": counts,
                 "scoring": {
                     "counts": dict(health.counts),
                     "means": {name: plain(mean.value) for name, mean in health.means.items()},
                 },
-                "last_gate": plain(last_gate()),
-                "versions": [version_row(version) for version in versions],
+                "last_gate": plain(last_gate(name)),
+                "versions": [version_row(version) for version in await ledger.versions(newest=20, policy=name)],
             }
         )
 
     @guarded.get("/v1/admin/history")
     async def history(
-        versions: Annotated[int, Query(ge=1, le=1000)] = 200, verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000
+        versions: Annotated[int, Query(ge=1, le=1000)] = 200,
+        verdicts: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        policy: PolicyQuery = None,
     ) -> JSONResponse:
-        """Return the data of curves, oldest first: the newest versions with the metrics of their steps and the make-up
-        of their batches, the newest verdicts of users as [version that gave the reply, verdict], the newest times to a
-        first token as [time, version, seconds], and the outcomes of the newest episodes by version, split and tasks."""
-        newest = await ledger.versions(newest=versions)
-        makeup = await ledger.step_makeup([version.weight_version for version in newest])
+        """Return the data of a policy's curves, oldest first: the newest versions with the metrics of their steps and
+        the make-up of their batches, the newest verdicts of users as [version that gave the reply, verdict], the newest
+        times to a first token as [time, version, seconds], and the outcomes of the newest episodes by version, split
+        and tasks. Episodes and, without a policy, first tokens are the whole server's."""
+        name = await known_policy(ledger, policy)
+        newest = await ledger.versions(newest=versions, policy=name)
+        numbers = [version.weight_version for version in newest]
+        makeup = await ledger.step_makeup(numbers)
         batches = {step.weight_version: plain(step) for step in makeup}
         rows = []
         for version in newest:
@@ -198,15 +227,17 @@ def add_status_routes(
             rows.append(row | {"batch": batches.get(version.weight_version)})
         return JSONResponse(
             {
+                "policy": name,
                 "versions": rows,
-                "verdicts": await ledger.user_verdicts(limit=verdicts),
-                "first_tokens": list(health.first_tokens),
+                "verdicts": await ledger.user_verdicts(limit=verdicts, policy=name),
+                "first_tokens": [one for one in health.first_tokens if policy is None or one[1] in numbers],
                 "episodes": [plain(tally) for tally in await ledger.tally(newest=_EPISODES)],
             }
         )
 
     @guarded.get("/v1/admin/versions/{weight_version}")
     async def one_version(weight_version: int) -> JSONResponse:
+        """Return one version, of whichever policy."""
         return JSONResponse(version_row(await known_version(ledger, weight_version)))
 
     @guarded.get("/openapi.json", include_in_schema=False)

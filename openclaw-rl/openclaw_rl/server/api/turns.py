@@ -95,6 +95,8 @@ class TurnsDeps:
     on_judged: Callable[[], None]
     """A turn waits to be scored."""
     clock: Callable[[], float] = time.time
+    has_own_policies: bool = False
+    """A policy for each user: the operator's list has texts of a user that it names, and of no other."""
 
 
 class Places:
@@ -165,18 +167,21 @@ def build_turns_router(deps: TurnsDeps) -> APIRouter:
 
         A search by words, verdict, source or practice, or by two conditions, looks at the newest few thousand turns
         from `before` on. It may return fewer than `limit`, or none, and still have a `next`. `looked_at` counts them.
+        With a policy for each user, the operator gets texts, and searches them, for one `user` at a time.
         """
         if who.user is not None and asked.user not in (None, who.user):
             raise RequestError("a chat key reads the turns of its own user", status=403, code="not_yours", param="user")
         is_own = who.user is not None
+        has_texts = is_own or asked.user is not None or not deps.has_own_policies
+        if asked.q is not None and not has_texts:
+            raise RequestError("q: name the `user` whose texts to search", status=400, code="user_needed", param="user")
         wanted = asked.filter(who.user if is_own else asked.user, is_own=is_own)
         places = Places(deps.admin_key.derived(f"places of {who.user}")) if is_own else None
         before = asked.before if places is None or asked.before is None else places.opened(asked.before)
         page = await ledger.search(wanted, limit=asked.limit, before=before)
         following = page.next if places is None or page.next is None else places.sealed(page.next)
-        return JSONResponse(
-            {"turns": [plain(row) for row in page.turns], "next": following, "looked_at": page.looked_at}
-        )
+        rows = [plain(row) | ({} if has_texts else {"asked": "", "said": ""}) for row in page.turns]
+        return JSONResponse({"turns": rows, "next": following, "looked_at": page.looked_at})
 
     @router.get("/v1/turns/{turn_id}")
     async def turn(who: Reads, turn_id: str, tokens: bool = True) -> Response:

@@ -93,6 +93,13 @@ async function kindOf(key) {
   }
 }
 
+/** Ask for the admin key or a chat key, and keep it as what it is. */
+export async function askForEither() {
+  const given = await askForKey("reader", false);
+  if (!given) throw new ApiError(`This needs ${NEEDS.reader}.`, 401, "no_key");
+  keys.put(await kindOf(given), given);
+}
+
 async function json(reply) {
   return reply.json();
 }

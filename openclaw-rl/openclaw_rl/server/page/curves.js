@@ -2,6 +2,7 @@
 
 import { asAdmin } from "./api.js";
 import { h, nothing, put, repeat, when } from "./dom.js";
+import { ofChosen } from "./policies.js";
 import { chart } from "./chart.js";
 import { charts as episodeCharts, newest } from "./episodes.js";
 
@@ -21,7 +22,7 @@ export function show(root, { signal }) {
   select.addEventListener("change", () => { chosen = select.value; drawOwn(); });
 
   async function look() {
-    const found = await asAdmin("v1/admin/history", { signal });
+    const found = await asAdmin(`v1/admin/history${ofChosen()}`, { signal });
     const now = JSON.stringify([found.versions.map((version) => [version.weight_version, version.state, version.metrics]), found.verdicts, found.first_tokens, found.episodes]);
     if (now === shown || charts.contains(document.activeElement)) return;
     shown = now;

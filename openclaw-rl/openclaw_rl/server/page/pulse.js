@@ -1,8 +1,9 @@
 /* The server's pulse: one question every two seconds while the page can be seen, for all views that want to know.
  *
- * With the admin key it is the status, else `/healthz`. Ends of child processes are remembered as events. */
+ * With the admin key it is the status with the chosen policy, else `/healthz`. Ends of child processes are remembered as events. */
 
 import { call, keys } from "./api.js";
+import { choose, ofChosen, onChoice } from "./policies.js";
 
 const EVERY_MS = 2000, LONGEST_MS = 8000, MOST_EVENTS = 50;
 const watchers = new Set();
@@ -38,7 +39,7 @@ async function ask() {
   pulse.at = Date.now() / 1000;
   try {
     if (key) {
-      const status = await (await call("v1/admin/status", { key, signal })).json();
+      const status = await (await call(`v1/admin/status${ofChosen()}`, { key, signal })).json();
       note(pulse.status, status);
       Object.assign(pulse, { status, version: status.serving, health: status.problems.length ? "degraded" : "ok" });
     } else {
@@ -47,6 +48,7 @@ async function ask() {
     }
   } catch (error) {
     if (error.status === 401) keys.refuse("admin", key);
+    if (error.code === "policy_not_found") choose(""); // its user was forgotten
     Object.assign(pulse, { health: error.status === 503 ? "starting" : error.status ? "…" : "away", ...(error.status ? { status: null } : {}) });
   }
 }
@@ -66,8 +68,9 @@ function note(before, now) {
       add(`${child.name} runs again`);
     }
   }
-  if (now.serving !== before.serving) add(`version ${now.serving} serves`);
+  if (now.policy === before.policy && now.serving !== before.serving) add(`version ${now.serving} serves`);
   for (const problem of now.problems) if (!before.problems.includes(problem)) add(problem);
 }
 
+onChoice(beat);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) beat(); });

@@ -2,23 +2,32 @@
 
 import { asAdmin } from "./api.js";
 import { bytes, h, many, nothing, number, percent, put, redraw, repeat, when } from "./dom.js";
+import { choice, nameOf, ownPolicy } from "./policies.js";
 import { beat, watch } from "./pulse.js";
 import { STATES, reason } from "./words.js";
 
 export const title = "State";
 const SHOWN = 10; // events
+const LOOK_MS = 3000;
 const WAITS = ["served", "paired", "judged", "sampled", "leased", "trained"];
 
 export function show(root, { signal }) {
   const alarms = h("section", { "aria-live": "polite" }), parts = h("section", {}), rest = h("section", {}), past = h("section", {});
-  put(root, h("header", { class: "head" }, h("h1", {}, "State")), alarms, past, parts, rest);
+  const whose = h("div", {});
+  put(root, h("header", { class: "head" }, h("h1", {}, "State"), whose), alarms, past, parts, rest);
 
   // The pulse brings the status; this question only asks for the key where there is none.
   repeat(async () => {
+    const own = await ownPolicy(signal);
+    if (own) {
+      redraw(parts, own, () => [h("h2", {}, "Your policy"), h("div", { class: "tiles" }, ownTiles(own))]);
+      return;
+    }
     await asAdmin("v1/admin/status", { signal });
     beat();
+    await choice(whose, signal);
     throw Object.assign(new Error(""), { isFinal: true });
-  }, 1000, signal, (error) => error.message && put(alarms, nothing(error.message)));
+  }, LOOK_MS, signal, (error) => error.message && put(alarms, nothing(error.message)));
 
   watch(({ status, health, events }) => {
     if (health === "away") {
@@ -60,7 +69,15 @@ function tiles(status) {
       training.enabled ? [trainer ? trainer.ends : status.trainer.kind, ` · ${heard}`] : "training.enabled is off", training.enabled && trainer?.isDown),
     tile("Practice", practice === null ? "off" : practice.waits === null ? "practises" : "waits", practice === null ? `method ${status.method}, or practice.enabled is off` : practice.line),
     disk && tile("Disk", `${bytes(disk.free)} free`, `ledger ${bytes(disk.ledger)} · ${percent(1 - disk.free / disk.total)} in use`, disk.free < 1e9),
-    tile("Version", `v${status.serving}`, [status.pinned === null ? "" : "pinned · ", `tip v${status.tip} · since ${when(status.started_at)}`]),
+    tile("Version", `v${status.serving}`, [status.pinned === null ? "" : "pinned · ", `tip v${status.tip}${status.policies > 1 ? ` · ${nameOf(status.policy)}` : ""} · since ${when(status.started_at)}`]),
+  ];
+}
+
+function ownTiles({ policy, serving, pinned, tip, learning, waiting, practice_waiting: practice, training }) {
+  return [
+    tile("Version", `v${serving}`, [pinned === null ? "" : "pinned · ", `newest v${tip} · it learns from ${nameOf(policy)} alone`]),
+    tile("Learning", !training.enabled ? "off" : learning ? "on" : "paused", `${waiting} of the ${training.batch_size} samples of the next step are there`),
+    tile("Practice", practice ? many(practice, "sample") : "none", "waits for a step"),
   ];
 }
 

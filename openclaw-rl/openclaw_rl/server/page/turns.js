@@ -19,13 +19,14 @@ const FIELDS = {
   weight_version: ["Sampled by", { type: "number", min: 0, placeholder: "version" }],
   trained_in: ["Trained in", { type: "number", min: 0, placeholder: "version" }],
   session_id: ["Session", { type: "text", placeholder: "session id" }],
+  user: ["User", { type: "text", placeholder: "name" }],
 };
 
 export function show(root, place) {
   if (place.path[0]) return showTurn(root, place);
   const { query: asked, signal, go } = place;
   const wanted = { practice: asked.has("trained_in") ? "" : "false", ...Object.fromEntries(asked) };
-  const inputs = Object.entries(FIELDS).map(([name, [label, form]]) => [name, label, field(name, label, form, wanted[name] ?? "")]);
+  const inputs = Object.entries(FIELDS).filter(([name]) => name !== "user" || keys.get("admin")).map(([name, [label, form]]) => [name, label, field(name, label, form, wanted[name] ?? "")]);
   const below = h("div", { class: "list" });
   const main = inputs.filter(([name]) => name === "q"), more = inputs.filter(([name]) => name !== "q");
   const isNarrowed = more.some(([name]) => asked.has(name));

@@ -1,9 +1,10 @@
 /* Versions: what the gate measured, the batch of each step, and the acts: roll back, pin, pause, train now. */
 
-import { asAdmin } from "./api.js";
+import { asAdmin, asReader, keys } from "./api.js";
 import { busy, button, h, many, nothing, number, put, repeat, when } from "./dom.js";
 import { comparison } from "./compare.js";
 import { confirm, tell, tellBad } from "./confirm.js";
+import { choice, choose, ofChosen, onChoice, ownPolicy, steer } from "./policies.js";
 import { VERSION_STATES, verdictWord } from "./words.js";
 
 export const title = "Versions";
@@ -11,15 +12,19 @@ const LOOK_MS = 3000, BATCH = 200;
 const PASSED = ["serving", "retired", "superseded"];
 
 export function show(root, { path: [wanted], signal, go }) {
-  const acts = h("div", {}), body = h("div", {}), compare = h("div", {});
+  const acts = h("div", {}), body = h("div", {}), compare = h("div", {}), whose = h("div", {});
   put(root, h("header", { class: "head" }, wanted === undefined ? null : h("a", { href: "#/versions", class: "back" }, "‹ Versions"),
-    h("h1", {}, wanted === undefined ? "Versions" : `Version ${wanted}`)), acts, body, compare);
-  let shown = "", comparable = "";
+    h("h1", {}, wanted === undefined ? "Versions" : `Version ${wanted}`), wanted === undefined && whose), acts, body, compare);
+  let shown = "", comparable = "", isOwn = false, isListed = false;
 
   async function look() {
-    const [status, history] = await Promise.all([asAdmin("v1/admin/status", { signal }), asAdmin("v1/admin/history?verdicts=1", { signal })]);
+    const own = await ownPolicy(signal);
+    isOwn = own !== null;
+    const [status, history] = own ? [own, own] : await Promise.all([
+      asAdmin(`v1/admin/status${ofChosen()}`, { signal }), asAdmin(`v1/admin/history${ofChosen({ verdicts: 1 })}`, { signal })]);
+    if (!isListed) { isListed = true; await choice(whose, signal); }
     const versions = [...history.versions].reverse();
-    const now = JSON.stringify([status.serving, status.pinned, status.learning, status.counts.sampled, versions.map((one) => [one.weight_version, one.state, one.metrics, one.batch])]);
+    const now = JSON.stringify([status.serving, status.pinned, status.learning, status.waiting, versions.map((one) => [one.weight_version, one.state, one.metrics, one.batch])]);
     if (now === shown) return;
     shown = now;
     const focus = document.activeElement?.dataset?.act;
@@ -29,13 +34,22 @@ export function show(root, { path: [wanted], signal, go }) {
       const able = versions.filter((one) => PASSED.includes(one.state));
       if (JSON.stringify(able.map((one) => [one.weight_version, one.state])) !== comparable) {
         comparable = JSON.stringify(able.map((one) => [one.weight_version, one.state]));
-        if (!compare.contains(document.activeElement)) put(compare, comparison(able, status.serving));
+        if (!isOwn && !compare.contains(document.activeElement)) put(compare, comparison(able, status.serving));
       }
     } else {
       const version = versions.find((one) => String(one.weight_version) === wanted);
+      if (!version && !isOwn && await isElsewhere(status)) return;
       put(body, version ? await whole(version, status) : nothing(`There is no version ${wanted} among the newest ${versions.length}.`));
     }
     if (focus) root.querySelector(`[data-act="${focus}"]`)?.focus();
+  }
+
+  /** Choose the policy of the wanted version; false: it is of the chosen one, or there is none. */
+  async function isElsewhere({ policy }) {
+    const found = await asAdmin(`v1/admin/versions/${encodeURIComponent(wanted)}`, { signal }).catch(() => null);
+    if (!found || found.policy === policy || found.policy.startsWith("removed:")) return false;
+    choose(found.policy === "policy" ? "" : found.policy);
+    return true;
   }
 
   function act(name, label, work, props = {}) {
@@ -49,7 +63,7 @@ export function show(root, { path: [wanted], signal, go }) {
     const isOne = wanted !== undefined, number = Number(wanted);
     const parent = versions.find((one) => one.weight_version === serving)?.parent ?? null;
     const state = [h("b", {}, `version ${serving} serves`), pinned !== null && h("span", { class: "badge" }, "pinned"),
-      !training.enabled ? " · learning is off" : learning ? ` · learning, ${many(status.counts.sampled, "sample")} of ${training.batch_size} wait` : h("span", { class: "bad" }, " · learning is paused")];
+      !training.enabled ? " · learning is off" : learning ? ` · learning, ${many(status.waiting, "sample")} of ${training.batch_size} wait` : h("span", { class: "bad" }, " · learning is paused")];
     const version = versions.find((one) => one.weight_version === number);
     const canServe = version && PASSED.includes(version.state);
     return h("div", { class: "panel" }, h("p", {}, state), h("div", { class: "row" },
@@ -59,7 +73,7 @@ export function show(root, { path: [wanted], signal, go }) {
         ? act("pin", "Unpin…", () => pin(null, serving))
         : act("pin", isOne ? `Pin version ${number}…` : `Pin version ${serving}…`, () => pin(isOne ? number : serving, serving))),
       !isOne && training.enabled && act("learning", learning ? "Pause learning…" : "Resume learning…", () => pause(!learning)),
-      !isOne && training.enabled && act("train", "Train now…", () => train(status), { disabled: !learning || !status.counts.sampled })));
+      !isOne && !isOwn && training.enabled && act("train", "Train now…", () => train(status), { disabled: !learning || !status.counts.sampled })));
   }
 
   async function rollback(to, named) {
@@ -70,7 +84,7 @@ export function show(root, { path: [wanted], signal, go }) {
       "Wishes that they practised stop; “Practise again”, in Wishes, takes them up.",
     ], "Roll back", { danger: true, choices: { requeue: "Let the abandoned versions' samples be trained on again" } });
     if (!agreed) return;
-    const done = await asAdmin("v1/admin/rollback", { body: { to, requeue: agreed.requeue } });
+    const done = await steer(isOwn, "rollback", { to, requeue: agreed.requeue });
     tell(`Version ${done.serving} serves.`);
     if (wanted !== undefined) go("#/versions");
   }
@@ -83,7 +97,7 @@ export function show(root, { path: [wanted], signal, go }) {
         "Training goes on, and no newer version serves until you unpin. Practice waits.",
       ], "Pin");
     if (!agreed) return;
-    const done = await asAdmin("v1/admin/pin", { body: { weight_version: number } });
+    const done = await steer(isOwn, "pin", { weight_version: number });
     tell(number === null ? "Unpinned." : `Version ${done.serving} is pinned.`);
   }
 
@@ -92,8 +106,8 @@ export function show(root, { path: [wanted], signal, go }) {
       ? await confirm("Resume learning?", ["Training steps and practice run again, from the samples that wait."], "Resume")
       : await confirm("Pause learning?", ["Chats go on and are recorded and judged.", "No training step and no practice runs until you resume."], "Pause");
     if (!agreed) return;
-    await asAdmin("v1/admin/learning", { body: { on } });
-    tell(on ? "Learning goes on." : "Learning is paused.");
+    const done = await steer(isOwn, "learning", { on });
+    tell(done.learning ? "Learning goes on." : on ? "The operator has paused learning of all." : "Learning is paused.");
   }
 
   async function train({ counts, training }) {
@@ -109,7 +123,8 @@ export function show(root, { path: [wanted], signal, go }) {
   // -- one version ----------------------------------------------------------------------------------------------------
 
   async function whole(version, status) {
-    const found = await asAdmin(`v1/turns?trained_in=${version.weight_version}&limit=${BATCH}`, { signal });
+    if (isOwn && !keys.get("chat")) return nothing("On a server without keys, the turns of a step need the admin key.");
+    const found = await asReader(`v1/turns?trained_in=${version.weight_version}&limit=${BATCH}`, { signal });
     const { metrics, batch } = version;
     const gate = ["gate_kl_parent", "gate_kl_base", "gate_canary_drop"].filter((name) => name in metrics);
     return [
@@ -128,6 +143,7 @@ export function show(root, { path: [wanted], signal, go }) {
     ];
   }
 
+  onChoice(() => { shown = ""; look().catch(tellBad); }, signal);
   repeat(look, LOOK_MS, signal, (error) => put(body, nothing(error.message)));
 }
 
