@@ -259,7 +259,8 @@ class PracticeLoop:
         if exercise.turn_id is not None and exercise.wish_id is not None and deps.relevance is not None:
             of = exercise.turn_id if varied is None else None
             answers = await deps.relevance.answers(of, request, judged.turn.reply.text())
-            self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
+            if of is not None:  # a variant may be no request that can be answered
+                self._answered.setdefault(exercise.wish_id, deque(maxlen=_ANSWERED)).append(answers)
             if not answers:
                 deps.health.count("practice_off_topic")
                 return None

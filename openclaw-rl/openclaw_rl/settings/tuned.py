@@ -24,7 +24,6 @@ _GUIDED: Values = {
     "method.guidance": 2.0,
     "method.neutral_hint": "Thank you.",
     "practice.max_tokens": 96,
-    "practice.max_updates": 40,
     "practice.patience": 12,
 }
 BUNDLED: Mapping[str, Values] = {
@@ -44,7 +43,6 @@ BUNDLED: Mapping[str, Values] = {
         "method.guidance": 3.0,
         "method.request_guidance": 0.3,
         "practice.anchor_share": 0.25,
-        "practice.max_updates": 16,
         "trainer.learning_rate": 2e-4,
     },
     "combine": {
@@ -52,6 +50,7 @@ BUNDLED: Mapping[str, Values] = {
         "method.request_guidance": 0.25,
         "method.top_k": 20,
         "method.anchor_weight": 3.0,
+        "practice.max_updates": 40,
     },
 }
 """By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
@@ -61,7 +60,7 @@ four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three se
 (`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the weight of Combined's
 anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge model that
 holds a wish back (`personalization-combine-cpu.md`). OPD's anchors, updates and rate:
-`personalization-cpu.md`, four corrections and ten idle minutes on two cores; more than 16 updates unlearned. At the
+`personalization-cpu.md`, four corrections and ten idle minutes on two cores; one run of 29 updates unlearned. At the
 token level a rate of 3e-4 let the learned share swing. With a top-k of 20 replies become one endless sentence:
 `scripts/benchmarks/README.md` has its scores by version. Practice replies have the length of the benchmark's: longer
 ones cost a CPU minutes. The rest of what the branches hold is what was measured, `…-users.md` beside it.

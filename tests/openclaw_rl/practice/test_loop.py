@@ -365,6 +365,18 @@ async def test_half_of_a_prompts_replies_answer_its_variants_where_it_has_some(l
     )
 
 
+async def test_variants_that_cannot_be_answered_stop_no_wish(ledger):
+    settings = PracticeSettings(replies=8, anchor_share=0.0, variant_share=1.0)
+    bench = Bench(ledger, FakeEngine(), settings, relevance=Answers("ynn"), variants=Varied())
+    await corrected(ledger, "shorter")
+    for number in range(9):
+        await bench.loop.turn()
+        bench.meter.share = 0.1 * number  # it makes progress
+        await bench.train()
+    (wish,) = await ledger.wishes()
+    assert (wish.updates, wish.state) == (9, WishState.ACTIVE)
+
+
 async def test_policies_take_turns_and_an_update_is_of_one(bench: Bench) -> None:
     owners = {"user:ann": "ann", "user:bob": "bob"}
     for policy, user in owners.items():
