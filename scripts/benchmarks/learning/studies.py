@@ -14,6 +14,7 @@ from benchmarks.learning.arms import (
     CONTROLS,
     DRIFT,
     FEW,
+    HANDFUL,
     JUDGED_PLACES,
     MAIN,
     QUARTER,
@@ -235,6 +236,7 @@ def smoke(of: Study) -> Study:
 SHORT_ALONE = (("short",),)
 NINE = Sizes(updates=9, marks=(9,), replies=1, glances=())
 AT_BOTH = Sizes(glances=(), replies=1)
+LONG = Sizes(updates=29, marks=(9, 13, 17, 21, 25, 29), replies=1, glances=())
 ELEVEN = Sizes(updates=11, replies=1, glances=())
 STUDIES: dict[str, tuple[Study, ...]] = {
     "final": (
@@ -247,6 +249,7 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(ABLATIONS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
         Study(CONTROLS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
     ),
+    "handful": (Study(HANDFUL, SHORT_ALONE, seeds=(3, 4, 5), sizes=LONG),),
     "drift": (Study(DRIFT, (("short",), ("no_lists",)), seeds=(3, 4), sizes=AT_BOTH, has_elsewhere=True),),
     "places": (
         Study(FEW, (("short",), ("personal",)), seeds=(3, 4), sizes=AT_BOTH),
@@ -254,5 +257,6 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(JUDGED_PLACES, seeds=(3, 4), sizes=AT_BOTH),
     ),
 }
-"""`final`: what we promise. `ablations`: one change at a time. `drift`: before and after 150
-conversations with feedback. `places`: the hint's place, without neutral words."""
+"""`final`: what we promise. `ablations`: one change at a time. `handful`: four corrections without a judge, and where
+practice unlearns. `drift`: before and after 150 conversations with feedback. `places`: the hint's place, without
+neutral words."""
