@@ -243,6 +243,7 @@ def scored(ledger: Path, people: People, seen: set[str], gap: Gap, tolerance: fl
             if runs != {people.versions[user]} or not own[-1] <= tolerance:
                 foreign.append(f"{record.turn.turn_id} of {user}: versions {sorted(runs)}, {own[-1]:.3g} nats a token")
         other += [gap(record, people.folders[apart]) for record in records[::EVERY]]
+        print(f"{len(own)} replies are scored", end="\r", flush=True)
     return {
         "replies scored": len(own),
         "replies under a foreign adapter": len(foreign),
