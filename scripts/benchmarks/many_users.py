@@ -45,7 +45,7 @@ from openclaw_rl.web.user_keys import UserKeys
 
 WEIGHTS = "adapter_model.safetensors"
 TOPICS = ["rivers", "bread", "stars", "trains", "gardens", "music", "winter", "bees"]
-LOOK_S, COLD_ALONE, EVERY = 5.0, 40, 10
+LOOK_S, EVERY = 5.0, 10
 SCALE = 1.5
 """Scale of the synthetic adapters' B matrices: two of them are nats a token apart."""
 TOLERANCE = {"stub": 1e-5, "embedded": 0.1}
@@ -186,7 +186,7 @@ async def run_load(
             await asyncio.sleep(60 * options.minutes)
             stop.set()
         alone = Load()
-        for number, user in enumerate((users * COLD_ALONE)[:COLD_ALONE]):
+        for number, user in enumerate((users * options.alone)[: options.alone]):
             held = await loaded(client, engine)
             reply = await say(client, people, user, 10**6 + number, 4)
             alone.replies.append((user, adapter_name(people.versions[user]) not in held, reply))
@@ -326,6 +326,7 @@ def main() -> int:
     parser.add_argument("--loaded", type=int, default=8, help="places of the engine (policies.loaded)")
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--tokens", type=int, default=16, help="longest reply")
+    parser.add_argument("--alone", type=int, default=40, help="chats one at a time after the load")
     parser.add_argument("--embedded", action="store_true", help="the bundled model in place of the stub engine")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the users")
     parser.add_argument("--beside", action="store_true", help="note in the figures that other jobs ran meanwhile")
