@@ -1,7 +1,7 @@
 """Check of the ledger under SIGKILL of real processes, while real chats run: server, embedded engine, LoRA trainer.
 
     scripts/e2e.sh kill_real FOLDER [--kills 18] [--seed 0] [--log scripts/benchmarks/results/kill_real.log]
-        [--practice] [any flag of `openclaw-rl serve`]
+        [--practice] [--users 3] [any flag of `openclaw-rl serve`]
 
 SIGKILL comes at a random moment, every other time while a training step runs. This script restarts the server; the
 server restarts its children. After each kill the ledger is audited from its file alone, for a killed server before
@@ -12,6 +12,9 @@ code is 1 if the audit has a finding.
 
 With `--practice` the method is OPD, and one person pauses between chats. The kills come in turn while practice samples
 and scores, waits for the trainer, is trained, and is published. No practice reply may be taken for a user's turn.
+
+With `--users` each person is a user with a policy of the own, on an engine with two places. No reply, of a chat or of
+practice, may be by a version of another user.
 """
 
 import argparse
@@ -20,7 +23,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,8 @@ import httpx
 from openclaw_rl.testing.running_server import RunningServer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
-from openclaw_rl.testing.ledger_audit import audit
+from openclaw_rl.ledger import records
+from openclaw_rl.testing.ledger_audit import audit, open_read_only
 
 ANSWERS = ("No, that is wrong. Shorter please.", "Thanks, that is perfect!")
 STEP_WAIT_S, REST_S = 90.0, 300.0
@@ -48,6 +53,39 @@ PHASES: dict[str, Callable[[Any], bool]] = {
     "publishes": lambda now: now["tip"] > now["serving"],
 }
 """Phases of practice, as `/v1/admin/status` tells them."""
+
+
+class Household(RunningServer):
+    """A server with a policy for each user."""
+
+    def status(self) -> Any:
+        """Return the status, with sums over the policies: equal where the newest version of each one serves."""
+        policies = self.admin("GET", "/v1/admin/policies")["policies"]
+        sums = {name: sum(row[name] for row in policies) for name in ("serving", "tip")}
+        return super().status() | sums
+
+
+def flags_of(users: Sequence[str]) -> list[str]:
+    """Return the flags of a server with a policy for each of these users, and few places for their adapters."""
+    keys = ",".join(f"{{key='{key_of(user)}',user='{user}'}}" for user in users)
+    chosen = {"server.api_keys": f"[{keys}]", "policies.mode": "per_user", "policies.loaded": "2"}
+    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")] if users else []
+
+
+def key_of(user: str) -> str:
+    return f"sk-{user}-5up3r"
+
+
+def foreign(ledger: Path) -> Iterator[str]:
+    """Yield the replies that are not of their own user's policy, by their row or by a version that sampled them."""
+    with closing(open_read_only(ledger)) as db:
+        policies = dict(db.execute("SELECT weight_version, policy FROM version").fetchall())
+        rows = db.execute("SELECT id, turn.policy, user FROM turn JOIN request USING (id) ORDER BY id")
+        for row, policy, user in rows.fetchall():
+            turn = records.read_turn(db, row)
+            of = {policy, *(policies[run.weight_version] for run in turn.versions)}
+            if of != {f"user:{user}"}:
+                yield f"{turn.turn_id} of {user} is of {sorted(of)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +107,8 @@ class Chats:
     stop: threading.Event = field(default_factory=threading.Event)
     pause_s: float = 0.0
     """Between two sessions of one person."""
+    users: tuple[str, ...] = ()
+    """The user that each person is; none: nobody has a key."""
 
     def start(self, people: int) -> list[threading.Thread]:
         threads = [threading.Thread(target=self._chat, args=(person,), daemon=True) for person in range(people)]
@@ -82,26 +122,29 @@ class Chats:
             number += 1
             session = f"chat-{person}-{number}"
             messages = [{"role": "user", "content": f"Give me one tip, number {number}."}]
-            reply = self._until_answered(messages, session)
+            reply = self._until_answered(messages, session, person)
             answer = {"role": "user", "content": ANSWERS[number % 2]}
-            self._until_answered([*messages, {"role": "assistant", "content": reply}, answer], session)
+            self._until_answered([*messages, {"role": "assistant", "content": reply}, answer], session, person)
             self.stop.wait(self.pause_s)
 
-    def _until_answered(self, messages: list[dict[str, str]], session: str) -> str:
+    def _until_answered(self, messages: list[dict[str, str]], session: str, person: int) -> str:
         while not self.stop.is_set():
             begun = time.monotonic()
             try:
-                return self._ask(messages, session)
+                return self._ask(messages, session, person)
             except (httpx.HTTPError, ConnectionError) as error:
                 self.cuts.append((begun, time.monotonic(), repr(error)))
                 time.sleep(0.5)
         return ""
 
-    def _ask(self, messages: list[dict[str, str]], session: str) -> str:
+    def _ask(self, messages: list[dict[str, str]], session: str, person: int) -> str:
         body = {"messages": messages, "stream": True, "max_tokens": 24}
         text, turn_id, is_finished = "", "", False
         url = f"{self.server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, headers={"X-Session-Id": session}, timeout=300) as reply:
+        headers = {"X-Session-Id": session}
+        if self.users:
+            headers["Authorization"] = f"Bearer {key_of(self.users[person])}"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=300) as reply:
             if reply.status_code != 200:
                 raise ConnectionError(f"{reply.status_code} {reply.read()[:200]!r}")
             for line in reply.iter_lines():
@@ -170,10 +213,12 @@ class Campaign:
             return not moving and now["serving"] == now["tip"] and not now["problems"]
 
         status = self._server.wait_for("everything came to rest", is_so, REST_S)
-        found = [*audit(self._server.data_dir / "ledger.sqlite3", self._chats.seen, is_deep=True)]
-        named = {Path(version["folder"]).name for version in status["versions"] if version["folder"]}
+        found = self._audit()
+        with closing(open_read_only(self._server.data_dir / "ledger.sqlite3")) as db:
+            folders = db.execute("SELECT folder FROM version WHERE folder IS NOT NULL").fetchall()
+        named = {Path(folder).name for (folder,) in folders}
         left = {folder.name for folder in (self._server.data_dir / "versions").iterdir()}
-        if len(status["versions"]) < 20 and left - named:
+        if left - named:
             found.append(f"no version names the folders {sorted(left - named)}")
         found += self._cut_without_cause()
         self.findings += found
@@ -190,7 +235,9 @@ class Campaign:
         return True
 
     def _audit(self) -> list[str]:
-        return audit(self._server.data_dir / "ledger.sqlite3", list(self._chats.seen), is_deep=True)
+        ledger = self._server.data_dir / "ledger.sqlite3"
+        found = audit(ledger, list(self._chats.seen), is_deep=True)
+        return [*found, *(foreign(ledger) if self._chats.users else ())]
 
     def _cut_without_cause(self) -> list[str]:
         """Return findings for requests that were cut while the server ran."""
@@ -214,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--practice", action="store_true", help="OPD, and pauses in which it practises")
+    parser.add_argument("--users", type=int, default=0, help="users with a policy each; 0: one policy for three people")
     options, more = parser.parse_known_args()
     lines: list[str] = []
 
@@ -222,9 +270,11 @@ def main() -> int:
         lines.append(line)
 
     flags = ["--batch-size", "4", *PRACTICE] if options.practice else ["--batch-size", "2"]
-    with RunningServer(options.folder.absolute(), [*flags, *more]) as server:
-        chats = Chats(server, pause_s=20.0 if options.practice else 0.0)
-        people = chats.start(1 if options.practice else 3)
+    users = tuple(f"user-{number}" for number in range(options.users))
+    kind = Household if users else RunningServer
+    with kind(options.folder.absolute(), [*flags, *flags_of(users), *more]) as server:
+        chats = Chats(server, pause_s=20.0 if options.practice else 0.0, users=users)
+        people = chats.start(len(users) or (1 if options.practice else 3))
         campaign = Campaign(server, chats, random.Random(options.seed), say, in_practice=options.practice)
         for number in range(1, options.kills + 1):
             campaign.kill(number, ("server", "engine", "trainer")[number % 3])

@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from openclaw_rl.ledger import versions
 from openclaw_rl.ledger.staleness import why_unfit
 from openclaw_rl.ledger.states import move
 from openclaw_rl.types import SHARED_POLICY, DropReason, TurnState
@@ -39,17 +38,20 @@ def oldest(db: sqlite3.Connection, *, is_tool: bool, limit: int, policy: str = S
     return ((sampled_at, row) for sampled_at, row in rows)
 
 
-def policies(db: sqlite3.Connection) -> list[str]:
-    """Return the policies, that one first whose samples have waited longest."""
-    found = versions.names(db)
-    if len(found) == 1:
-        return found
+def waiting(db: sqlite3.Connection) -> dict[str, tuple[float, int]]:
+    """Return since when users' samples of each policy wait, and how many; the policy that waits longest comes first."""
     query = (
-        "SELECT min(sampled_at) FROM turn WHERE policy = ? AND state = 'sampled' AND practice IS NULL"
-        " AND of_episode IS NULL"
+        "SELECT policy, min(sampled_at), count(*) FROM turn WHERE state = 'sampled' AND practice IS NULL"
+        " AND of_episode IS NULL GROUP BY policy"
     )
-    since = {policy: db.execute(query, (policy,)).fetchone()[0] for policy in found}
-    return sorted(found, key=lambda policy: (since[policy] is None, since[policy] or 0.0))
+    found = {policy: (since, n) for policy, since, n in db.execute(query)}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def practised(db: sqlite3.Connection) -> list[str]:
+    """Return the policies with practice that waits."""
+    query = "SELECT DISTINCT policy FROM turn WHERE state = 'sampled' AND practice IS NOT NULL"
+    return [policy for (policy,) in db.execute(query)]
 
 
 def fit(db: sqlite3.Connection, of: Chain, *, is_tool: bool, size: int, at: float) -> list[Waiting] | None:

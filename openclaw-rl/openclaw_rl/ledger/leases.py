@@ -88,10 +88,11 @@ class Leases(LedgerPart):
             else:
                 expire(db, at=at)
         size = n or training.batch_size
-        policies = [policy for policy in batches.policies(db) if learns(db, policy)]
         # Users' samples of every policy go before practice of any.
-        for has_practice in (True,) if len(policies) == 1 else (False, True):
-            for policy in policies:
+        for has_practice in (False, True):
+            for policy in self._due(db, size, now=now, has_practice=has_practice, at=at):
+                if not learns(db, policy):
+                    continue
                 tip = versions.tip_of(db, policy)
                 of = Chain(policy, tip, training.max_staleness)
                 rows = self._batch(db, of, size, now=now, most=most, has_practice=has_practice, at=at)
@@ -100,6 +101,25 @@ class Leases(LedgerPart):
                 if rows:
                     return _insert(db, sorted(rows), trainer, of, at=at, lease_s=training.lease_s)
         return None
+
+    def _due(self, db: sqlite3.Connection, size: int, *, now: bool, has_practice: bool, at: float) -> list[str]:
+        """Return the policies that may have a batch, the one that waits longest first.
+
+        Of many policies most have too few samples, and to look at each sample would hold up the chats' writes.
+        """
+        training, waiting = self._training, batches.waiting(db)
+        if has_practice:
+            practised = batches.practised(db)
+            return [policy for policy in waiting if policy in practised] + [
+                policy for policy in practised if policy not in waiting
+            ]
+        least = 1 if now else min(training.min_batch, size)
+        due = [
+            policy
+            for policy, (since, count) in waiting.items()
+            if count >= (least if now or at - since >= training.max_wait_s else size)
+        ]
+        return due if SHARED_POLICY in due else [*due, SHARED_POLICY]  # episodes train it, whatever else waits
 
     def _batch(
         self,

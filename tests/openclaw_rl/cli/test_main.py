@@ -89,6 +89,16 @@ def test_the_kept_admin_key_is_shown(admin: list[str | None], tmp_path: Path) ->
     assert admin == [f"Bearer {kept}"]
 
 
+def test_a_command_names_the_policy_that_it_acted_on(admin: list[str | None], tmp_path: Path) -> None:
+    pause = ["learning", "pause", "--data-dir", str(tmp_path)]
+    assert CliRunner().invoke(app, pause).output == "learning is paused\n"
+    named = CliRunner().invoke(app, [*pause, "--policy", "user:ann"])
+    assert named.output == "learning is paused for user:ann\n"
+    resumed = CliRunner().invoke(app, ["learning", "resume", "--data-dir", str(tmp_path), "--policy", "user:ann"])
+    assert "user:ann is no longer paused by itself, but everyone is" in resumed.output
+    assert CliRunner().invoke(app, ["policies", "--json", "--data-dir", str(tmp_path)]).output == "[]\n"
+
+
 def test_another_program_on_the_port_gets_no_key(admin: list[str | None], tmp_path: Path) -> None:
     data = DataDir.prepare(tmp_path)
     url = Announcement.read(data).url

@@ -33,10 +33,11 @@ _FEW = (
     "episode_group_unscored",
     "turn_episode_waiting",
     "turn_practice_waiting",
+    "turn_waiting",
     "version_root",
 )
-"""Partial indexes: of versions not decided yet or still with weights, of wishes and samples of practice that wait, of
-episodes that run, of groups without their credit and of their samples that wait."""
+"""Partial indexes: of versions not decided yet or still with weights, of wishes and of samples that wait (bounded by
+`training.max_waiting`), of episodes that run, of groups without their credit."""
 _STATEMENTS = ("SELECT", "INSERT", "REPLACE", "UPDATE", "DELETE")
 
 

@@ -13,6 +13,7 @@ from practising import corrected, practice
 
 from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import Identity, Ledger
+from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.types import SHARED_POLICY, Feedback, Version, VersionState, WeightKind
 
@@ -51,6 +52,47 @@ async def test_a_policy_starts_at_the_base_under_a_number_of_its_own(ledger, dri
     number, _ = await driver.step()
     assert (number, (await ledger.tip()).weight_version, (await ledger.tip(ANN)).weight_version) == (2, 2, 1)
     assert await ledger.audit(is_deep=True) == []
+
+
+async def test_the_figures_and_the_rows_of_one_policy_count_no_other(ledger, driver, ledger_path) -> None:
+    root = (await ledger.open_policy(ANN)).weight_version
+    mine = await driver.sampled(policy=ANN, version=root)
+    others = await driver.sampled()
+    await ledger.set_learning(False, ANN)
+    anns, shared = await ledger.policy_figures(ANN), await ledger.policy_figures(SHARED_POLICY)
+    assert (anns.serving, anns.tip, anns.pinned, anns.learning, anns.waiting) == (root, root, None, False, 1)
+    assert (shared.serving, shared.learning, shared.waiting, shared.practice_waiting) == (0, True, 1, 0)
+    assert await ledger.all_policy_figures() == [shared, anns]
+    with pytest.raises(LedgerError, match="there is no policy 'user:bob'"):
+        await ledger.policy_figures(BOB)
+    await ledger.set_pin(root, policy=ANN)
+    assert await ledger.targets([ANN, BOB, SHARED_POLICY]) == {ANN: root, SHARED_POLICY: 0}
+    assert [one.weight_version for one in await ledger.versions(policy=ANN)] == [root]
+    with Snapshot.of(ledger_path) as snapshot:
+        assert snapshot.policies() == [SHARED_POLICY, ANN]
+        rows = {policy: [one.turn.turn_id for one in snapshot.turns(policy=policy)] for policy in (ANN, BOB)}
+        assert rows == {ANN: [mine], BOB: []}
+        assert [one.turn.turn_id for one in snapshot.turns(policy=SHARED_POLICY)] == [others]
+
+
+async def test_a_batch_is_of_the_policy_that_has_one_and_waits_longest(ledger, driver, clock) -> None:
+    """A policy with too few samples keeps none with enough of them waiting, and has its batch after `max_wait_s`."""
+    for policy in (ANN, BOB):
+        await ledger.open_policy(policy)
+    ann, bob = [(await ledger.tip(policy)).weight_version for policy in (ANN, BOB)]
+    for _ in range(2):
+        await driver.sampled(policy=ANN, version=ann)
+    clock.advance(1)
+    for _ in range(3):
+        await driver.sampled(policy=BOB, version=bob)
+    first = await ledger.lease(trainer="test", n=3)
+    assert first is not None
+    assert first.policy == BOB
+    await ledger.release(first.lease_id, first.fence, reason="test")
+    clock.advance(10_000)
+    late = await ledger.lease(trainer="test", n=3)
+    assert late is not None
+    assert (late.policy, len(late.samples)) == (ANN, 2)
 
 
 async def test_a_policy_may_start_at_weights_that_the_shared_one_learned(ledger, driver) -> None:

@@ -32,6 +32,7 @@ from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import Pacing
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
+from openclaw_rl.trainers.checkpoint import EMA_FOLDER
 from openclaw_rl.types import SHARED_POLICY, Scope, VersionRun, VersionState
 
 PROMPT = (1, 5, 9)
@@ -39,18 +40,22 @@ ANN, BOB = "user:ann", "user:bob"
 
 
 class SmallEngine(FakeEngine):
-    """Refuses an adapter beyond its places."""
+    """Refuses an adapter beyond its places; an EMA teacher needs none."""
 
     def __init__(self, places: int) -> None:
         super().__init__(pacing=Pacing(tokens_per_s=2000))
         self.places, self.most_held, self.loads = places, 0, 0
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        if len(self.adapters) >= self.places:
+        if not name.startswith("ema-") and len(self.held) >= self.places:
             raise EngineRefused("there is no place for another adapter", status=400)
         await super().load_adapter(name, folder)
         self.loads += 1
-        self.most_held = max(self.most_held, len(self.adapters))
+        self.most_held = max(self.most_held, len(self.held))
+
+    @property
+    def held(self) -> list[str]:
+        return [name for name in self.adapters if not name.startswith("ema-")]
 
 
 class Household:
@@ -107,7 +112,7 @@ class Household:
             await give_sample(self.ledger, request_row, turn)
         return use.weight_version
 
-    async def step(self, *, probe_error: float = 0.0) -> tuple[str, int] | None:
+    async def step(self, *, probe_error: float = 0.0, has_ema: bool = False) -> tuple[str, int] | None:
         """Train one batch; return its policy and version. None: no sample waits."""
         lease = await self.ledger.lease(trainer="test", now=True)
         if lease is None:
@@ -118,6 +123,9 @@ class Household:
         folder = self.folder / "versions" / lease.lease_id
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(lease.lease_id.encode())
+        if has_ema:
+            (folder / EMA_FOLDER).mkdir()
+            (folder / EMA_FOLDER / "adapter_model.safetensors").write_bytes(f"mean of {lease.lease_id}".encode())
         ids = lease.samples[0].response_ids
         true = self.engine.policy.log_probs((*PROMPT, *ids), len(PROMPT), adapter_seed(folder))
         probes = [probe_of(PROMPT, ids, true, error=probe_error, parent_error=0.01)]
@@ -125,9 +133,9 @@ class Household:
         self.publisher.wake()
         return lease.policy, number
 
-    async def trained(self, *, probe_error: float = 0.0) -> tuple[str, int]:
+    async def trained(self, *, probe_error: float = 0.0, has_ema: bool = False) -> tuple[str, int]:
         """Train one batch, which waits; return its policy and version."""
-        made = await self.step(probe_error=probe_error)
+        made = await self.step(probe_error=probe_error, has_ema=has_ema)
         assert made is not None
         return made
 
@@ -222,6 +230,24 @@ async def test_a_version_that_waits_for_room_is_published_when_a_reply_ends(tmp_
             assert (await house.ledger.version(newer[1])).state is VersionState.CANDIDATE
         await house.decided()
         assert await house.chat(ANN, samples=False) == newer[1] > of_ann[1]
+
+
+async def test_an_ema_teacher_comes_and_leaves_with_its_version_and_is_its_own_users(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        numbers = {}
+        for policy in (ANN, BOB, "user:eve", "user:kim", "user:lee"):
+            await house.chat(policy)
+            numbers[policy] = (await house.trained(has_ema=True))[1]
+            await house.decided()
+        for policy in (*numbers, ANN, BOB):
+            await house.chat(policy, samples=False)
+            async with house.serving.use(policy=policy) as use:
+                name = f"ema-v{numbers[policy]}"
+                folder = (await house.ledger.version(numbers[policy])).folder
+                assert use.ema_path == name
+                assert house.engine.folders[name] == str(tmp_path / str(folder) / EMA_FOLDER)
+            names = {name.partition("-")[2] for name in house.engine.adapters if name.startswith("ema-")}
+            assert names == {name.partition("-")[2] for name in house.engine.held}, "no teacher stays behind"
 
 
 async def test_people_who_chat_without_a_pause_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

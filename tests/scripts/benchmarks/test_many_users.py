@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_short_run_finds_no_foreign_reply_and_no_refusal(tmp_path: Path) -> None:
-    options = argparse.Namespace(users=7, at_once=4, loaded=2, minutes=0.03, tokens=6, embedded=False, seed=0)
+    options = argparse.Namespace(users=7, at_once=4, loaded=2, minutes=0.03, tokens=6, alone=14, embedded=False, seed=0)
     with ExitStack() as stack:
         found = many_users.measure(tmp_path, options, stack)
     assert found["replies scored"] == found["replies"] > 0
