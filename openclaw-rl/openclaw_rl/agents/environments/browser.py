@@ -24,8 +24,15 @@ from openclaw_rl.errors import EnvironmentFault, SandboxFault
 _UID = 60_001
 """Of the browser under root; users of sandboxes end below it."""
 _LAUNCH_S, _LOAD_S, _CLOSE_S = 120.0, 120.0, 20.0
-_PROGRAMS = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
-"""Debian's program itself comes before the script that starts it, which reads /etc."""
+_PROGRAMS = (
+    "/usr/lib/chromium/chromium-headless-shell",
+    "/usr/lib/chromium/chromium",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+)
+"""The headless shell has no windows of a desktop to draw, and takes less of the cores. Debian's program itself comes
+before the script that starts it, which reads /etc."""
 _INSTALL = "apt-get install chromium, or playwright install chromium"
 
 
