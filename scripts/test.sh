@@ -57,8 +57,8 @@ look() { # every check runs, whether or not one before it failed
   return "$code"
 }
 
-# The chaos run mostly waits, and the checks need one core for a minute. Five workers suit two cores: with three, 40 % of
-# the cores' time stayed unused, because half of the suite waits (kills, paced streams, starts). A file stays with one
+# The chaos run mostly waits, and the checks need one core for a minute. Five workers suit two cores: with three, a third
+# of the cores' time stayed unused, because half of the suite waits (kills, paced streams, starts). A file stays with one
 # worker, and so do its models (tests/conftest.py).
 CHAOS=tests/integration/test_chaos.py
 start checks look

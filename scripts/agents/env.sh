@@ -3,15 +3,16 @@
 # and the server's, so each kind has one of its own, with Python 3.12:
 #   harbor   Harbor and mini-swe-agent
 #   tools    BFCL, math-verify, MiniWoB with Playwright, verifiers
-#   scripts/agents/env.sh [--dry-run] [harbor|tools] [FOLDER]
-# Default: harbor, in .venv-agents of the checkout; tools in .venv-agents-tools. PYTHON names an interpreter.
+#   browsergym  MiniWoB by BrowserGym, which pins an older Playwright
+#   scripts/agents/env.sh [--dry-run] [harbor|tools|browsergym] [FOLDER]
+# Default: harbor, in .venv-agents of the checkout; the others in .venv-agents-KIND. PYTHON names an interpreter.
 # The plan of a run then names it: python = ".venv-agents/bin/python".
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CLIENT=(httpx h11 orjson pydantic structlog typer pyyaml)
 dry_run="" kind=harbor
 if [ "${1:-}" = "--dry-run" ]; then dry_run=1 && shift; fi
-case "${1:-}" in harbor | tools) kind=$1 && shift ;; esac
+case "${1:-}" in harbor | tools | browsergym) kind=$1 && shift ;; esac
 folder=$ROOT/.venv-agents
 [ $kind = harbor ] || folder=$folder-$kind
 folder=${1:-$folder}
@@ -23,6 +24,10 @@ tools)
   packages=(verifiers==0.4.0 uv math-verify==0.9.0 "playwright>=1.55")
   # Without what they ask for: their data and pages are used, not their models and drivers.
   alone=(bfcl-eval==2026.3.23 miniwob==1.1.0)
+  ;;
+browsergym)
+  packages=(browsergym-core==0.14.3 browsergym-miniwob==0.14.3) # as in the extra of pyproject.toml
+  alone=(miniwob==1.1.0)
   ;;
 esac
 

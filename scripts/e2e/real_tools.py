@@ -2,10 +2,10 @@
 
     scripts/e2e.sh real_tools FOLDER [--python .venv-agents-tools/bin/python] [--only bfcl miniwob …]
 
-The interpreter is made by `scripts/agents/env.sh tools`; GUI needs Chromium and bubblewrap. Every environment plays one
-group of two episodes: the engine says what is right in the first one and what is wrong in the second. The script prints
-each check on a line: the runner ends well, turns of the ledger are the model's calls, in order, and the checker's
-verdicts are the outcomes.
+The interpreters are made by `scripts/agents/env.sh tools` and `… browsergym`; GUI needs Chromium and bubblewrap. Every
+environment plays one group of two episodes: the engine says what is right in the first one and what is wrong in the
+second. The script prints each check on a line: the runner ends well, turns of the ledger are the model's calls, in
+order, and the checker's verdicts are the outcomes.
 """
 
 import argparse
@@ -150,6 +150,14 @@ def miniwob() -> Case:
     return Case("miniwob", {"pages": ["click-test"]}, right, "wait()", (1.0, -1.0), (1, 2), {"steps": 2})
 
 
+def browsergym() -> Case:
+    def right(prompt: str, said: int) -> str:
+        found = re.findall(r"\[(\w+)\] button 'Click Me!'", prompt)
+        return f"click('{found[-1]}')"
+
+    return Case("browsergym", {"pages": ["click-test"]}, right, "noop()", (1.0, -1.0), (1, 2), {"steps": 2})
+
+
 def verifiers(folder: Path) -> Case:
     (folder / "packages").mkdir(exist_ok=True)
     (folder / "packages" / "words_taskset.py").write_text(TASKSET)
@@ -167,6 +175,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-agents-tools" / "bin" / "python")
+    parser.add_argument("--browsergym-python", type=Path, default=ROOT / ".venv-agents-browsergym" / "bin" / "python")
     parser.add_argument("--only", nargs="+", default=[], help="names of environments")
     options = parser.parse_args()
     folder = options.folder.absolute() / f"tools-{int(time.time())}"
@@ -177,6 +186,7 @@ def main() -> int:
         "bfcl": lambda: bfcl(options.python),
         "python_tool": lambda: python_tool(folder),
         "miniwob": miniwob,
+        "browsergym": browsergym,
         "verifiers": lambda: verifiers(folder),
     }
     fake = Answering()
@@ -188,7 +198,8 @@ def main() -> int:
         fake.tokenizer = Tokenizer.from_file(str(next((server.data_dir / "cache").rglob("tokenizer.json"))))
         for name, make in makers.items():
             if not options.only or name in options.only:
-                found |= checks(make(), fake, server, options.python, folder)
+                python = options.browsergym_python if name == "browsergym" else options.python
+                found |= checks(make(), fake, server, python, folder)
     return told(found)
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -146,6 +147,7 @@ def test_the_interpreter_of_the_environments_is_made_by_pip(tmp_path: Path) -> N
     [
         ("harbor", "harbor==0.26.0 mini-swe-agent==2.4.6", ""),
         ("tools", "verifiers==0.4.0 uv math-verify==0.9.0 playwright>=1.55", " bfcl-eval==2026.3.23 miniwob==1.1.0"),
+        ("browsergym", "browsergym-core==0.14.3 browsergym-miniwob==0.14.3", " miniwob==1.1.0"),
     ],
 )
 def test_each_kind_of_environments_has_an_interpreter_of_its_own(kind: str, with_their_own: str, without: str) -> None:
@@ -154,6 +156,12 @@ def test_each_kind_of_environments_has_an_interpreter_of_its_own(kind: str, with
     assert made.endswith(f"-m venv {folder}")
     assert f" -m pip install {with_their_own} httpx " in whole
     assert alone == f"{folder}/bin/python -m pip install --no-deps --editable {ROOT}{without}"
+
+
+def test_the_extra_of_browsergym_has_the_versions_of_its_interpreter() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = launch("env", "--dry-run", "browsergym").stdout.split()
+    assert set(extras["browsergym"]) < set(told)
 
 
 def test_scripts_name_no_place_of_a_machine() -> None:

@@ -40,6 +40,7 @@ _SHIPPED = {
     "python_tool": "openclaw_rl.agents.environments.python_tool:PythonTool",
     "inside": "openclaw_rl.agents.environments.inside:Inside",
     "miniwob": "openclaw_rl.agents.environments.miniwob:MiniWob",
+    "browsergym": "openclaw_rl.agents.environments.browser_gym:BrowserGym",
     "verifiers": "openclaw_rl.agents.environments.verifiers_tasks:Verifiers",
 }
 Split = Literal["train", "eval"]

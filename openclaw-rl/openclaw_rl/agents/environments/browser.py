@@ -24,8 +24,15 @@ from openclaw_rl.errors import EnvironmentFault, SandboxFault
 _UID = 60_001
 """Of the browser under root; users of sandboxes end below it."""
 _LAUNCH_S, _LOAD_S, _CLOSE_S = 120.0, 120.0, 20.0
-_PROGRAMS = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
-"""Debian's program itself comes before the script that starts it, which reads /etc."""
+_PROGRAMS = (
+    "/usr/lib/chromium/chromium-headless-shell",
+    "/usr/lib/chromium/chromium",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+)
+"""The headless shell has no windows of a desktop to draw, and takes less of the cores. Debian's program itself comes
+before the script that starts it, which reads /etc."""
 _INSTALL = "apt-get install chromium, or playwright install chromium"
 
 
@@ -39,6 +46,7 @@ class Browser:
         self._lock = asyncio.Lock()
         self._playwright: Playwright | None = None
         self._chromium: Chromium | None = None
+        self._launcher: Path | None = None
 
     @asynccontextmanager
     async def page(self, sandboxes: Sandboxes) -> AsyncIterator[Page]:
@@ -78,7 +86,8 @@ class Browser:
                 return self._chromium
             if self._playwright is None:
                 self._playwright = await async_playwright().start()
-            launcher = await asyncio.to_thread(self._launcher, sandboxes, self._playwright.chromium.executable_path)
+            brought = self._playwright.chromium.executable_path
+            launcher = await asyncio.to_thread(self._write_launcher, sandboxes, brought)
             self._chromium = await self._playwright.chromium.launch(
                 executable_path=launcher,
                 # bubblewrap is the sandbox; Chromium's own needs user namespaces inside of it.
@@ -89,8 +98,15 @@ class Browser:
             )
             return self._chromium
 
-    def _launcher(self, sandboxes: Sandboxes, brought: str) -> Path:
-        """Write the script that starts Chromium in bubblewrap, and copy the pages to where its user can read them."""
+    async def launcher(self, sandboxes: Sandboxes) -> Path:
+        """Return a program that starts Chromium in bubblewrap. Raises EnvironmentFault and SandboxFault."""
+        async with self._lock:
+            if self._launcher is None:  # once: it may run while another is asked for
+                self._launcher = await asyncio.to_thread(self._write_launcher, sandboxes, "")
+            return self._launcher
+
+    def _write_launcher(self, sandboxes: Sandboxes, brought: str) -> Path:
+        """Write the script, and copy the pages to where its user can read them."""
         if sandboxes.bwrap is None:
             raise SandboxFault("the browser needs bubblewrap: apt-get install bubblewrap")
         found = [self._program] if self._program else [*_PROGRAMS, brought]

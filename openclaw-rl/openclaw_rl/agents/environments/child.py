@@ -27,9 +27,9 @@ class ChildGone(Exception):
 class Child:
     """One process. `ask` starts it where none runs; as a context manager it ends it."""
 
-    def __init__(self, program: Path, *, memory_mb: int = 2048) -> None:
-        """program: a file with a function `answer(asked)`, from a JSON object to one."""
-        self._program, self._memory_mb = program, memory_mb
+    def __init__(self, program: Path, *, memory_mb: int = 2048, file_mb: int = 1) -> None:
+        """program: a file with a function `answer(asked)`, from a JSON object to one. file_mb: its longest file."""
+        self._program, self._memory_mb, self._file_mb = program, memory_mb, file_mb
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
@@ -62,7 +62,7 @@ class Child:
         """Start the process and wait for its first line. Raises EnvironmentFault."""
         # -I: neither the working folder nor PYTHONPATH may add modules.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", child_main.__file__, str(self._program), str(self._memory_mb)),
+            *(sys.executable, "-I", child_main.__file__, str(self._program), str(self._memory_mb), str(self._file_mb)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

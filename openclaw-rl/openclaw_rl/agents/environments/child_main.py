@@ -1,6 +1,6 @@
 """The side of `child` that runs in the process: limits, then one answer for each line. Standard library alone.
 
-python -I child_main.py PROGRAM MEMORY_MB
+python -I child_main.py PROGRAM MEMORY_MB FILE_MB
 """
 
 import ctypes
@@ -12,11 +12,10 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_FILE_BYTES = 1024 * 1024
 
 
 def main() -> None:
-    program, memory_mb = sys.argv[1], int(sys.argv[2])
+    program, memory_mb, file_mb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -26,7 +25,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 1024 * 1024,) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_mb * 1024 * 1024,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer = runpy.run_path(program)["answer"]
     os.write(out, b"\n")

@@ -73,7 +73,7 @@ _ELEMENT = re.compile(r"(f\d+)?e\d+")
 """A name in the snapshot. Anything longer is a selector of Playwright's, which reaches what the page does not show."""
 _WAIT_MS, _SETTLE_MS = 1000, 150
 _SHOWN_CHARS, _LONGEST_ACTION = 6000, 2000
-_FIRST_EVAL_SEED = 1_000_000
+FIRST_EVAL_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,13 @@ class MiniWob:
     ) -> None:
         """pages: names of MiniWoB's pages. folder: with `miniwob/PAGE.html`; the package's by default. program: a
         Chromium; the machine's by default. action_s: time of an action, such as a click on a hidden element."""
-        where = Path(folder).expanduser() if folder else _package() / "html"
-        for page in pages:
-            if not (where / "miniwob" / f"{page}.html").is_file():
-                raise ValueError(f"pages: there is no {where / 'miniwob' / f'{page}.html'}")
+        where = pages_folder(pages, folder)
         self._page_names, self._seed, self._action_ms = list(pages), seed, 1000 * action_s
         self._counts: dict[str, int] = {"train": train_tasks, "eval": eval_tasks}
         self._browser = Browser(where, width=500, height=320, program=program)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        first = self._seed if split == "train" else _FIRST_EVAL_SEED + self._seed
+        first = self._seed if split == "train" else FIRST_EVAL_SEED + self._seed
         count, pages = self._counts[split], self._page_names
         drawn = [(pages[n % len(pages)], first + n // len(pages)) for n in range(count)]
         random.Random(f"{self._seed}:{split}:miniwob").shuffle(drawn)
@@ -135,6 +132,15 @@ class MiniWob:
 
     async def close(self) -> None:
         await self._browser.close()
+
+
+def pages_folder(pages: Sequence[str], folder: str) -> Path:
+    """Return the folder that holds `miniwob/PAGE.html` of each page: this one, or the package's. Raises ValueError."""
+    where = Path(folder).expanduser() if folder else _package() / "html"
+    for page in pages:
+        if not (where / "miniwob" / f"{page}.html").is_file():
+            raise ValueError(f"pages: there is no {where / 'miniwob' / f'{page}.html'}")
+    return where
 
 
 def _package() -> Path:
