@@ -290,7 +290,7 @@ class HttpEngine:
 def _json(request: GenerateRequest) -> bytes:
     # The fields are numbers and strings: orjson needs a fifth of pydantic's time.
     sampling = {name: value for name, value in request.sampling_params if value is not None}
-    fields = {name: value for name, value in request if value is not None}
+    fields = {name: value for name, value in request if value is not None and name != "affinity"}
     return orjson.dumps({**fields, "sampling_params": sampling})
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import structlog
 
@@ -58,10 +59,13 @@ class Decoding:
     """The user whose prefix cache the calls use."""
     policy: str = SHARED_POLICY
     """The policy that must answer."""
+    conversation: str | None = None
+    """Name of the conversation: a pool keeps it on the engine that holds its prefix."""
 
     @classmethod
     def of(cls, request: Request, end_ids: Collection[int], extras: EngineExtras) -> "Decoding":
-        return cls(request.sampling, end_ids, extras, request.scope.user, request.scope.policy)
+        scope = request.scope
+        return cls(request.sampling, end_ids, extras, scope.user, scope.policy, _conversation(request))
 
     @property
     def is_not_resumable(self) -> bool:
@@ -233,6 +237,7 @@ class Generation:
             return_logprob=True,
             top_logprobs_num=self._top_logprobs,
             lora_path=self._use.lora_path,
+            affinity=self._decoding.conversation,
             extra_key=self._use.cache_of(self._decoding.user),
             priority=self._priority,
         )
@@ -312,6 +317,15 @@ class Generation:
             return False
         await self._take_version()
         return True
+
+
+def _conversation(request: Request) -> str:
+    """Return a name that the requests of one conversation share: of its session, else of its first messages."""
+    session, users = request.scope.session_id, (n for n, said in enumerate(request.messages, 1) if said.role == "user")
+    if session is None:
+        first = request.messages[: next(users, len(request.messages))]
+        session = sha256(repr([(said.role, said.content) for said in first]).encode(errors="replace")).hexdigest()
+    return f"{request.scope.user}/{session}"
 
 
 def priority_of(request: Request) -> int:

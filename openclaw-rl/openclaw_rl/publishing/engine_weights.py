@@ -12,8 +12,9 @@ Leaves to others: the adapters themselves (`engine_adapters`); the choice of the
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -50,9 +51,11 @@ class PolicyEngine:
         base_folder: Path | None = None,
         health: Health | None = None,
         most_adapters: int | None = None,
+        engines: Callable[[], Sequence[Engine]] | None = None,
     ) -> None:
         """base_folder: the base's weights, for a rollback to version 0 of full weights. most_adapters: as for
-        `EngineAdapters`."""
+        `EngineAdapters`. engines: those of a pool that serve now."""
+        self._engines = engines or (lambda: (engine,))
         self._engine, self.serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
         self.data_dir, self._base_folder = data_dir, base_folder
         self._health = health or Health()
@@ -115,10 +118,19 @@ class PolicyEngine:
 
     async def score(self, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER) -> LogProbs:
         """Return the forced log-probs of a reply under a loaded version. user: the one whose prefix cache it fills."""
+        return await self._score(self._engine, number, prompt_ids, response_ids, user=user)
+
+    def scores(self) -> list[Callable[..., Awaitable[LogProbs]]]:
+        """Return a `score` for each engine that serves."""
+        return [partial(self._score, engine) for engine in self._engines()]
+
+    async def _score(
+        self, engine: Engine, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER
+    ) -> LogProbs:
         lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                score = await self._engine.score(
+                score = await engine.score(
                     prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number, user)
                 )
         except EngineRefused as error:

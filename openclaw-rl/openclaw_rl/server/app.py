@@ -42,6 +42,7 @@ import structlog
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
@@ -137,6 +138,8 @@ async def _serve(
     for reason in preflight.hardly_trains(settings):
         core.health.failed(f"learning, {reason.partition(' ')[0].rstrip(':')}", reason, at_once=True)
         alerts.raise_alert("hardly_trains", reason=reason)
+    if isinstance(core.engine, PooledEngine):
+        life.own(core.engine.run(), "engines")
     publisher = await _publisher(settings, core, alerts, life, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
@@ -154,6 +157,7 @@ async def _serve(
         practice=lambda: None if practice is None else practice.status,
         trainer_age_s=lambda: events.trainer_spoke.age_s,
         data_dir=core.data.root,
+        engines=core.engine.statuses if isinstance(core.engine, PooledEngine) else list,
         tracked=lambda: tracking.sent,
     )
 
@@ -286,6 +290,7 @@ async def _publisher(
         base_folder=core.folder,
         health=core.health,
         most_adapters=settings.policies.loaded if has_policies else None,
+        engines=core.engine.ready if isinstance(core.engine, PooledEngine) else None,
     )
     if has_policies:
         core.serving.loader = on_demand = OnDemand(core.ledger, policy, start=start, health=core.health)
