@@ -20,8 +20,11 @@ from harness.model import Vocabulary
 from harness.trainer import ToyTrainer
 from tolerances import rel
 
+from openclaw_rl.errors import TrainerError
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
+from openclaw_rl.trainers.client import TrainerClient
+from openclaw_rl.types import WeightKind
 
 PATIENCE_S = 120.0
 """Against hanging alone."""
@@ -33,6 +36,7 @@ class Pool:
     engines: list[EngineProcess]
     policy: ToyPolicy
     http: httpx.AsyncClient
+    kind: WeightKind = WeightKind.LORA
     said: int = field(default=0)
     begun: set[str] = field(default_factory=set)
     """Sessions whose reply has a first token."""
@@ -63,13 +67,21 @@ class Pool:
         return record
 
     async def check(self, record: Any) -> None:
-        """Check that one version gave the whole reply, by the log-probs of that version's own adapter."""
+        """Check by its log-probs that each token is of its run's weights, and that an adapter gave the whole reply."""
         turn, prompt = record["turn"], record["request"]["prompt_ids"]
-        (run,) = turn["versions"]
-        folder = (await self.admin(f"/v1/admin/versions/{run['weight_version']}"))["folder"]
-        seed = BASE_SEED if folder is None else adapter_seed(self.server.data_dir / folder)
-        wanted = self.policy.log_probs([*prompt, *turn["response_ids"]], len(prompt), seed)
-        assert turn["rollout_log_probs"] == pytest.approx(list(wanted), rel=rel()), record["state"]
+        assert self.kind is WeightKind.FULL or len(turn["versions"]) == 1
+        ids, at, wanted = [*prompt, *turn["response_ids"]], len(prompt), list[float]()
+        for run in turn["versions"]:
+            seed = await self.seed(run["weight_version"])
+            wanted += self.policy.log_probs(ids[: at + run["length"]], at, seed)
+            at += run["length"]
+        assert turn["rollout_log_probs"] == pytest.approx(wanted, rel=rel()), turn["versions"]
+
+    async def seed(self, version: int) -> int:
+        if self.kind is WeightKind.FULL:
+            return BASE_SEED ^ version
+        folder = (await self.admin(f"/v1/admin/versions/{version}"))["folder"]
+        return BASE_SEED if folder is None else adapter_seed(self.server.data_dir / folder)
 
     async def admin(self, path: str) -> Any:
         return await asyncio.to_thread(self.server.admin, path)
@@ -96,7 +108,7 @@ class Pool:
         thanks = {"role": "user", "content": "Thanks, that is perfect!"}
         sent["messages"] = [asked, first["choices"][0]["message"], thanks]
         assert (await self.http.post("/v1/chat/completions", json=sent, headers=headers)).status_code == 200
-        trainer = ToyTrainer(self.server.url, self.server.data_dir, self.policy)
+        trainer = ToyTrainer(self.server.url, self.server.data_dir, self.policy, kind=self.kind)
         lease = await asyncio.to_thread(trainer.lease)
         assert lease is not None
         commit = await asyncio.to_thread(trainer.checkpoint, lease)
@@ -105,7 +117,8 @@ class Pool:
 
 
 @pytest.fixture
-async def pool(host: Host, model_folder: Path, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(host: Host, model_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
+    kind: WeightKind = getattr(request, "param", WeightKind.LORA)
     words = words_of(Vocabulary.of(model_folder))
     policy = ToyPolicy(words.low_id, words.high_id, words.end_id, mean_tokens=0)
     flags = ["--low-id", str(policy.low_id), "--high-id", str(policy.high_id), "--end-id", str(policy.end_id)]
@@ -118,6 +131,7 @@ async def pool(host: Host, model_folder: Path, tmp_path: Path) -> AsyncIterator[
             "engine.urls": [engine.url for engine in engines],
             "engine.hold_s": PATIENCE_S,
             "trainer.kind": "external",
+            "training.weights": str(kind),
             "training.batch_size": 1,
             "training.min_batch": 1,
             "judge.kind": "rules",
@@ -127,7 +141,7 @@ async def pool(host: Host, model_folder: Path, tmp_path: Path) -> AsyncIterator[
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False)
         )
-        yield Pool(server, engines, policy, http)
+        yield Pool(server, engines, policy, http, kind)
 
 
 async def test_a_conversation_stays_on_its_engine_and_new_ones_are_spread(pool: Pool) -> None:
@@ -184,6 +198,7 @@ async def test_an_engine_killed_under_chats_costs_none_and_comes_back_with_the_s
     now = await pool.until(lambda now: not now["problems"])
     assert now["engines"][0]["sessions"]
     assert now["scoring"]["counts"]["engine_cut"] == 3, "no chat met an engine without its adapter"
+    assert '"part_fails"' not in pool.server.log
     assert pool.server.log.count('"engine_left_pool"') == 1
     assert pool.server.log.count('"engine_joined_pool"') == 1
 
@@ -207,6 +222,39 @@ async def test_new_versions_under_load_give_no_reply_of_two_or_of_another(pool: 
     assert not (await pool.status())["problems"]
     assert "engine_cut" not in (await pool.status())["scoring"]["counts"]
     assert all([{"policy-v3"} <= await asyncio.to_thread(engine.adapters) for engine in pool.engines])
+
+
+@pytest.mark.parametrize("pool", [WeightKind.FULL], indirect=True)
+async def test_full_weights_roll_through_the_pool_under_load_and_an_engine_that_comes_back_gets_them(
+    pool: Pool,
+) -> None:
+    stop, seen = asyncio.Event(), set[int]()
+
+    async def chat_on(session: str) -> None:
+        while not stop.is_set():
+            record = await pool.chat(session, tokens=40)
+            seen.update(run["weight_version"] for run in record["turn"]["versions"])
+
+    async with asyncio.TaskGroup() as tasks:
+        for n in range(8):
+            tasks.create_task(chat_on(f"s{n}"))
+        for _ in range(2):
+            version = await pool.learn()
+            await pool.until(lambda _, version=version: version in seen)
+        await asyncio.to_thread(pool.engines[1].kill)
+        await pool.until(lambda now: not now["engines"][1]["is_in"])
+        await asyncio.to_thread(pool.engines[1].start)
+        await pool.until(lambda now: now["engines"][1]["is_in"])
+        stop.set()
+    assert seen == {0, 1, 2}
+    assert [await asyncio.to_thread(engine.weight_version) for engine in pool.engines] == ["2", "2"]
+    swaps = [json.loads(line) for line in pool.server.log.splitlines() if '"weights_swapped"' in line]
+    assert [swap["held_s"] for swap in swaps] == [0.0, 0.0], "no chat was held"
+    driver = TrainerClient(pool.server.url, (pool.server.data_dir / "keys" / "trainer.token").read_text().strip())
+    with pytest.raises(
+        TrainerError, match=r"engine\.urls: a trainer that sends full weights itself reaches one engine"
+    ):
+        await asyncio.to_thread(driver.start, "slime", [])
 
 
 async def test_a_client_that_leaves_ends_its_reply_on_its_own_engine(pool: Pool) -> None:

@@ -10,6 +10,8 @@ Promises:
   back loads them first. No reply comes from an engine that lacks the named adapter.
 - An adapter is loaded on every engine of the pool before `load_adapter` returns. An engine that dies or hangs meanwhile
   leaves the pool, and the others go on.
+- With full weights, a request goes to an engine that holds its version. Two versions may serve at once, while engines
+  take new weights one after the other (`publishing.rolling_swap`).
 - A request is aborted on the engine that runs it.
 
 Leaves to others: the version of each request, and holding chats while no engine is in order (`engines.admission`,
@@ -18,8 +20,8 @@ Leaves to others: the version of each request, and holding chats while no engine
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -30,8 +32,9 @@ from openclaw_rl.engines.admission import is_unknown_adapter
 from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
-from openclaw_rl.engines.pool_member import EngineStatus, Member, Weights
-from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.engines.pool_member import STRANGER, EngineStatus, Member, Weights, stranger_of
+from openclaw_rl.engines.version_keys import version_of
+from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.telemetry.health import OUT_AFTER
 from openclaw_rl.types import Ids
 
@@ -42,16 +45,17 @@ POLL_S, DOWN_AFTER = 1.0, 3
 MOST_HOMES = 20_000
 """Conversations whose engine is remembered; the least recently used one is forgotten."""
 _EMPTY = "it was started again, and lacks what the others hold"
-_UNPUSHED = "default"
-"""Name that an engine gives the weights of its start."""
 
 
 class PooledEngine:
     """Several engines of one model, as one. The app owns `run`."""
 
-    def __init__(self, engines: Sequence[HttpEngine], *, change_s: float, poll_s: float = POLL_S) -> None:
-        """change_s: time for one engine to take or lose an adapter, or to pause."""
+    def __init__(
+        self, engines: Sequence[HttpEngine], *, change_s: float, is_full: bool = False, poll_s: float = POLL_S
+    ) -> None:
+        """change_s: time for one engine to take or lose an adapter, or to pause. is_full: versions are full weights."""
         self._members = tuple(Member(engine) for engine in engines)
+        self._is_full = is_full
         self._change_s, self._poll_s = change_s, poll_s
         self._adapters: dict[str, Path] = {}
         """Adapters that every engine in the pool holds."""
@@ -76,7 +80,7 @@ class PooledEngine:
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         tried: list[Member] = []
         while True:
-            member, has_begun = self._choose(request.affinity, tried), False
+            member, has_begun = self._choose(request.affinity, request.extra_key, tried), False
             with member.call():
                 try:
                     async with aclosing(member.engine.stream(request, tap)) as events:
@@ -86,12 +90,16 @@ class PooledEngine:
                     member.worked()
                     return
                 except (EngineGone, EngineRefused) as error:
-                    if not self._may_ask_another(member, error, request.lora_path) or has_begun:
+                    if not self._may_ask_another(member, error, request.lora_path) or not self.members:
                         raise
+                    if has_begun:
+                        raise EngineLeft(str(error)) from error
             tried.append(member)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        return await self._ask(lambda engine: engine.generate(request), request.lora_path, request.affinity)
+        return await self._ask(
+            lambda engine: engine.generate(request), request.lora_path, request.extra_key, request.affinity
+        )
 
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
@@ -99,7 +107,7 @@ class PooledEngine:
         def ask(engine: HttpEngine) -> Awaitable[Score]:
             return engine.score(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, top_k=top_k)
 
-        return await self._ask(ask, lora_path)
+        return await self._ask(ask, lora_path, extra_key)
 
     async def score_ids(
         self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
@@ -107,14 +115,18 @@ class PooledEngine:
         def ask(engine: HttpEngine) -> Awaitable[Score]:
             return engine.score_ids(prompt_ids, response_ids, ids, lora_path=lora_path, extra_key=extra_key)
 
-        return await self._ask(ask, lora_path)
+        return await self._ask(ask, lora_path, extra_key)
 
     async def _ask(
-        self, call: Callable[[HttpEngine], Awaitable[T]], lora_path: str | None, affinity: str | None = None
+        self,
+        call: Callable[[HttpEngine], Awaitable[T]],
+        lora_path: str | None,
+        extra_key: str | None,
+        affinity: str | None = None,
     ) -> T:
         tried: list[Member] = []
         while True:
-            member = self._choose(affinity, tried)
+            member = self._choose(affinity, extra_key, tried)
             with member.call():
                 try:
                     answer = await call(member.engine)
@@ -125,12 +137,13 @@ class PooledEngine:
                         raise
             tried.append(member)
 
-    def _choose(self, affinity: str | None, tried: Sequence[Member]) -> Member:
+    def _choose(self, affinity: str | None, extra_key: str | None, tried: Sequence[Member]) -> Member:
         """Return the engine of the conversation, else the least loaded. Raises EngineGone when none may be asked."""
-        ready = [member for member in self._members if member.is_in and member not in tried]
-        ready = [member for member in ready if not member.is_drained] or ready
+        ready = [one for one in self._members if one.is_in and not one.is_aside and one not in tried]
+        if self._is_full and (version := version_of(extra_key)) is not None:
+            ready = [one for one in ready if one.weight_version == version]
         if not ready:
-            raise EngineGone("; ".join(f"{member.url}: {member.fault}" for member in self._members))
+            raise EngineGone(f"no engine of the pool may be asked: {self._faults()}")
         member = None if affinity is None else self._homes.get(affinity)
         if member not in ready:
             member = min(ready, key=lambda one: (one.running, one.chosen_at))
@@ -154,6 +167,12 @@ class PooledEngine:
         member.failed(str(error))
         return True
 
+    def _faults(self) -> str:
+        return "; ".join(
+            f"{one.url} holds version {one.weight_version}" if one.is_in else f"{one.url}: {one.fault}"
+            for one in self._members
+        )
+
     # -- the engines as one --------------------------------------------------------------------------------------------
 
     def ready(self) -> list[HttpEngine]:
@@ -174,21 +193,19 @@ class PooledEngine:
 
     def strangers(self) -> list[str]:
         """Return one sentence for each engine that answers and serves another model than the first."""
-        return [member.fault for member in self._members if member.fault.startswith(_STRANGER)]
+        return [member.fault for member in self._members if member.fault.startswith(STRANGER)]
 
     async def model_info(self) -> ModelInfo:
         if self._model is None:
             raise EngineGone(await self.fault() or "no engine of the pool has answered yet")
-        return self._model.model_copy(update={"weight_version": await self._holds()})
+        return self._model.model_copy(update={"weight_version": self._holds()})
 
-    async def _holds(self) -> str:
+    def _holds(self) -> str:
         """Return the weight version of all engines; of engines that differ, a name that is no version's."""
         if self._weights is not None:
             return str(self._weights.weight_version)
-        infos = await asyncio.gather(*(engine.model_info() for engine in self.ready()))
-        versions = {info.weight_version or _UNPUSHED for info in infos}
         # Without the folder of pushed weights no engine that comes back could be given them: they are pushed again.
-        return _UNPUSHED if versions <= {_UNPUSHED, "0"} else "unknown"
+        return "default" if all(member.weight_version == 0 for member in self.members) else "unknown"
 
     async def adapter_folders(self) -> dict[str, str]:
         return {name: str(folder) for name, folder in self._adapters.items()}
@@ -228,6 +245,7 @@ class PooledEngine:
 
             async def push(member: Member) -> None:
                 await member.engine.update_weights(folder, weight_version)
+                member.weight_version = weight_version
                 took.append(member)
 
             try:
@@ -236,7 +254,23 @@ class PooledEngine:
                 for member in took:  # it comes back with the weights of the others
                     member.leave(f"it took version {weight_version}, which another engine refused")
                 raise
-            self._weights = Weights(folder, weight_version)
+            self.hold(Weights(folder, weight_version))
+
+    def hold(self, weights: Weights) -> None:
+        """Note the weights that an engine has to hold from now on, and place conversations anew: caches are empty."""
+        self._weights = weights
+        self._homes.clear()
+
+    @asynccontextmanager
+    async def rolling(self) -> AsyncIterator[None]:
+        """Let engines differ meanwhile, and none come in."""
+        async with self._changes:
+            yield
+
+    @property
+    def members(self) -> list[Member]:
+        """The engines that get requests, for a swap that rolls."""
+        return [member for member in self._members if member.is_in]
 
     async def _each(self, change: Callable[[Member], Awaitable[None]], within_s: float | None = -1) -> None:
         """Change every engine in the pool at once. One that fails leaves the pool.
@@ -261,7 +295,7 @@ class PooledEngine:
         if refusals:
             raise refusals[0]
         if not self.ready():
-            raise EngineGone("; ".join(f"{member.url}: {member.fault}" for member in self._members))
+            raise EngineGone(self._faults())
 
     # -- watch ---------------------------------------------------------------------------------------------------------
 
@@ -293,6 +327,8 @@ class PooledEngine:
         if fault is not None:
             if member.missed >= DOWN_AFTER:
                 member.leave(fault)
+                if self.members:  # its replies go on elsewhere, where it closes no connection itself
+                    member.engine.break_off()
             return
         if self._changes.locked():
             return
@@ -302,20 +338,25 @@ class PooledEngine:
                 is_empty = await member.lacks(adapters, weights)
         except (EngineGone, EngineRefused, TimeoutError):
             return  # the next look, or the next call, finds it out
-        if is_empty and (adapters, weights) == (self._adapters, self._weights) and not self._changes.locked():
+        if (
+            is_empty
+            and not member.is_aside
+            and (adapters, weights) == (self._adapters, self._weights)
+            and not self._changes.locked()
+        ):
             member.leave(_EMPTY)
 
     async def _join(self, member: Member) -> None:
         """Bring an engine that is out to the state of the others, and give it requests again."""
         fault = await member.engine.fault()
-        if fault is not None or self._is_paused:
+        if fault is not None or self._is_paused or member.is_aside:
             member.fault = fault or "a swap of weights runs"
             return
         try:
             async with asyncio.timeout(self._change_s):
                 info = await member.engine.model_info()
             self._model = self._model or info
-            if (stranger := _stranger(info, self._model, member.url)) is not None:
+            if (stranger := stranger_of(info, self._model, member.url)) is not None:
                 member.fault = stranger
                 return
             async with self._changes:  # no adapter comes or leaves until it is in
@@ -341,7 +382,6 @@ class PooledEngine:
             EngineStatus(
                 engine=one.url,
                 is_in=one.is_in,
-                is_drained=one.is_drained,
                 running=one.running,
                 sessions=homes[one],
                 calls=one.calls,
@@ -350,22 +390,6 @@ class PooledEngine:
             )
             for one in self._members
         ]
-
-
-_STRANGER = "another model: "
-
-
-def _stranger(info: ModelInfo, first: ModelInfo, url: str) -> str | None:
-    """Return the difference if an engine serves another model than the first one; None: it does not."""
-    # Full weights that were pushed change the path that SGLang names, and leave the others.
-    is_same = info.context_length == first.context_length and info.base_hash == first.base_hash
-    is_at_start = {info.weight_version or _UNPUSHED, first.weight_version or _UNPUSHED} <= {_UNPUSHED, "0"}
-    if info.base_hash is None and is_at_start:
-        is_same = is_same and info.model_path == first.model_path
-    if is_same:
-        return None
-    said = [f"{one.model_path} ({one.context_length} tokens, {one.base_hash or 'no hash'})" for one in (info, first)]
-    return f"{_STRANGER}{url} serves {said[0]}, and the first engine {said[1]}"
 
 
 def _problem(member: Member) -> str | None:

@@ -24,8 +24,6 @@ class EngineStatus:
     """Its URL."""
     is_in: bool
     """False: it gets no request."""
-    is_drained: bool
-    """An operator keeps new requests away from it."""
     running: int
     """Calls on it now."""
     sessions: int
@@ -45,13 +43,37 @@ class Weights:
     weight_version: int
 
 
+def held(info: ModelInfo) -> int | None:
+    """Return the version of the weights that an engine says it holds; 0 for those of its start."""
+    named = info.weight_version or "default"
+    if named == "default":
+        return 0
+    return int(named) if named.isascii() and named.isdigit() else None
+
+
+STRANGER = "another model: "
+"""Begin of a fault that only another start of that engine mends."""
+
+
+def stranger_of(info: ModelInfo, first: ModelInfo, url: str) -> str | None:
+    """Return the difference if an engine serves another model than the first one; None: it does not."""
+    # Full weights that were pushed change the path that SGLang names, and leave the others.
+    is_same = info.context_length == first.context_length and info.base_hash == first.base_hash
+    is_at_start = held(info) == held(first) == 0
+    if info.base_hash is None and is_at_start:
+        is_same = is_same and info.model_path == first.model_path
+    if is_same:
+        return None
+    said = [f"{one.model_path} ({one.context_length} tokens, {one.base_hash or 'no hash'})" for one in (info, first)]
+    return f"{STRANGER}{url} serves {said[0]}, and the first engine {said[1]}"
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """State of one engine. It belongs to the event loop."""
 
     engine: HttpEngine
     is_in: bool = False
-    is_drained: bool = False
     is_told: bool = False
     """The log has its absence."""
     fault: str = "it was not asked yet"
@@ -66,6 +88,10 @@ class Member:
     """Place of its last choice in the order of all choices."""
     retry_at: float = 0.0
     """Loop time before which it is not asked again."""
+    is_aside: bool = False
+    """It is taking other weights, and gets no request meanwhile."""
+    weight_version: int | None = None
+    """Version of its own weights; None: it names none of ours."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     took: dict[str, Path] = field(default_factory=dict)
     """Adapters that it took from us, with their folders."""
@@ -120,15 +146,17 @@ class Member:
     async def lacks(self, adapters: dict[str, Path], weights: Weights | None) -> bool:
         """Return True if the engine says that it has lost one of these adapters, or the weights."""
         if weights is not None:
-            return (await self.engine.model_info()).weight_version != str(weights.weight_version)
+            return held(await self.engine.model_info()) != weights.weight_version
         folders = await self.engine.adapter_folders() if adapters else None
         return folders is not None and not adapters.keys() <= folders.keys()
 
     async def take(self, adapters: dict[str, Path], weights: Weights | None, info: ModelInfo) -> None:
         """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
         await self.engine.resume()
-        if weights is not None and info.weight_version != str(weights.weight_version):
+        self.weight_version = held(info)
+        if weights is not None and self.weight_version != weights.weight_version:
             await self.engine.update_weights(weights.folder, weights.weight_version)
+            self.weight_version = weights.weight_version
         for name in self.took.keys() - adapters.keys():
             await self.unload(name)
         folders = await self.engine.adapter_folders()

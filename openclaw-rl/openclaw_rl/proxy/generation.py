@@ -28,7 +28,7 @@ from openclaw_rl.engines.dialect import (
     storable,
 )
 from openclaw_rl.engines.event_stream import MOST_WORDS
-from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
+from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import KEYLESS_USER, SHARED_POLICY, Ids, Request, SamplingParams, VersionRun
 
@@ -205,7 +205,8 @@ class Generation:
                 # At debug: `EngineReadiness` and `Health` log one line for all requests.
                 log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
                 self._health.count("engine_cut")
-                if self._serving.is_open:  # else the engine is known to be down
+                # Else the engine is known to be down, or is a problem of its own beside others that serve.
+                if self._serving.is_open and not isinstance(error, EngineLeft):
                     self._health.failed("engine", str(error))
             sampled.finish = self._decoding.finish_of(sampled.ids)
             if sampled.finish is not None:  # the cut came after the last token

@@ -290,7 +290,6 @@ async def _publisher(
         base_folder=core.folder,
         health=core.health,
         most_adapters=settings.policies.loaded if has_policies else None,
-        engines=core.engine.ready if isinstance(core.engine, PooledEngine) else None,
     )
     if has_policies:
         core.serving.loader = on_demand = OnDemand(core.ledger, policy, start=start, health=core.health)

@@ -210,7 +210,9 @@ async def _engine(
     if settings.engine.urls:
         # One engine that hangs must not use up the time of a call to all.
         return PooledEngine(
-            [client(url) for url in settings.engine.urls], change_s=settings.publisher.call_timeout_s / 3
+            [client(url) for url in settings.engine.urls],
+            change_s=settings.publisher.call_timeout_s / 3,
+            is_full=settings.training.weights == "full",
         )
     url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
     engine = client(url)

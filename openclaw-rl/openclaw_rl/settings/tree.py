@@ -95,11 +95,6 @@ class Settings(Branch):
             yield "engine.url and engine.urls are both set: name every engine in engine.urls"
         if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
             yield "engine.urls names an engine twice"
-        if self.training.enabled and self.training.weights == "full" and self.trainer.kind == "external":
-            yield (
-                'engine.urls with training.weights = "full" and trainer.kind = "external": such a trainer sends its '
-                "weights to one engine (NCCL); set engine.url"
-            )
 
     @property
     def has_keys(self) -> bool:

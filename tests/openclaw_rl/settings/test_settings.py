@@ -153,11 +153,9 @@ def test_a_pool_of_engines_is_named_once_and_runs_already() -> None:
         ({"engine.kind": "sglang"}, r'engine\.urls is for engine\.kind = "url"'),
         ({"engine.url": "http://a:1"}, "both set"),
         ({"engine.urls": ["http://a:1", "http://a:1/"]}, "names an engine twice"),
-        (FULL, "sends its weights to one engine"),
     ):
         with pytest.raises(SettingsError, match=says):
             load(None, POOL | more, {})
-    assert load(None, POOL | FULL | {"trainer.kind": "local"}, {}).engine.urls
 
 
 def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:

@@ -36,7 +36,7 @@ SINCE = {
     ("openclaw_rl_engine_failed_calls_total", ("engine",)),
 }
 """Names and labels that came later, beside the histograms."""
-ENGINE = EngineStatus("http://e", True, False, running=2, sessions=3, calls=5, failures=1, fault=None)
+ENGINE = EngineStatus("http://e", True, running=2, sessions=3, calls=5, failures=1, fault=None)
 HISTOGRAMS = ("time_to_first_token", "step", "push", "gate")
 
 
