@@ -268,6 +268,16 @@ async def test_a_client_that_leaves_ends_its_reply_on_its_own_engine(pool: Pool)
     await kept  # it is whole
 
 
+async def test_a_start_with_an_engine_of_another_model_is_refused_in_one_line(
+    pool: Pool, host: Host, tmp_path: Path
+) -> None:
+    with EngineProcess(tmp_path / "other", "--context-length", "512") as other:
+        settings = {"engine.kind": "url", "engine.urls": [pool.engines[0].url, other.url], "trainer.kind": "external"}
+        with pytest.raises(RuntimeError, match=rf"engine\.urls: another model: {other.url} serves stub \(512 tokens"):
+            async with host.server(tmp_path / "refused", settings):
+                pass
+
+
 async def test_a_pool_starts_without_an_engine_that_is_away(
     pool: Pool, host: Host, tmp_path: Path, model_folder: Path
 ) -> None:
