@@ -6,6 +6,7 @@
     ├── EngineError          the engine did not answer, or its answer cannot be used
     │   ├── EngineRefused    it answered 4xx: the request itself is at fault, never retried
     │   └── EngineGone       it did not answer at all: retried, then a 503 with Retry-After
+    │       └── EngineLeft   one engine of a pool did not, and others serve
     ├── LedgerError          the ledger refused a change: it is not legal, or names a row that does not exist
     │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): may be retried
     │   ├── FeedbackReused   a feedback_id came again with other feedback
@@ -65,6 +66,10 @@ class EngineRefused(EngineError):
 
 class EngineGone(EngineError):
     """The engine cannot be reached, or its answer ended in the middle."""
+
+
+class EngineLeft(EngineGone):
+    """One engine of a pool broke off, and others serve."""
 
 
 class LedgerError(OpenClawRLError):

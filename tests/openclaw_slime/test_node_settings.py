@@ -140,7 +140,13 @@ WITHOUT_DEFAULT = {
     "retention.max_age_days": "30",
     "retention.max_gb": "2",
 }
-REFUSED = {"data_dir": "elsewhere", "server.port": "1", "engine.kind": "url", "trainer.kind": "local"}
+REFUSED = {
+    "data_dir": "elsewhere",
+    "server.port": "1",
+    "engine.kind": "url",
+    "engine.urls": '["http://elsewhere"]',
+    "trainer.kind": "local",
+}
 """Values that differ from the node's own, for keys that only a variable sets."""
 
 

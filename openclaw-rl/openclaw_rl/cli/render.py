@@ -40,6 +40,7 @@ def status(body: _Body, url: str) -> str:
     lines += [_serving(body), _learning(body)]
     if body.get("practice") is not None:
         lines.append(str(body["practice"]["line"]))
+    lines += [_engine(number, engine) for number, engine in enumerate(body.get("engines", ()), 1)]
     lines += [f"  ! {problem}" for problem in body["problems"]]
     lines += ["", "turns, by state"]
     lines += [f"  {state:9}{counts[state]:>8}  wait {what}" for state, what in _WAITS.items()]
@@ -61,6 +62,13 @@ def status(body: _Body, url: str) -> str:
     lines += ["", "versions, newest last"]
     lines += [_version(row) for row in body["versions"]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _engine(number: int, engine: _Body) -> str:
+    """Return the line of one engine of a pool."""
+    state = "serves" if engine["is_in"] else "is out of the pool"
+    load = f"{engine['running']} running, {engine['sessions']} sessions, {engine['failures']} failed calls"
+    return f"engine {number} at {engine['engine']} {state}: {load}"
 
 
 def turns(rows: Sequence[_Body]) -> Iterator[str]:

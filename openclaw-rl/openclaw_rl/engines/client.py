@@ -86,6 +86,7 @@ class HttpEngine:
         self._miscounted: set[str] = set()
         """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
+        self._streams: set[EventStream] = set()
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
             timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
@@ -98,6 +99,11 @@ class HttpEngine:
         self.url = url.rstrip("/")
         self._generate.close()
         self._generate = Connections(f"{self.url}/generate", connect_s=self._settings.connect_timeout_s)
+
+    def break_off(self) -> None:
+        """End every stream in EngineGone: a host that vanished closes no connection."""
+        for wire in self._streams:
+            wire.break_off()
 
     async def aclose(self) -> None:
         self._generate.close()
@@ -123,6 +129,7 @@ class HttpEngine:
         wire = EventStream(self._generate, body, silence_s=self._settings.token_timeout_s, offer=offer)
         try:
             async with wire, aclosing(wire.events()) as events:
+                self._streams.add(wire)
                 async for data in events:
                     if data == b"[DONE]":
                         break
@@ -141,6 +148,7 @@ class HttpEngine:
             refused = True
             raise
         finally:
+            self._streams.discard(wire)
             if not started or was_queued:
                 self._miscount(request)
             if not finished and not refused and request.rid is not None:
@@ -290,7 +298,7 @@ class HttpEngine:
 def _json(request: GenerateRequest) -> bytes:
     # The fields are numbers and strings: orjson needs a fifth of pydantic's time.
     sampling = {name: value for name, value in request.sampling_params if value is not None}
-    fields = {name: value for name, value in request if value is not None}
+    fields = {name: value for name, value in request if value is not None and name != "affinity"}
     return orjson.dumps({**fields, "sampling_params": sampling})
 
 

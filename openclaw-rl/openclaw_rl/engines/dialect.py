@@ -77,6 +77,8 @@ class GenerateRequest(_Body):
     return_text_in_logprobs: bool = False
     lora_path: str | None = None
     extra_key: str | None = None
+    affinity: str | None = Field(default=None, exclude=True)
+    """Conversation that the request belongs to, for a pool of engines (`engines.pool`). It is never sent."""
     priority: int | None = None
     """Chats have a higher priority than judge and teacher calls (SGLang: `--enable-priority-scheduling`)."""
 

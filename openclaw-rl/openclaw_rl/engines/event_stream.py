@@ -128,6 +128,10 @@ class EventStream:
         self._answer.offer = None
         self._transport.abort()  # not close(): no bytes are left to send, and a peer that hangs must not delay us
 
+    def break_off(self) -> None:
+        """End in EngineGone at once: the engine is known to be gone, though its connection stands."""
+        self._transport.abort()
+
     def _check_silence(self) -> None:
         # One timer per stream that looks back, instead of arming a timeout for every token.
         if self._answer.is_paused:  # our reader, not the engine, is late

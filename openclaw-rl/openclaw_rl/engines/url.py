@@ -8,7 +8,8 @@ from openclaw_rl.settings import Settings
 
 class UrlKind(EngineKind):
     def findings(self, settings: Settings) -> Iterator[Finding]:
-        yield Finding("engine", "ok", f"at {settings.engine.url}; it is asked when the server starts")
+        for url in settings.engine.urls or (settings.engine.url,):
+            yield Finding("engine", "ok", f"at {url}; it is asked when the server starts")
         # The server cannot see who else asks the engine, so these lines name what others would meet there.
         if settings.method.scores_given_ids:
             yield Finding(

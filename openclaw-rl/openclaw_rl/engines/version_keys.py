@@ -15,6 +15,12 @@ def ema_name(weight_version: int) -> str:
     return f"ema-v{weight_version}"
 
 
+def version_of(salt: str | None) -> int | None:
+    """Return the version of a `cache_salt`; None for another text."""
+    number = (salt or "").removeprefix("v").partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
 def cache_salt(weight_version: int, user: str = KEYLESS_USER) -> str:
     """Return the `extra_key` of a version's requests: no request reuses KV that other weights computed.
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import structlog
 
@@ -27,7 +28,7 @@ from openclaw_rl.engines.dialect import (
     storable,
 )
 from openclaw_rl.engines.event_stream import MOST_WORDS
-from openclaw_rl.errors import EngineGone, EngineRefused, RequestError
+from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused, RequestError
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import KEYLESS_USER, SHARED_POLICY, Ids, Request, SamplingParams, VersionRun
 
@@ -58,10 +59,13 @@ class Decoding:
     """The user whose prefix cache the calls use."""
     policy: str = SHARED_POLICY
     """The policy that must answer."""
+    conversation: str | None = None
+    """Name of the conversation: a pool keeps it on the engine that holds its prefix."""
 
     @classmethod
     def of(cls, request: Request, end_ids: Collection[int], extras: EngineExtras) -> "Decoding":
-        return cls(request.sampling, end_ids, extras, request.scope.user, request.scope.policy)
+        scope = request.scope
+        return cls(request.sampling, end_ids, extras, scope.user, scope.policy, _conversation(request))
 
     @property
     def is_not_resumable(self) -> bool:
@@ -201,7 +205,8 @@ class Generation:
                 # At debug: `EngineReadiness` and `Health` log one line for all requests.
                 log.debug("engine_cut", rid=self._rid, tokens=len(sampled.ids), error=str(error))
                 self._health.count("engine_cut")
-                if self._serving.is_open:  # else the engine is known to be down
+                # Else the engine is known to be down, or is a problem of its own beside others that serve.
+                if self._serving.is_open and not isinstance(error, EngineLeft):
                     self._health.failed("engine", str(error))
             sampled.finish = self._decoding.finish_of(sampled.ids)
             if sampled.finish is not None:  # the cut came after the last token
@@ -233,6 +238,7 @@ class Generation:
             return_logprob=True,
             top_logprobs_num=self._top_logprobs,
             lora_path=self._use.lora_path,
+            affinity=self._decoding.conversation,
             extra_key=self._use.cache_of(self._decoding.user),
             priority=self._priority,
         )
@@ -312,6 +318,15 @@ class Generation:
             return False
         await self._take_version()
         return True
+
+
+def _conversation(request: Request) -> str:
+    """Return a name that the requests of one conversation share: of its session, else of its first messages."""
+    session, users = request.scope.session_id, (n for n, said in enumerate(request.messages, 1) if said.role == "user")
+    if session is None:
+        first = request.messages[: next(users, len(request.messages))]
+        session = sha256(repr([(said.role, said.content) for said in first]).encode(errors="replace")).hexdigest()
+    return f"{request.scope.user}/{session}"
 
 
 def priority_of(request: Request) -> int:

@@ -23,6 +23,7 @@ import structlog
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.put_adapter import put_adapter
 from openclaw_rl.engines.version_keys import adapter_name, ema_name
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.telemetry.health import Health
@@ -133,24 +134,8 @@ class EngineAdapters:
 
     async def _load_as(self, name: str, folder: Path) -> None:
         async with asyncio.timeout(self._call_timeout_s):
-            try:
-                await self._engine.load_adapter(name, folder)
-            except EngineRefused as error:
-                if "already loaded" not in str(error):
-                    raise
-                if not await self._has_loaded(name, folder):
-                    log.warning("adapter_of_another_run", adapter=name)
-                    await self._engine.unload_adapter(name)
-                    await self._engine.load_adapter(name, folder)
+            await put_adapter(self._engine, name, folder, self._ours)
         self._ours[name] = folder
-
-    async def _has_loaded(self, name: str, folder: Path) -> bool:
-        """Return True if the adapter that the engine has under this name is ours."""
-        # An attached engine outlives us, and may have served another data directory. A folder is never rewritten.
-        folders = await self._engine.adapter_folders()
-        if folders is None:  # this engine does not list folders: what it took from us is ours
-            return self._ours.get(name) == folder
-        return folders.get(name) == str(folder)
 
     async def _has_made_room(self, on_demand: bool) -> bool:
         """Unload the least recently used versions that nobody uses, until one more fits. False: too many are used."""

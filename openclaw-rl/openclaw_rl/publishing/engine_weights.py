@@ -12,19 +12,22 @@ Leaves to others: the adapters themselves (`engine_adapters`); the choice of the
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from openclaw_rl.engines.admission import Closed, VersionAdmission, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
 from openclaw_rl.publishing import engine_adapters, version_folders
 from openclaw_rl.publishing.engine_adapters import EngineAdapters
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
+from openclaw_rl.publishing.rolling_swap import RollingSwap
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
@@ -53,6 +56,9 @@ class PolicyEngine:
     ) -> None:
         """base_folder: the base's weights, for a rollback to version 0 of full weights. most_adapters: as for
         `EngineAdapters`."""
+        self._engines: Callable[[], Sequence[Engine]] = (
+            engine.ready if isinstance(engine, PooledEngine) else lambda: (engine,)
+        )
         self._engine, self.serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
         self.data_dir, self._base_folder = data_dir, base_folder
         self._health = health or Health()
@@ -71,6 +77,7 @@ class PolicyEngine:
             call_timeout_s=settings.call_timeout_s,
             push_timeout_s=settings.push_timeout_s,
         )
+        self._roll = RollingSwap(engine, self._full, serving, settings) if isinstance(engine, PooledEngine) else None
         self._kind = WeightKind.LORA
         self._name, self._restarts = secrets.token_hex(4), 0
         self.missed: int | None = None
@@ -88,7 +95,7 @@ class PolicyEngine:
         """
         if version.kind is WeightKind.FULL:
             weights = version_folders.weights_of(version, self.data_dir, self._base_folder)
-            times = await self._full.swap(version.weight_version, weights)
+            times = await (self._roll or self._full).swap(version.weight_version, weights)
             self._health.push.observe(times.push_s)
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
         else:
@@ -100,6 +107,8 @@ class PolicyEngine:
 
         Raises EngineError. A transfer that failed leaves chats held.
         """
+        if self._roll is not None:
+            raise CommitRefused("a trainer sends weights to one engine, and this server has a pool (engine.urls)")
         times = await self._full.receive(weight_version, transfer)
         self._health.push.observe(times.push_s)
         self.missed = None
@@ -115,10 +124,19 @@ class PolicyEngine:
 
     async def score(self, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER) -> LogProbs:
         """Return the forced log-probs of a reply under a loaded version. user: the one whose prefix cache it fills."""
+        return await self._score(self._engine, number, prompt_ids, response_ids, user=user)
+
+    def scores(self) -> list[Callable[..., Awaitable[LogProbs]]]:
+        """Return a `score` for each engine that serves."""
+        return [partial(self._score, engine) for engine in self._engines()]
+
+    async def _score(
+        self, engine: Engine, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER
+    ) -> LogProbs:
         lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                score = await self._engine.score(
+                score = await engine.score(
                     prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number, user)
                 )
         except EngineRefused as error:

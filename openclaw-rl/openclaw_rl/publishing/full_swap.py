@@ -15,7 +15,7 @@ abort does not reach it, and would start it on the new weights under the old ver
 version may have a request there, the engine resumes for a moment on the old weights and is paused again.
 
 Leaves to others: the choice of the version (`publisher`), its tests (`publication`, `weight_push`), resuming replies
-(`proxy.generation`).
+(`proxy.generation`), a pool whose engines take their turns (`rolling_swap`).
 """
 
 import asyncio
@@ -78,11 +78,11 @@ class FullWeightSwap:
             await self._let_finish()
             cutting = time.monotonic()
             try:
-                await self._cut()
+                await cut(self._engine, lambda: self._serving.calls, self._serving.changed, self._call_timeout_s)
                 pushing = time.monotonic()
                 await push()
             finally:
-                await self._call(self._engine.resume())
+                await in_time(self._engine.resume(), self._call_timeout_s)
         finally:
             self._serving.release_hold(Closed.SWAP)
         ended = time.monotonic()
@@ -90,7 +90,7 @@ class FullWeightSwap:
 
     async def _push(self, weight_version: int, folder: Path) -> None:
         try:
-            await self._call(self._engine.update_weights(folder, weight_version), self._push_timeout_s)
+            await in_time(self._engine.update_weights(folder, weight_version), self._push_timeout_s)
         except EngineGone:
             self.is_unsure = True
             self._serving.hold(Closed.ENGINE)
@@ -117,41 +117,51 @@ class FullWeightSwap:
         while self._serving.not_resumable and (left_s := end - time.monotonic()) > 0:
             await self._serving.changed(left_s)
 
-    async def _cut(self) -> None:
-        """Pause the engine and empty it of requests."""
-        end = time.monotonic() + self._call_timeout_s
-        while True:
-            await self._call(self._engine.pause("retract"))
-            if await self._is_emptied():
-                return
-            if time.monotonic() > end:
-                raise EngineGone(f"requests did not end within {self._call_timeout_s:g} s")
-            await self._call(self._engine.resume())  # for what came during the pause
-            await self._serving.changed(LOOK_S)
 
-    async def _is_emptied(self) -> bool:
-        end = time.monotonic() + PAUSED_S
-        while True:
-            await self._call(self._engine.abort_all())
-            looked = time.monotonic()
-            while self._serving.calls and (left_s := looked + LOOK_S - time.monotonic()) > 0:
-                await self._serving.changed(left_s)
-            if not self._serving.calls:
-                try:
-                    await self._call(self._engine.flush_cache())
-                    return True
-                except EngineRefused:  # a request is still queued: another client's, or one on its way
-                    await asyncio.sleep(LOOK_S)
-            if time.monotonic() > end:
-                return False
+async def cut(
+    engine: Engine, calls: Callable[[], int], changed: Callable[[float], Awaitable[None]], call_timeout_s: float
+) -> None:
+    """Pause the engine and empty it of requests. Raises EngineGone when they do not end in time.
 
-    async def _call(self, call: Awaitable[None], timeout_s: float | None = None) -> None:
-        timeout_s = self._call_timeout_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await call
-        except TimeoutError as error:
-            raise EngineGone(f"the engine did not answer within {timeout_s:g} s") from error
+    calls: number of our requests that may be on the engine. changed: returns when that number may have changed.
+    """
+    end = time.monotonic() + call_timeout_s
+    while True:
+        await in_time(engine.pause("retract"), call_timeout_s)
+        if await _is_emptied(engine, calls, changed, call_timeout_s):
+            return
+        if time.monotonic() > end:
+            raise EngineGone(f"requests did not end within {call_timeout_s:g} s")
+        await in_time(engine.resume(), call_timeout_s)  # for what came during the pause
+        await changed(LOOK_S)
+
+
+async def _is_emptied(
+    engine: Engine, calls: Callable[[], int], changed: Callable[[float], Awaitable[None]], call_timeout_s: float
+) -> bool:
+    end = time.monotonic() + PAUSED_S
+    while True:
+        await in_time(engine.abort_all(), call_timeout_s)
+        looked = time.monotonic()
+        while calls() and (left_s := looked + LOOK_S - time.monotonic()) > 0:
+            await changed(left_s)
+        if not calls():
+            try:
+                await in_time(engine.flush_cache(), call_timeout_s)
+                return True
+            except EngineRefused:  # a request is still queued: another client's, or one on its way
+                await asyncio.sleep(LOOK_S)
+        if time.monotonic() > end:
+            return False
+
+
+async def in_time(call: Awaitable[None], timeout_s: float) -> None:
+    """Await a call of the engine. Raises EngineGone after the timeout."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call
+    except TimeoutError as error:
+        raise EngineGone(f"the engine did not answer within {timeout_s:g} s") from error
 
 
 def is_held(weight_version: int, info: ModelInfo) -> bool:

@@ -321,13 +321,13 @@ class Gate:
 
     # -- the engine's numbers ------------------------------------------------------------------------------------------
 
-    async def self_test(self, number: int, probes: Sequence[StepProbe]) -> str | None:
+    async def self_test(self, number: int, probes: Sequence[StepProbe], score: Score | None = None) -> str | None:
         """Return a reason if the engine's log-probs are not the trainer's; None if they are.
 
-        Without probes of the trainer, finite log-probs pass.
+        Without probes of the trainer, finite log-probs pass. score: of one engine of a pool.
         """
         try:
-            return await self._probe(number, probes)
+            return await self._probe(number, probes, score)
         except _NoNumbers as error:
             return f"self-test: {error}"
 
@@ -346,11 +346,11 @@ class Gate:
         except AlignmentError as error:
             raise EngineError(f"the engine has no numbers at all, and nothing can be tested: {error}") from error
 
-    async def _probe(self, number: int, probes: Sequence[StepProbe]) -> str | None:
+    async def _probe(self, number: int, probes: Sequence[StepProbe], score: Score | None) -> str | None:
         probes = with_ids(probes)
         if not probes and (reply := await self._short_reply()):
-            await self._tested(number, *reply)
-        asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids)) for p in probes]
+            await self._tested(number, *reply, score)
+        asked = [partial(self._tested, number, tuple(p.prompt_ids), tuple(p.response_ids), score) for p in probes]
         for probe, engine in zip(probes, await few_at_once(asked), strict=True):
             noise = mean_abs(engine, probe.log_probs)
             if not noise <= self._settings.self_test_tolerance:
@@ -371,21 +371,21 @@ class Gate:
             return prompt_ids, response_ids[: self._settings.gate_tokens]
         return None
 
-    async def _finite(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
-        log_probs = await self._score(number, prompt_ids, ids)
+    async def _finite(self, number: int, prompt_ids: Ids, ids: Ids, score: Score | None = None) -> LogProbs:
+        log_probs = await (score or self._score)(number, prompt_ids, ids)
         if not all(map(math.isfinite, log_probs)):
             raise AlignmentError(f"the engine's log-probs under version {number} are not finite")
         return log_probs
 
-    async def _tested(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs:
+    async def _tested(self, number: int, prompt_ids: Ids, ids: Ids, score: Score | None = None) -> LogProbs:
         """Return log-probs under the tested version. Raises _NoNumbers if the version is at fault."""
         try:
-            return await self._finite(number, prompt_ids, ids)
+            return await self._finite(number, prompt_ids, ids, score)
         except AlignmentError:
             if (serving := self._current) != number:
-                await self._finite(serving, prompt_ids, ids)
+                await self._finite(serving, prompt_ids, ids, score)
         try:
-            return await self._finite(number, prompt_ids, ids)
+            return await self._finite(number, prompt_ids, ids, score)
         except AlignmentError as error:
             raise _NoNumbers(f"the engine has no numbers for version {number}: {error}") from error
 

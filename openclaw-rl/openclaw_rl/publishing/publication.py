@@ -117,7 +117,7 @@ class Publication:
         if version.kind is WeightKind.FULL:  # tested once they serve
             return refusal
         if refusal is None:
-            refusal = await self._gate.self_test(version.weight_version, report.probes)
+            refusal = await self._self_test(version)
         times.ends("self_test_s")
         log.info(
             "gate",
@@ -129,6 +129,22 @@ class Publication:
             refusal=refusal,
         )
         return refusal
+
+    async def _self_test(self, version: Version) -> str | None:
+        """Test the version on each engine. One that dies meanwhile leaves the pool, and is not waited for."""
+        passed, gone = 0, EngineGone("no engine is ready")
+        for score in self._policy.scores():
+            try:
+                refusal = await self._gate.self_test(version.weight_version, version.report.probes, score)
+            except EngineGone as error:
+                gone = error
+                continue
+            if refusal is not None:
+                return refusal
+            passed += 1
+        if not passed:
+            raise gone
+        return None
 
     async def _try_full(self, version: Version) -> str | None:
         """Serve full weights, and push the old ones back if the gate refuses them.
@@ -151,7 +167,8 @@ class Publication:
         """Prefill the prompts of recently active sessions, so that their next turn finds its prefix cached."""
         for user, prompt_ids in await self._ledger.recent_prompts(self._prewarm_sessions, version.policy):
             if len(prompt_ids) > 1:
-                await self._policy.score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
+                for score in self._policy.scores():
+                    await score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
 
 
 class _PhaseTimes:

@@ -11,6 +11,7 @@
     Publisher           takes a committed version through its gate to the engine, and switches
     OnDemand            brings the adapter of a user's policy when a request needs it (`policies.mode = "per_user"`)
     TrainerPushes       the same for a trainer that sends full weights to the engine itself
+    PooledEngine         watches the engines of a pool, which the other parts see as one (`engine.urls`)
     EngineReadiness      holds chats while the engine is away, and restores its version
     end_when_hung       ends a trainer that hangs; its supervisor starts it again
     RegressionMonitor   rolls back when users' verdicts fall
@@ -42,6 +43,7 @@ import structlog
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
@@ -137,6 +139,8 @@ async def _serve(
     for reason in preflight.hardly_trains(settings):
         core.health.failed(f"learning, {reason.partition(' ')[0].rstrip(':')}", reason, at_once=True)
         alerts.raise_alert("hardly_trains", reason=reason)
+    if isinstance(core.engine, PooledEngine):
+        life.own(core.engine.run(), "engines")
     publisher = await _publisher(settings, core, alerts, life, stack)
     sessions = Sessions(core.ledger, settings.sessions, paired=events.paired, clock=core.clock)
     await sessions.refill()
@@ -154,6 +158,7 @@ async def _serve(
         practice=lambda: None if practice is None else practice.status,
         trainer_age_s=lambda: events.trainer_spoke.age_s,
         data_dir=core.data.root,
+        engines=core.engine.statuses if isinstance(core.engine, PooledEngine) else list,
         tracked=lambda: tracking.sent,
     )
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from openclaw_rl.engines.kind import load_kind
+from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.routes import build_router, chats_first
@@ -124,6 +125,10 @@ def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Pub
     ledger, pushes = core.ledger, publisher.pushes
 
     async def trainer_started(start: Start) -> Started:
+        if settings.engine.urls:
+            raise RequestError(
+                "engine.urls: a trainer that sends full weights itself reaches one engine; set engine.url", status=400
+            )
         pushes.give_up("its trainer was started again")
         await ledger.revoke(trainer=start.trainer, reason="its trainer was started again")
         await ledger.lose_undurable("its trainer was started again", whole_fences=start.whole_fences)

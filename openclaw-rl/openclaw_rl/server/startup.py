@@ -21,6 +21,7 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.kind import load_kind
+from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
@@ -77,7 +78,7 @@ class Core:
     proof_key: str
     """Secret of this run, by which the command line knows the server (`data_dir.Announcement`)."""
     serving: VersionAdmission
-    engine: HttpEngine
+    engine: HttpEngine | PooledEngine
     frontend: FrontEnd
     folder: Path | None
     """The model's folder; None if the caller made the front end."""
@@ -184,8 +185,8 @@ def tell_of_template(frontend: FrontEnd, health: Health) -> None:
 
 async def _engine(
     settings: Settings, data: DataDir, serving: VersionAdmission, *, life: Lifetime, engine_exited: asyncio.Event
-) -> HttpEngine:
-    """Start the engine where its kind has a child process, and return the engine's client."""
+) -> HttpEngine | PooledEngine:
+    """Start the engine where its kind has a child process, and return the engine's client, or that of a pool."""
 
     async def on_exit() -> None:
         serving.hold()
@@ -197,20 +198,32 @@ async def _engine(
                 engine.move(url)
         engine_exited.set()
 
+    def client(url: str) -> HttpEngine:
+        return HttpEngine(
+            url,
+            settings=settings.engine,
+            loses_adapter_count=kind.loses_adapter_count,
+            scores_ids=settings.method.scores_given_ids,
+        )
+
     kind = load_kind(settings.engine.kind)
+    if settings.engine.urls:
+        # One engine that hangs must not use up the time of a call to all.
+        return PooledEngine(
+            [client(url) for url in settings.engine.urls],
+            change_s=settings.publisher.call_timeout_s / 3,
+            is_full=settings.training.weights == "full",
+        )
     url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
-    engine = HttpEngine(
-        url,
-        settings=settings.engine,
-        loses_adapter_count=kind.loses_adapter_count,
-        scores_ids=settings.method.scores_given_ids,
-    )
+    engine = client(url)
     if child is not None:
         life.start(child)
     return engine
 
 
-async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float, door: Door) -> ModelInfo | None:
+async def _first_answer(
+    engine: HttpEngine | PooledEngine, life: Lifetime, timeout_s: float, door: Door
+) -> ModelInfo | None:
     """Wait for the engine; return None if the server is stopped before. Raises EngineError.
 
     The error comes after `timeout_s`, or when the child process cannot start.
@@ -218,6 +231,8 @@ async def _first_answer(engine: HttpEngine, life: Lifetime, timeout_s: float, do
     began, told_at = time.monotonic(), -math.inf
     while not life.stop.is_set():
         fault = await engine.fault()
+        if isinstance(engine, PooledEngine) and (strangers := engine.strangers()):
+            raise SettingsError(f"engine.urls: {'; '.join(strangers)}")
         if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()

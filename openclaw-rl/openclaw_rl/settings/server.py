@@ -107,7 +107,10 @@ class EngineSettings(Branch):
     """`embedded`: the server starts its own engine. `sglang`: the server starts SGLang. `url`: an engine that runs
     already. An installed package may add a kind (`openclaw_rl.engines.kind`)."""
     url: Url | None = None
-    """A running engine that speaks the dialect (SGLang); needed with `kind = "url"`."""
+    """A running engine that speaks the dialect (SGLang); this or `urls` is needed with `kind = "url"`."""
+    urls: tuple[Url, ...] = ()
+    """`kind = "url"`: a pool of running engines in place of `url`. Each serves the same model, and sees the data
+    directory under the same path."""
     python: str | None = None
     """Interpreter of the engine's environment; this one when unset. SGLang needs its own: its pins conflict."""
     args: tuple[str, ...] = ()

@@ -63,8 +63,7 @@ class Settings(Branch):
         """Yield every contradiction between branches, so that the user sees all of them at one start."""
         if not self.server.is_loopback and not self.has_keys:
             yield f"server.host {self.server.host!r} is not loopback: set server.api_keys first"
-        if self.engine.kind == "url" and not self.engine.url:
-            yield 'engine.url is needed with engine.kind = "url"'
+        yield from self._engine_conflicts()
         if self.watch.turns < 2 * self.watch.min_turns:
             yield f"watch.turns {self.watch.turns} holds no two sides of watch.min_turns"
         if self.training.weights == "full":
@@ -83,6 +82,19 @@ class Settings(Branch):
             yield f"training.min_batch {n} is larger than training.batch_size {most}"
         if self.training.enabled:
             yield from self._never_trained()
+
+    def _engine_conflicts(self) -> Iterator[str]:
+        engine = self.engine
+        if engine.kind == "url" and not engine.url and not engine.urls:
+            yield 'engine.url or engine.urls is needed with engine.kind = "url"'
+        if not engine.urls:
+            return
+        if engine.kind != "url":
+            yield f'engine.urls is for engine.kind = "url": with {engine.kind!r} the server starts one engine itself'
+        if engine.url:
+            yield "engine.url and engine.urls are both set: name every engine in engine.urls"
+        if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
+            yield "engine.urls names an engine twice"
 
     @property
     def has_keys(self) -> bool:

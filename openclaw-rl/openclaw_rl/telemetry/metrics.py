@@ -7,7 +7,7 @@ value that two places counted could disagree.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -47,6 +47,28 @@ class Training:
     """The newest version that each tracker has taken."""
 
 
+class EngineFigures(Protocol):
+    """One engine of a pool."""
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def is_in(self) -> bool: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def sessions(self) -> int: ...
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def failures(self) -> int: ...
+
+
 def render(
     counts: Mapping[str, int],
     weight_version: int,
@@ -55,15 +77,16 @@ def render(
     children: Sequence[ChildStatus] = (),
     practice: Mapping[str, float] = {},
     training: Training = Training(),
+    engines: Sequence[EngineFigures] = (),
 ) -> str:
     """Return the answer to one scrape.
 
     counts: the ledger's; empty while the ledger cannot be read. problems: each begins with its part and a colon.
-    practice: its figures; empty where the server never practises.
+    practice: its figures; empty where the server never practises. engines: of a pool; empty for one engine.
     """
     # A registry for each scrape, and never the library's global one: several servers may run in one process.
     registry = CollectorRegistry()
-    registry.register(_Scrape(counts, weight_version, health, problems, children, practice, training))
+    registry.register(_Scrape(counts, weight_version, health, problems, children, practice, training, engines))
     return generate_latest(registry).decode()
 
 
@@ -79,10 +102,11 @@ class _Scrape:
         children: Sequence[ChildStatus],
         practice: Mapping[str, float],
         training: Training,
+        engines: Sequence[EngineFigures],
     ) -> None:
         self._counts, self._weight_version, self._health = counts, weight_version, health
         self._problems, self._children, self._practice = problems, children, practice
-        self._training = training
+        self._training, self._engines = training, engines
 
     def collect(self) -> Iterator[Metric]:
         health = self._health
@@ -138,6 +162,7 @@ class _Scrape:
             ),
             {child.name: child.restarts for child in self._children},
         )
+        yield from self._pool()
         yield from self._steps()
         yield _histogram(
             "time_to_first_token", "From the arrival of a chat request to its first token.", health.first_token
@@ -145,6 +170,25 @@ class _Scrape:
         yield _histogram("step", "Training steps, as their trainer measured them.", health.step)
         yield _histogram("push", "Transfers of one version's weights to the engine, adapters included.", health.push)
         yield _histogram("gate", "The publisher's gate: KL and canaries of one version.", health.gate)
+
+    def _pool(self) -> Iterator[Metric]:
+        """Yield the state of each engine of a pool."""
+
+        def gauge(name: str, meaning: str, values: Mapping[str, float]) -> Metric:
+            return _labelled(GaugeMetricFamily(f"openclaw_rl_engine_{name}", meaning, labels=["engine"]), values)
+
+        def counter(name: str, meaning: str, values: Mapping[str, float]) -> Metric:
+            return _labelled(CounterMetricFamily(f"openclaw_rl_engine_{name}", meaning, labels=["engine"]), values)
+
+        if not self._engines:
+            return
+        yield gauge("up", "1 for an engine of the pool that gets requests.", {e.engine: e.is_in for e in self._engines})
+        yield gauge("running", "Calls on an engine now.", {e.engine: e.running for e in self._engines})
+        yield gauge(
+            "sessions", "Conversations whose prefix an engine holds.", {e.engine: e.sessions for e in self._engines}
+        )
+        yield counter("calls", "Calls to an engine since the start.", {e.engine: e.calls for e in self._engines})
+        yield counter("failed_calls", "Those that failed.", {e.engine: e.failures for e in self._engines})
 
     def _steps(self) -> Iterator[Metric]:
         step = self._training.step

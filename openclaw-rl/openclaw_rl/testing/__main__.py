@@ -22,11 +22,13 @@ def main() -> None:
     parser.add_argument("--prefill-tokens-per-s", type=float, default=0.0, help="0: at once")
     parser.add_argument("--mean-tokens", type=int, default=64, help="mean length of a reply; 0: max_new_tokens")
     parser.add_argument("--end-id", type=int, default=2)
+    parser.add_argument("--low-id", type=int, default=300, help="smallest id of a reply")
+    parser.add_argument("--high-id", type=int, default=2000, help="replies have ids below this one")
     parser.add_argument("--context-length", type=int, default=8192)
     parser.add_argument("--spread", type=float, default=0.2, help="largest difference between two adapters, in nats")
     args = parser.parse_args()
     engine = FakeEngine(
-        policy=ToyPolicy(end_id=args.end_id, mean_tokens=args.mean_tokens, spread=args.spread),
+        policy=ToyPolicy(args.low_id, args.high_id, args.end_id, args.mean_tokens, args.spread),
         context_length=args.context_length,
         pacing=Pacing(prefill_tokens_per_s=args.prefill_tokens_per_s, tokens_per_s=args.tokens_per_s),
     )

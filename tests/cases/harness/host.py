@@ -170,6 +170,7 @@ class _WallClock:
 
 def _serve() -> None:
     wall = time.time = _WallClock()  # type: ignore[assignment]  # before anybody takes it for a default
+    from openclaw_rl.errors import OpenClawRLError
     from openclaw_rl.proxy.frontend import FrontEnd
     from openclaw_rl.server import app
     from openclaw_rl.settings import ModelSettings, load
@@ -194,6 +195,8 @@ def _serve() -> None:
         try:
             asyncio.run(app.run(load(None, order["settings"], {}), frontend=frontend))
             status = 0
+        except OpenClawRLError as error:
+            print(error, flush=True)  # noqa: T201
         finally:
             os._exit(status)
 

@@ -213,6 +213,12 @@ def test_nothing_that_a_client_sent_reaches_the_terminal_as_a_control_character(
     assert len(page.splitlines()) == len(render.turn(a_record()).splitlines()) + 2  # feedback and verdict
 
 
+def test_a_pool_has_a_line_for_each_engine() -> None:
+    engine = {"engine": "http://e", "is_in": False, "running": 1, "sessions": 2, "failures": 3}
+    line = "engine 1 at http://e is out of the pool: 1 running, 2 sessions, 3 failed calls"
+    assert line in render.status(a_status(engines=[engine]), "http://x")
+
+
 def test_practice_is_marked_and_told() -> None:
     line = render.status(a_status(practice={"line": "practising 2 wishes, update 5, learned 60 %"}), "http://x")
     assert "practising 2 wishes, update 5, learned 60 %" in line.splitlines()

@@ -36,7 +36,7 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("judge.quorum", "4", "judge: quorum 4 is larger than votes 3"),
         ("server.host", "0.0.0.0", "server.host '0.0.0.0' is not loopback: set server.api_keys first"),
         ("server.host", "example.org", "is not loopback"),
-        ("engine.kind", "url", "engine.url is needed"),
+        ("engine.kind", "url", "engine.url or engine.urls is needed"),
         ("server.port.low", "1", "server.port"),
         ("server", "5", "server: it is a table of settings, not a value (it is 5)"),
     ],
@@ -142,6 +142,20 @@ def test_full_weights_have_one_policy() -> None:
     assert load(None, {}, {}).policies.of("ann") == "policy"
     with pytest.raises(SettingsError, match=r'policies\.mode "per_user" is for training\.weights = "lora"'):
         load(None, FULL | of_own, {})
+
+
+POOL = {"engine.kind": "url", "engine.urls": ["http://a:1", "http://b:1"]}
+
+
+def test_a_pool_of_engines_is_named_once_and_runs_already() -> None:
+    assert load(None, POOL, {}).engine.urls == ("http://a:1", "http://b:1")
+    for more, says in (
+        ({"engine.kind": "sglang"}, r'engine\.urls is for engine\.kind = "url"'),
+        ({"engine.url": "http://a:1"}, "both set"),
+        ({"engine.urls": ["http://a:1", "http://a:1/"]}, "names an engine twice"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            load(None, POOL | more, {})
 
 
 def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:

@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from openclaw_rl.engines.pool_member import EngineStatus
 from openclaw_rl.processes.supervisor import ChildStatus
 from openclaw_rl.telemetry import metrics
 from openclaw_rl.telemetry.health import Health
@@ -28,8 +29,14 @@ SINCE = {
     ("openclaw_rl_step_version", ()),
     ("openclaw_rl_step_committed_timestamp_seconds", ()),
     ("openclaw_rl_tracked_version", ("tracker",)),
+    ("openclaw_rl_engine_up", ("engine",)),
+    ("openclaw_rl_engine_running", ("engine",)),
+    ("openclaw_rl_engine_sessions", ("engine",)),
+    ("openclaw_rl_engine_calls_total", ("engine",)),
+    ("openclaw_rl_engine_failed_calls_total", ("engine",)),
 }
 """Names and labels that came later, beside the histograms."""
+ENGINE = EngineStatus("http://e", True, running=2, sessions=3, calls=5, failures=1, fault=None)
 HISTOGRAMS = ("time_to_first_token", "step", "push", "gate")
 
 
@@ -50,9 +57,8 @@ def full() -> str:
     health.observe("gap_abs", 0.5)
     health.failed("judge", "down")
     training = metrics.Training(metrics.StepFigures(8, 1000.0, {"ref_kl": 0.25}), {"jsonl": 7})
-    return metrics.render(
-        {"trained": 3}, 7, health, ["judge: down"], [ChildStatus("trainer", 1, 2, None)], {"wishes": 1}, training
-    )
+    children = [ChildStatus("trainer", 1, 2, None)]
+    return metrics.render({"trained": 3}, 7, health, ["judge: down"], children, {"wishes": 1}, training, [ENGINE])
 
 
 def test_meters_are_rendered_beside_the_ledgers_counts() -> None:
@@ -68,6 +74,16 @@ def test_meters_are_rendered_beside_the_ledgers_counts() -> None:
     assert found["openclaw_rl_scoring", "hindsight_scored"] == 2
     assert found["openclaw_rl_scoring_mean", "gap_abs"] == 0.75
     assert text.endswith("\n")
+
+
+def test_each_engine_of_a_pool_has_its_figures_and_one_engine_has_none() -> None:
+    found = {
+        name.removeprefix("openclaw_rl_engine_"): value
+        for (name, of), value in values(full()).items()
+        if of == "http://e"
+    }
+    assert found == {"up": 1, "running": 2, "sessions": 3, "calls_total": 5, "failed_calls_total": 1}
+    assert "openclaw_rl_engine" not in metrics.render({}, 0, Health())
 
 
 def test_metrics_name_the_parts_that_are_out_of_order() -> None:

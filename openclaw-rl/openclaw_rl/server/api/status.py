@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
 from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.pool_member import EngineStatus
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.practice.status import PracticeStatus
@@ -45,6 +46,8 @@ class Condition:
     trainer_age_s: Callable[[], float] = lambda: math.inf
     """Seconds since the trainer last called; infinite: it never did."""
     data_dir: Path | None = None
+    engines: Callable[[], list[EngineStatus]] = list
+    """Engines of a pool; empty for one engine."""
     tracked: Callable[[], dict[str, int]] = dict
     """The newest version that each tracker has taken."""
 
@@ -59,6 +62,9 @@ class Condition:
             found.append(f"redaction: {self.ledger.standing_secrets}")
         if not self.serving.is_open:
             found.append("engine: not ready; chats are held")
+        for number, engine in enumerate(self.engines(), 1):
+            if engine.fault is not None:
+                found.append(f"engine {number}: {engine.fault}")
         for child in self.children():
             if child.quick_exits >= OUT_AFTER:
                 found.append(
@@ -191,6 +197,7 @@ def add_status_routes(
                 "problems": condition.problems(),
                 "children": [asdict(child) for child in condition.children()],
                 "engine": {"kind": info.engine, "is_open": condition.serving.is_open},
+                "engines": [asdict(engine) for engine in condition.engines()],
                 "judge": {"kind": info.judge},
                 "trainer": {"kind": info.trainer, "last_call_s": plain(condition.trainer_age_s())},
                 "disk": await asyncio.to_thread(_disk, condition.data_dir),
@@ -260,6 +267,7 @@ def add_status_routes(
                 condition.children(),
                 practice={} if (practice := condition.practice()) is None else practice.figures(),
                 training=metrics.Training(step, condition.tracked()),
+                engines=condition.engines(),
             ),
             media_type=metrics.CONTENT_TYPE,
         )

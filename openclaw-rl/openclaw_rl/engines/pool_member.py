@@ -1,0 +1,165 @@
+"""One engine of a pool: its state, and its way into the pool."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openclaw_rl.backoff import Backoff
+from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.put_adapter import put_adapter
+from openclaw_rl.errors import EngineRefused
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 10.0
+"""Pauses before an engine whose calls fail may come back: longer with each failure that no reply came after."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine of the pool, for operators."""
+
+    engine: str
+    """Its URL."""
+    is_in: bool
+    """False: it gets no request."""
+    running: int
+    """Calls on it now."""
+    sessions: int
+    """Conversations whose next request goes to it."""
+    calls: int
+    failures: int
+    """Failed calls since the start."""
+    fault: str | None
+    """Its problem; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Full weights that every engine of the pool has to hold."""
+
+    folder: Path
+    weight_version: int
+
+
+def held(info: ModelInfo) -> int | None:
+    """Return the version of the weights that an engine says it holds; 0 for those of its start."""
+    named = info.weight_version or "default"
+    if named == "default":
+        return 0
+    return int(named) if named.isascii() and named.isdigit() else None
+
+
+STRANGER = "another model: "
+"""Begin of a fault that only another start of that engine mends."""
+
+
+def stranger_of(info: ModelInfo, first: ModelInfo, url: str) -> str | None:
+    """Return the difference if an engine serves another model than the first one; None: it does not."""
+    # Full weights that were pushed change the path that SGLang names, and leave the others.
+    is_same = info.context_length == first.context_length and info.base_hash == first.base_hash
+    is_at_start = held(info) == held(first) == 0
+    if info.base_hash is None and is_at_start:
+        is_same = is_same and info.model_path == first.model_path
+    if is_same:
+        return None
+    said = [f"{one.model_path} ({one.context_length} tokens, {one.base_hash or 'no hash'})" for one in (info, first)]
+    return f"{STRANGER}{url} serves {said[0]}, and the first engine {said[1]}"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """State of one engine. It belongs to the event loop."""
+
+    engine: HttpEngine
+    is_in: bool = False
+    is_told: bool = False
+    """The log has its absence."""
+    fault: str = "it was not asked yet"
+    failed_in_row: int = 0
+    """Times that it left after a failed call, with no reply in between."""
+    missed: int = 0
+    """Polls without an answer, in a row."""
+    running: int = 0
+    calls: int = 0
+    failures: int = 0
+    chosen_at: int = 0
+    """Place of its last choice in the order of all choices."""
+    retry_at: float = 0.0
+    """Loop time before which it is not asked again."""
+    is_aside: bool = False
+    """It is taking other weights, and gets no request meanwhile."""
+    weight_version: int | None = None
+    """Version of its own weights; None: it names none of ours."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    took: dict[str, Path] = field(default_factory=dict)
+    """Adapters that it took from us, with their folders."""
+    _pauses: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S))
+
+    @property
+    def url(self) -> str:
+        return self.engine.url
+
+    def leave(self, fault: str) -> None:
+        """Take no more requests until a look has found the engine in order."""
+        self.fault = fault
+        if self.is_in:
+            self.is_in = False
+            self.left.set()
+
+    def failed(self, fault: str) -> None:
+        """Leave after a call that failed."""
+        self.failures += 1
+        if self.is_in:  # calls that failed together count once
+            self.failed_in_row += 1
+            self.retry_at = asyncio.get_running_loop().time() + self._pauses.next_s()
+        self.leave(fault)
+
+    def worked(self) -> None:
+        if self.failed_in_row:
+            self.failed_in_row = 0
+            self._pauses.reset()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a call while it runs."""
+        self.running += 1
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    async def load(self, name: str, folder: Path) -> None:
+        await put_adapter(self.engine, name, folder, self.took)
+        self.took[name] = folder
+
+    async def unload(self, name: str) -> None:
+        """Unload the adapter. An engine that was restarted does not know it."""
+        self.took.pop(name, None)
+        try:
+            await self.engine.unload_adapter(name)
+        except EngineRefused:
+            return
+
+    async def lacks(self, adapters: dict[str, Path], weights: Weights | None) -> bool:
+        """Return True if the engine says that it has lost one of these adapters, or the weights."""
+        if weights is not None:
+            return held(await self.engine.model_info()) != weights.weight_version
+        folders = await self.engine.adapter_folders() if adapters else None
+        return folders is not None and not adapters.keys() <= folders.keys()
+
+    async def take(self, adapters: dict[str, Path], weights: Weights | None, info: ModelInfo) -> None:
+        """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
+        await self.engine.resume()
+        self.weight_version = held(info)
+        if weights is not None and self.weight_version != weights.weight_version:
+            await self.engine.update_weights(weights.folder, weights.weight_version)
+            self.weight_version = weights.weight_version
+        for name in self.took.keys() - adapters.keys():
+            await self.unload(name)
+        folders = await self.engine.adapter_folders()
+        for name, folder in adapters.items():
+            if folders is None or folders.get(name) != str(folder):
+                await self.load(name, folder)

@@ -1,0 +1,184 @@
+"""Full weights roll through a pool of engines, each a stub over real HTTP whose log-probs tell its weights."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from engine_client import served
+from waiting import until
+
+from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.pool import PooledEngine
+from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
+from openclaw_rl.publishing.full_swap import FullWeightSwap
+from openclaw_rl.publishing.rolling_swap import RollingSwap
+from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.testing import FakeEngine
+from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
+from openclaw_rl.types import SamplingParams
+
+PROMPT = (1, 5, 6)
+FOLDER = Path("weights")
+SLOW, FAST = 5.0, 2000.0
+"""Tokens a second: while what is shown happens in the middle of replies, and after it."""
+
+
+class SlowToTake(FakeEngine):
+    """An engine that reads weights until it is let go, refuses them, or dies of them."""
+
+    def __init__(self) -> None:
+        super().__init__(pacing=Pacing(tokens_per_s=SLOW))
+        self.reads, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+        self.refuses = self.dies = False
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        self.reads.set()
+        await self.may_end.wait()
+        if self.refuses:
+            raise EngineRefused("no such folder", status=400)
+        if self.dies:
+            self.go_down()
+        self._check_up()
+        await super().update_weights(folder, weight_version)
+
+
+class World:
+    def __init__(self, engines: list[SlowToTake], pool: PooledEngine) -> None:
+        self.engines, self.pool, self.serving = engines, pool, VersionAdmission(hold_s=120)
+        self.serving.switch(0, None)
+        settings = PublisherSettings(unbroken_drain_s=0.0)
+        as_one = FullWeightSwap(pool, self.serving, drain_s=0.0, call_timeout_s=120, push_timeout_s=120)
+        self.swapper = RollingSwap(pool, as_one, self.serving, settings)
+
+    async def chat(self, number: int, tokens: int = 60) -> Sampled:
+        sampling = SamplingParams(max_new_tokens=tokens)
+        running = Generation(
+            self.pool,
+            self.serving,
+            rid=f"r{number}",
+            prompt_ids=(*PROMPT, 7 + number),
+            decoding=Decoding(sampling, (), EngineExtras(ignore_eos=True), conversation=f"s{number}"),
+        )
+        async with running, aclosing(running.events()) as events:
+            async for _ in events:
+                pass
+        sampled = running.sampled
+        assert (len(sampled.ids), sampled.finish, sampled.is_aligned) == (tokens, "length", True)
+        ids, values, at = [*PROMPT, 7 + number, *sampled.ids], [], len(PROMPT) + 1
+        for version, length in sampled.runs:
+            for _ in range(length):
+                values.append(self.engines[0].policy.log_prob(ids[: at + 1], at, BASE_SEED ^ version))
+                at += 1
+        assert sampled.log_probs == pytest.approx(values), sampled.runs
+        return sampled
+
+    @property
+    def held(self) -> list[int]:
+        return [engine.weight_version for engine in self.engines]
+
+
+@asynccontextmanager
+async def world_of(count: int) -> AsyncIterator[World]:
+    engines = [SlowToTake() for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(served(engine)) for engine in engines]
+        pool = PooledEngine(clients, change_s=60, is_full=True, poll_s=0.01)
+        assert await pool.fault() is None
+        watch = asyncio.create_task(pool.run())
+        try:
+            yield World(engines, pool)
+            assert not watch.done(), watch
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
+@asynccontextmanager
+async def chats(world: World, n: int) -> AsyncIterator[list[asyncio.Task[Sampled]]]:
+    """`n` chats in the middle of their replies, where they stay for seconds; behind the block they end soon."""
+    tasks = [asyncio.create_task(world.chat(k)) for k in range(n)]
+    await until(lambda: sum(engine.running for engine in world.engines) == n)
+    yield tasks
+    for engine in world.engines:
+        engine.pacing.tokens_per_s = FAST
+
+
+async def test_chats_go_on_while_each_engine_in_turn_takes_the_weights() -> None:
+    async with world_of(2) as world:
+        one, two = world.engines
+        for engine in world.engines:
+            engine.may_end.clear()
+        async with chats(world, 6) as tasks:
+            swap = asyncio.create_task(world.swapper.swap(1, FOLDER))
+            await until(one.reads.is_set)
+            assert world.serving.is_open
+            assert (await world.chat(7, tokens=3)).runs == [[0, 3]], "the old version, on the other engine"
+            await until(lambda: two.running == 6)  # also those that were cut
+            one.may_end.set()
+            await until(two.reads.is_set)
+            assert world.serving.is_open
+            assert (await world.chat(8, tokens=3)).runs == [[1, 3]], "the new version, while the other one takes it"
+            await until(lambda: one.running == 6)
+            two.may_end.set()
+            times = await swap
+        assert (world.held, times.held_s) == ([1, 1], 0.0)
+        for sampled in await asyncio.gather(*tasks):
+            assert [version for version, _ in sampled.runs] == [0, 1]
+        assert all(status.is_in and status.sessions == 0 for status in world.pool.statuses())
+
+
+async def test_an_engine_that_dies_of_its_turn_leaves_and_comes_back_with_what_serves() -> None:
+    async with world_of(3) as world:
+        two = world.engines[1]
+        two.dies = True
+        async with chats(world, 6) as tasks:
+            await world.swapper.swap(1, FOLDER)
+        await asyncio.gather(*tasks)
+        assert (world.serving.current, world.held) == (1, [1, 0, 1])
+        assert [status.is_in for status in world.pool.statuses()] == [True, False, True]
+        two.dies = False
+        two.come_up()
+        await until(lambda: all(status.is_in for status in world.pool.statuses()))
+        assert world.held == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_an_engine_that_cannot_take_them_first_leaves_the_old_version_serving(is_dead: bool) -> None:
+    async with world_of(2) as world:
+        one, _ = world.engines
+        one.dies, one.refuses = is_dead, not is_dead
+        async with chats(world, 4) as tasks:
+            with pytest.raises(EngineGone if is_dead else EngineRefused):
+                await world.swapper.swap(1, FOLDER)
+        assert {tuple(map(tuple, sampled.runs)) for sampled in await asyncio.gather(*tasks)} == {((0, 60),)}
+        assert (world.serving.current, world.held) == (0, [0, 0])
+        assert (await world.chat(9, tokens=3)).runs == [[0, 3]]
+
+
+async def test_an_engine_that_refuses_them_behind_the_switch_is_out_of_the_pool() -> None:
+    async with world_of(2) as world:
+        two = world.engines[1]
+        two.refuses = True
+        async with chats(world, 4) as tasks:
+            await world.swapper.swap(1, FOLDER)
+        await asyncio.gather(*tasks)
+        assert (world.serving.current, world.held) == (1, [1, 0])
+        for n in range(10, 14):
+            assert (await world.chat(n, tokens=3)).runs == [[1, 3]]
+        assert [status.is_in for status in world.pool.statuses()] == [True, False]
+        two.refuses = False
+        await until(lambda: world.held == [1, 1] and world.pool.statuses()[1].is_in)
+
+
+async def test_a_pool_of_one_engine_swaps_as_one_engine_does() -> None:
+    async with world_of(1) as world:
+        async with chats(world, 3) as tasks:
+            times = await world.swapper.swap(1, FOLDER)
+        for sampled in await asyncio.gather(*tasks):
+            assert [version for version, _ in sampled.runs] == [0, 1]
+        assert times.held_s > 0
+        assert world.held == [1]
