@@ -18,7 +18,7 @@ ARGUMENTS = (
     *("--batch-size", "2", "--set", "trainer.nice=0", "--set", "practice.enabled=false"),
     *("--set", "engine.kind=url"),
 )
-SESSIONS, TURNS = 4, 4
+SESSIONS, TURNS = 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ def test_a_trained_version_answers_alike_on_each_engine(urls: list[str], short_m
                 )
                 after = [engine["calls"] for engine in server.status()["engines"]]
                 assert sum(after) == sum(before) + 1
-                found.append([round(entry["logprob"], 3) for entry in reply["choices"][0]["logprobs"]["content"]])
+                found.append([entry["logprob"] for entry in reply["choices"][0]["logprobs"]["content"]])
             return found
 
         base = weights()
-        assert base[0] == base[1]
+        assert base[0] == pytest.approx(base[1], rel=1e-3)
         for number, answer in enumerate(("No, that is wrong. Shorter please.", "Thanks, that is perfect!")):
             asked = {"role": "user", "content": f"Tell me of the number {number}."}
             reply = chat(server, [asked], f"taught {number}")["choices"][0]["message"]
@@ -103,4 +103,5 @@ def test_a_trained_version_answers_alike_on_each_engine(urls: list[str], short_m
             chat(server, again, f"taught {number}")
         server.wait_for("a version serves", lambda now: now["serving"] > 0, 300)
         trained = weights()
-        assert trained[0] == trained[1] != base[0]
+        assert trained[0] == pytest.approx(trained[1], rel=1e-3)
+        assert trained[0] != pytest.approx(base[0], rel=1e-3)
