@@ -21,8 +21,11 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+import structlog
+
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.errors import AlignmentError, EngineRefused
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Render
 from openclaw_rl.practice.anchors import BUILT_IN
@@ -30,6 +33,8 @@ from openclaw_rl.practice.sampling import Decoder
 from openclaw_rl.sessions.conversation_key import own_words
 from openclaw_rl.sessions.openclaw import is_background
 from openclaw_rl.types import Ids, Request
+
+log = structlog.get_logger(__name__)
 
 BOUND = 0.5
 """Nats a token. Twelve corrections of manner had −.09 to .29, and "No, lists please." .78; eleven of content .63 to 2.5
@@ -83,9 +88,15 @@ class Variants:
     async def of(self, turn_id: str, request: Request, words: str) -> Request | None:
         """Return the request with another last message of the same kind; None where it has no variant.
 
-        words: the user's correction of the reply to `request`. Raises EngineError, RequestError, AlignmentError,
-        TimeoutError.
+        words: the user's correction of the reply to `request`. Raises EngineError, RequestError, TimeoutError.
         """
+        try:
+            return await self._of(turn_id, request, words)
+        except (EngineRefused, AlignmentError) as error:  # this prompt's fault alone: there may be no room behind it
+            log.debug("variant_refused", turn=turn_id, error=str(error))
+            return None
+
+    async def _of(self, turn_id: str, request: Request, words: str) -> Request | None:
         opening = await asyncio.to_thread(self._opening, request)
         if opening is None or await self._bound(turn_id, request, words):
             return None

@@ -11,6 +11,7 @@ from turns import make_request
 
 from openclaw_rl.engines.base import Score
 from openclaw_rl.engines.dialect import FinishReason, GenerateReply, GenerateRequest, MetaInfo
+from openclaw_rl.errors import AlignmentError, EngineRefused
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.models.resolve import load_model, resolve
 from openclaw_rl.practice.variants import BOUND, OTHERS, Variants
@@ -143,6 +144,17 @@ async def test_without_a_fit_one_in_three_there_is_none():
 
 async def test_a_message_that_does_not_end_is_no_request():
     base = Base(*[" bake a"] * 3, finish="length")
+    assert await variants(base).of("turn-1", asked(BREAD), "shorter") is None
+
+
+@pytest.mark.parametrize("part", ["generate", "score"])
+@pytest.mark.parametrize("error", [EngineRefused("no room", status=400), AlignmentError("not a number")])
+async def test_a_prompt_that_the_engine_refuses_has_no_variant(part, error, monkeypatch):
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    base = Base()
+    monkeypatch.setattr(base, part, refuse)
     assert await variants(base).of("turn-1", asked(BREAD), "shorter") is None
 
 
