@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-KILLS = 60
+KILLS = 30
 pytestmark = pytest.mark.timeout(900)
 
 
