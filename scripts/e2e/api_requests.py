@@ -130,7 +130,8 @@ def key_of(path: str) -> str:
         return "trainer"
     if "/admin/" in path:
         return "admin"
-    return "chat" if path.endswith(_CHAT_ROUTES) or "/wishes" in path or "/episodes" in path else "admin"
+    is_chats = path.endswith(_CHAT_ROUTES) or any(part in path for part in ("/wishes", "/episodes", "/v1/policy"))
+    return "chat" if is_chats else "admin"
 
 
 def without_keys(document: Any) -> Any:

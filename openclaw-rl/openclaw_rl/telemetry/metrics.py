@@ -172,7 +172,7 @@ class _Scrape:
         yield _histogram("gate", "The publisher's gate: KL and canaries of one version.", health.gate)
 
     def _pool(self) -> Iterator[Metric]:
-        """Yield the state of each engine of a pool."""
+        """Yield the state of each engine of a pool; of one engine alone, families without a value."""
 
         def gauge(name: str, meaning: str, values: Mapping[str, float]) -> Metric:
             return _labelled(GaugeMetricFamily(f"openclaw_rl_engine_{name}", meaning, labels=["engine"]), values)
@@ -180,8 +180,6 @@ class _Scrape:
         def counter(name: str, meaning: str, values: Mapping[str, float]) -> Metric:
             return _labelled(CounterMetricFamily(f"openclaw_rl_engine_{name}", meaning, labels=["engine"]), values)
 
-        if not self._engines:
-            return
         yield gauge("up", "1 for an engine of the pool that gets requests.", {e.engine: e.is_in for e in self._engines})
         yield gauge("running", "Calls on an engine now.", {e.engine: e.running for e in self._engines})
         yield gauge(
