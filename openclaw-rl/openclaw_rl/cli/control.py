@@ -13,6 +13,7 @@ import typer
 from openclaw_rl.cli import render
 from openclaw_rl.cli.options import ConfigOption, DataDirOption, PolicyOption, call, chat_key, fail, target
 from openclaw_rl.data_dir import DataDir
+from openclaw_rl.types import SHARED_POLICY
 
 app = typer.Typer()
 learning_app = typer.Typer(
@@ -217,7 +218,9 @@ def forget(
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
     if rebuilt := body["rebuilt"]:
-        print(f"version {rebuilt['serving']} serves again, {rebuilt['waiting']} samples wait to be learned")
+        for policy, number in rebuilt["serving"].items():
+            of = "" if policy == SHARED_POLICY else f" of {policy}"
+            print(f"version {number}{of} serves again, {rebuilt['waiting']} samples wait to be learned")
     if body["not_rebuilt"]:
         print(f"not rebuilt: {body['not_rebuilt']}")
     if not body["is_scrubbed"]:

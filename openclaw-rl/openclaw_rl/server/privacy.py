@@ -4,8 +4,8 @@ Forgetting means a session, the conversation of a turn, or a user. `Ledger.forge
 `Sessions` drops its digests of their words. A version's folder holds the commit that published it, with prompts and
 replies of its batch: they are taken out of it. A checkpoint that can never be committed is deleted.
 
-With `rebuild` the policy goes back to the newest version before the forgotten turns. What it learned after that version
-is abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
+With `rebuild` each policy goes back to the newest version before the forgotten turns. What it learned since then is
+abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
 Backups and exports are their owner's to delete.
 """
 
@@ -38,8 +38,8 @@ _NEXT_S = 1.0  # while a round deleted rows: more may be due
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    serving: int
-    """Version that the policy went back to."""
+    serving: dict[str, int]
+    """Version that each policy went back to."""
     waiting: int
     """Samples that wait for training, for the first time or again."""
     folders: int
@@ -93,7 +93,7 @@ class Forgetting:
         folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
         for folder in folders:
             await asyncio.to_thread(checkpoint.discard, self.root / folder)
-        if to is None:
+        if not to:
             return None
         try:
             await self.publisher.follow()

@@ -313,3 +313,27 @@ async def test_the_tips_that_passed_and_do_not_serve_are_known_for_every_policy(
     assert [(tip.weight_version, tip.policy) for tip in await ledger.passed_tips()] == [(number, ANN)]
     with pytest.raises(LedgerError, match="there is no policy"):
         await ledger.root(BOB)
+
+
+async def test_a_rebuild_goes_back_in_each_policy_that_learned_the_words_and_in_no_other(ledger, driver) -> None:
+    """Numbers count over all policies: the version before one of ann's may be bob's."""
+    shared, _ = await driver.step()
+    await driver.serve(shared)
+    numbers = {}
+    for policy, session in ((ANN, "kept"), (BOB, "his"), (ANN, "told"), (BOB, "his")):
+        root = (await ledger.open_policy(policy)).weight_version
+        await driver.sampled(policy=policy, version=root, session=session, user=policy.removeprefix("user:"))
+        lease = await ledger.lease(trainer="a", now=True)
+        assert lease.policy == policy
+        numbers.setdefault(policy, []).append(await driver.commit(lease))
+        await driver.serve(numbers[policy][-1])
+    (kept, told), (_, bobs) = numbers[ANN], numbers[BOB]
+    before = await seen(ledger, BOB)
+    forgotten = await ledger.forget("told", "ann")
+    assert forgotten.trained_in == (told,)
+    # As an older ledger, in which the shared policy learned from the user too.
+    assert await ledger.rollback_from((shared, told)) == {SHARED_POLICY: 0, ANN: kept}
+    assert await seen(ledger, BOB) == before
+    assert [await ledger.serving_version(policy) for policy in (SHARED_POLICY, ANN, BOB)] == [0, kept, bobs]
+    assert (await ledger.version(told)).state is VersionState.ROLLED_BACK
+    assert await ledger.audit(is_deep=True) == []
