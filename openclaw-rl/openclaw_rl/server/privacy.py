@@ -64,9 +64,21 @@ class Forgetting:
 
     async def user(self, name: str) -> Forgotten:
         """Delete a user, and the policy that learned from this user alone with all of its weights."""
-        forgotten = await self._everywhere(self.ledger.forget_user(name))
-        await self.publisher.remove(own_policy(name), forgotten.removed)
-        return forgotten
+        removed: tuple[int, ...] = ()
+
+        async def deleted() -> Forgotten:
+            nonlocal removed
+            forgotten = await self.ledger.forget_user(name)
+            removed = forgotten.removed
+            return forgotten
+
+        try:
+            return await self._everywhere(deleted())
+        finally:
+            # Always: the rows may be gone before a failure, and the policy with them.
+            policy = own_policy(name)
+            if removed or policy not in await self.ledger.policies():
+                await self.publisher.remove(policy, removed)
 
     async def _everywhere(self, deletion: Awaitable[Forgotten]) -> Forgotten:
         try:
