@@ -337,3 +337,16 @@ async def test_a_rebuild_goes_back_in_each_policy_that_learned_the_words_and_in_
     assert [await ledger.serving_version(policy) for policy in (SHARED_POLICY, ANN, BOB)] == [0, kept, bobs]
     assert (await ledger.version(told)).state is VersionState.ROLLED_BACK
     assert await ledger.audit(is_deep=True) == []
+
+
+async def test_a_policy_whose_batch_was_given_back_lets_the_others_go_first(ledger, driver, clock) -> None:
+    for policy in (ANN, BOB):
+        root = (await ledger.open_policy(policy)).weight_version
+        await driver.sampled(policy=policy, version=root)
+        clock.advance(1)
+    taken = []
+    for _ in range(4):
+        lease = await ledger.lease(trainer="test", now=True)
+        taken.append(lease.policy)
+        await ledger.release(lease.lease_id, lease.fence, reason="its weights are torn")
+    assert taken == [ANN, BOB, ANN, BOB]
