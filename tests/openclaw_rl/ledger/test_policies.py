@@ -15,7 +15,7 @@ from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import SHARED_POLICY, Feedback, Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, Feedback, TurnState, Version, VersionState, WeightKind
 
 ANN, BOB = "user:ann", "user:bob"
 CALLS = ("chat", "chat", "judge", "sample", "sample", "train", "serve", "reject", "back", "crash")
@@ -350,3 +350,13 @@ async def test_a_policy_whose_batch_was_given_back_lets_the_others_go_first(ledg
         taken.append(lease.policy)
         await ledger.release(lease.lease_id, lease.fence, reason="its weights are torn")
     assert taken == [ANN, BOB, ANN, BOB]
+
+
+async def test_samples_of_a_policy_that_is_paused_are_dropped_before_those_of_another(ledger, driver) -> None:
+    ann, bob = [(await ledger.open_policy(policy)).weight_version for policy in (ANN, BOB)]
+    await ledger.set_learning(False, ANN)
+    bobs = [await driver.sampled(policy=BOB, version=bob) for _ in range(2)]
+    anns = [await driver.sampled(policy=ANN, version=ann) for _ in range(5)]
+    assert await ledger.drop_oldest(TurnState.SAMPLED, 4) == 3
+    assert [await driver.state(turn) for turn in bobs] == ["sampled"] * 2
+    assert [await driver.state(turn) for turn in anns] == ["dropped.backlog"] * 3 + ["sampled"] * 2
