@@ -217,6 +217,8 @@ def forget(
     print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that no other turn had")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
+    if body["began_with"]:
+        print(f"policies began with their weights and keep them: {', '.join(map(str, body['began_with']))}")
     if rebuilt := body["rebuilt"]:
         for policy, number in rebuilt["serving"].items():
             of = "" if policy == SHARED_POLICY else f" of {policy}"

@@ -161,7 +161,8 @@ class Forgetting(LedgerPart):
         pieces = deletion.delete_pieces(db, plan.orphans)
         _clear_probes(db, numbers)
         trained_in = tuple(sorted(numbers.difference(removed)))
-        return Forgotten(selection.user, selection.session_id, turns, pieces, trained_in, tuple(removed))
+        began = tuple(policies.began_with(db, trained_in))
+        return Forgotten(selection.user, selection.session_id, turns, pieces, trained_in, tuple(removed), began)
 
     @write
     def rollback_from(self, db: sqlite3.Connection, trained: Collection[int]) -> dict[str, int]:

@@ -360,3 +360,16 @@ async def test_samples_of_a_policy_that_is_paused_are_dropped_before_those_of_an
     assert await ledger.drop_oldest(TurnState.SAMPLED, 4) == 3
     assert [await driver.state(turn) for turn in bobs] == ["sampled"] * 2
     assert [await driver.state(turn) for turn in anns] == ["dropped.backlog"] * 3 + ["sampled"] * 2
+
+
+async def test_a_policy_that_began_with_forgotten_turns_is_reported(ledger, driver) -> None:
+    told, _ = await driver.step()  # session "s"
+    await driver.serve(told)
+    await driver.sampled(session="other", version=told)
+    later = await driver.commit(await ledger.lease(trainer="a", now=True))
+    await driver.serve(later)
+    root = await ledger.open_policy(BOB, start=later)
+    await ledger.open_policy(ANN)
+    forgotten = await ledger.forget("s")
+    assert (forgotten.trained_in, forgotten.began_with) == ((told,), (root.weight_version,))
+    assert (await ledger.forget("other")).began_with == (root.weight_version,)
