@@ -185,7 +185,7 @@ class _Job:
                 await asyncio.sleep(backoff.next_s())
             try:
                 # The place first: a call that waits for one holds no version, and so delays no unload.
-                async with self.tools.slots, self.serving.use(policy=self.scope.policy) as use:
+                async with self.tools.slots, self.serving.use(policy=self.scope.policy, opens=False) as use:
                     passes = await self._passes(use, with_noise=with_noise)
                     if self.serving.still_serves(use):
                         return passes

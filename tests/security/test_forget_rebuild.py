@@ -136,7 +136,7 @@ def test_what_was_trained_on_is_forgotten_by_the_route_and_by_the_command(learni
 
     answer = learning.admin("/v1/admin/forget", session_id="mine", rebuild=True)
     assert (answer["turns"], answer["trained_in"], answer["is_scrubbed"]) == (1, [spoilt], True)
-    assert answer["rebuilt"] == {"serving": kept, "waiting": 1, "folders": 2}
+    assert answer["rebuilt"] == {"serving": {"policy": kept}, "waiting": 1, "folders": 2}
     assert learning.server.admin("/healthz")["weight_version"] == kept
     assert learning.found(mine, stored[mine]) == set()
     assert not any(b"mine" in file.read_bytes() for file in learning.server.data_dir.rglob("ledger.sqlite3*"))

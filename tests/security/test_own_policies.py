@@ -22,7 +22,7 @@ from harness.model import Vocabulary
 from openclaw_rl.engines.version_keys import adapter_name
 from openclaw_rl.testing import FakeEngine, stub_app
 
-KEYS = {"ann": "sk-ann-5up3r", "bob": "sk-bob-5up3r", "new": "sk-new-5up3r"}
+KEYS = {"ann": "sk-ann-5up3r", "bob": "sk-bob-5up3r", "new": "sk-new-5up3r", "silent": "sk-silent-5up3r"}
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ def test_no_act_of_a_key_reaches_the_policy_of_another(house: House) -> None:
 
 
 def test_nothing_that_another_policy_learns_shows_to_a_user(house: House) -> None:
-    paths = ("/healthz", "/v1/policy", "/v1/models", "/v1/wishes", "/v1/turns")
+    paths = ("/v1/policy", "/v1/models", "/v1/wishes", "/v1/turns")
 
     def seen() -> list[str]:
         texts = [house.ask("GET", path, "bob").text for path in paths]
         said = house.chat("bob", "/rl status", session="of-bob").json()["choices"][0]["message"]["content"]
-        return [*texts, said]
+        return [str(house.ask("GET", "/healthz", "bob").json()["weight_version"]), *texts, said]
 
     before = seen()
     house.teach("ann")
@@ -189,11 +189,11 @@ def test_nothing_that_another_policy_learns_shows_to_a_user(house: House) -> Non
 
 
 def test_a_user_without_a_chat_has_no_policy_yet(house: House) -> None:
-    reply = house.ask("GET", "/v1/policy", "new")
-    if reply.status_code == 404:  # no earlier test chatted as this user
-        assert "first chat" in reply.json()["error"]["message"]
-        house.chat("new")
-    assert house.ask("GET", "/v1/policy", "new").json()["policy"] == "user:new"
+    reply = house.ask("GET", "/v1/policy", "silent")  # no other test chats as this user
+    assert reply.status_code == 404
+    assert "first chat" in reply.json()["error"]["message"]
+    house.chat("silent")
+    assert house.ask("GET", "/v1/policy", "silent").json()["policy"] == "user:silent"
     assert house.ask("GET", "/v1/policy", "wrong").status_code == 401
 
 

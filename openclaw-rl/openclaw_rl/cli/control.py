@@ -13,6 +13,7 @@ import typer
 from openclaw_rl.cli import render
 from openclaw_rl.cli.options import ConfigOption, DataDirOption, PolicyOption, call, chat_key, fail, target
 from openclaw_rl.data_dir import DataDir
+from openclaw_rl.types import SHARED_POLICY
 
 app = typer.Typer()
 learning_app = typer.Typer(
@@ -216,8 +217,12 @@ def forget(
     print(f"{body['turns']} turns of {whose} are gone, and {body['pieces']} contents that no other turn had")
     if body["trained_in"]:
         print(f"versions trained on it: {', '.join(map(str, body['trained_in']))}")
+    if body["began_with"]:
+        print(f"policies began with their weights and keep them: {', '.join(map(str, body['began_with']))}")
     if rebuilt := body["rebuilt"]:
-        print(f"version {rebuilt['serving']} serves again, {rebuilt['waiting']} samples wait to be learned")
+        for policy, number in rebuilt["serving"].items():
+            of = "" if policy == SHARED_POLICY else f" of {policy}"
+            print(f"version {number}{of} serves again, {rebuilt['waiting']} samples wait to be learned")
     if body["not_rebuilt"]:
         print(f"not rebuilt: {body['not_rebuilt']}")
     if not body["is_scrubbed"]:

@@ -63,8 +63,10 @@ class Loader(Protocol):
         """Return True if the engine can answer as this version now."""
         ...
 
-    async def bring(self, policy: str, weight_version: int | None) -> None:
+    async def bring(self, policy: str, weight_version: int | None, *, opens: bool) -> None:
         """Return when the engine held this version a moment ago; None: the one that should serve the policy.
+
+        opens: open the policy if it is new.
 
         Raises EngineError; RequestError when the version cannot be loaded at all.
         """
@@ -162,17 +164,19 @@ class VersionAdmission:
         weight_version: int | None = None,
         *,
         policy: str = SHARED_POLICY,
+        opens: bool = True,
         is_not_resumable: bool = False,
         within_s: float | None = None,
     ) -> AsyncIterator[VersionUse]:
         """Hold a version: the current one of a policy, or a named one (for a scoring call or a reply that resumes).
 
+        opens: False for work that no user waits for: it must not open the policy of a user who was forgotten.
         is_not_resumable: the reply should not be cut and resumed (a grammar, a seed), so a swap gives it time to
         finish. within_s: the rest of `hold_s`, for a request that has waited before. Waits while the gate is closed,
         and for an adapter that is not on the engine. Raises RequestError (503, `engine_unavailable`) after `hold_s` or
         `within_s`.
         """
-        version = await self._ready(weight_version, policy, within_s)
+        version = await self._ready(weight_version, policy, within_s, opens=opens)
         lora_path = self.lora_path(version)
         with self.held(version):  # without an await since the version was ready
             self._not_resumable += is_not_resumable
@@ -182,7 +186,7 @@ class VersionAdmission:
             finally:
                 self._not_resumable -= is_not_resumable
 
-    async def _ready(self, weight_version: int | None, policy: str, within_s: float | None) -> int:
+    async def _ready(self, weight_version: int | None, policy: str, within_s: float | None, *, opens: bool) -> int:
         """Return the version to use once the gate is open and the engine holds it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + (self._hold_s if within_s is None else within_s)
@@ -198,7 +202,7 @@ class VersionAdmission:
             try:
                 async with asyncio.timeout_at(end):
                     try:
-                        await self.loader.bring(policy, weight_version)
+                        await self.loader.bring(policy, weight_version, opens=opens)
                     except EngineError:  # it is away: the gate closes meanwhile, or it comes back at once
                         await asyncio.sleep(pauses.next_s())
             except TimeoutError as error:

@@ -161,18 +161,19 @@ class Forgetting(LedgerPart):
         pieces = deletion.delete_pieces(db, plan.orphans)
         _clear_probes(db, numbers)
         trained_in = tuple(sorted(numbers.difference(removed)))
-        return Forgotten(selection.user, selection.session_id, turns, pieces, trained_in, tuple(removed))
+        began = tuple(policies.began_with(db, trained_in))
+        return Forgotten(selection.user, selection.session_id, turns, pieces, trained_in, tuple(removed), began)
 
     @write
-    def rollback_from(self, db: sqlite3.Connection, trained: Collection[int]) -> int | None:
-        """Roll back to the newest version before all of these; samples of the abandoned versions wait again.
+    def rollback_from(self, db: sqlite3.Connection, trained: Collection[int]) -> dict[str, int]:
+        """Roll back each policy of these versions to the newest one before them; samples of the abandoned wait again.
 
-        Return the version that serves from now on; None: none of these versions was alive.
+        Return the version that serves each of these policies from now on; empty: none of the versions was alive.
         """
-        to = _untrained(db, trained)
-        if to is not None:
+        found = _untrained(db, trained)
+        for to in found.values():
             lineage.roll_back(db, to, requeue=True, at=self._clock())
-        return to
+        return found
 
     @write
     def drop_weights(self, db: sqlite3.Connection, after: int) -> list[str]:
@@ -253,15 +254,18 @@ def _plan(db: sqlite3.Connection, select: Callable[[sqlite3.Connection], Selecti
     return _Plan(selection, rows, tuple(deletion.orphans(db, rows)), newest_request, newest_piece)
 
 
-def _untrained(db: sqlite3.Connection, trained: Collection[int]) -> int | None:
-    """Return the newest version before all of these that a rollback can go to.
+def _untrained(db: sqlite3.Connection, trained: Collection[int]) -> dict[str, int]:
+    """Return, by policy, the newest version before all of these that a rollback can go to.
 
-    None: none of them is alive, and no rollback is needed. Raises LedgerError when only the base is left.
+    Policies of dead versions alone need no rollback. Raises LedgerError when only the base is left of one.
     """
-    alive = [number for number in trained if versions.row(db, number)["state"] not in DEAD]
-    if not alive:
-        return None
-    return lineage.way_back(db, min(alive) - 1)
+    rows = [versions.row(db, number) for number in sorted(trained)]
+    first: dict[str, sqlite3.Row] = {}
+    for row in rows:
+        if row["state"] not in DEAD:
+            first.setdefault(row["policy"], row)
+    # The parent, not the number before: that may be of another policy.
+    return {policy: lineage.way_back(db, row["parent"]) for policy, row in first.items()}
 
 
 def _clear_probes(db: sqlite3.Connection, numbers: Collection[int]) -> None:

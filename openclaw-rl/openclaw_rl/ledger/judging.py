@@ -1,11 +1,11 @@
 """Turns that wait for the judge or the method, and the verdicts and samples that these return."""
 
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import batches, blobs, feedback, versions, wishes
+from openclaw_rl.ledger import batches, blobs, feedback, leases, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import read_context, read_judged
 from openclaw_rl.ledger.states import find_turn, move
@@ -113,9 +113,7 @@ class Judging(LedgerPart):
             return 0
         at = self._clock()
         if state is TurnState.SAMPLED:
-            lines = [(policy, is_tool) for policy in versions.names(db) for is_tool in (False, True)]
-            found = [batches.oldest(db, is_tool=is_tool, limit=most, policy=policy) for policy, is_tool in lines]
-            rows = [row for _, row in sorted(one for line in found for one in line)][:most]
+            rows = _to_drop(db, most)
         else:
             query = "SELECT id FROM turn WHERE state = ? AND of_episode IS NULL ORDER BY id LIMIT ?"
             rows = [row for (row,) in db.execute(query, (str(state), most)).fetchall()]
@@ -130,6 +128,26 @@ def _oldest(db: sqlite3.Connection, state: TurnState, limit: int, skip: Collecti
     rows = db.execute(f"SELECT id, turn_id FROM turn WHERE {where} ORDER BY id LIMIT ?", (limit + len(skip),))
     wanted = [row for row, turn_id in rows if turn_id not in skip][:limit]
     return [read_judged(db, row) for row in wanted]
+
+
+def _to_drop(db: sqlite3.Connection, most: int) -> list[int]:
+    """Return samples to drop, the oldest of the policy with most of them; of policies that are paused first."""
+    left = {policy: n for policy, (_, n) in batches.waiting(db).items()}
+    is_learning = {policy: leases.learns(db, policy) for policy in left}
+    oldest: dict[str, Iterator[tuple[float, int]]] = {}
+    rows: list[int] = []
+    while left and len(rows) < most:
+        policy = min(left, key=lambda one: (is_learning[one], -left[one]))
+        if policy not in oldest:
+            lines = [batches.oldest(db, is_tool=is_tool, limit=most, policy=policy) for is_tool in (False, True)]
+            oldest[policy] = iter(sorted(one for line in lines for one in line))
+        found = next(oldest[policy], None)
+        if found is None:
+            del left[policy]
+        else:
+            left[policy] -= 1
+            rows.append(found[1])
+    return rows
 
 
 def _count(db: sqlite3.Connection, state: TurnState) -> int:

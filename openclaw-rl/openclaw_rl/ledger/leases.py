@@ -88,9 +88,13 @@ class Leases(LedgerPart):
             else:
                 expire(db, at=at)
         size = n or training.batch_size
+        newest = db.execute("SELECT policy, state FROM lease WHERE fence = (SELECT max(fence) FROM lease)").fetchone()
+        # A policy whose batch was given back goes behind the others: with damaged files it would wait longest for ever.
+        last = newest["policy"] if newest is not None and newest["state"] == "released" else None
         # Users' samples of every policy go before practice of any.
         for has_practice in (False, True):
-            for policy in self._due(db, size, now=now, has_practice=has_practice, at=at):
+            due = self._due(db, size, now=now, has_practice=has_practice, at=at)
+            for policy in sorted(due, key=lambda one: one == last):
                 if not learns(db, policy):
                     continue
                 tip = versions.tip_of(db, policy)

@@ -145,6 +145,19 @@ def _root(db: sqlite3.Connection, policy: str) -> int | None:
 # For other transactions
 
 
+def began_with(db: sqlite3.Connection, numbers: Collection[int]) -> list[int]:
+    """Return the roots of the policies that began with the weights of one of these versions, or of a later one."""
+    found = []
+    for policy in versions.names(db) if numbers else ():
+        root = _root(db, policy)
+        at = None if root is None else versions.row(db, root)["same_weights_as"]
+        while at is not None and at not in numbers and at > min(numbers):
+            at = versions.row(db, at)["parent"]
+        if root is not None and at in numbers:
+            found.append(root)
+    return found
+
+
 def waiting(db: sqlite3.Connection, policy: str) -> tuple[int, int]:
     """Return the number of users' samples and of practice samples of a policy that wait for a trainer."""
     query = "SELECT count(*) FROM turn WHERE policy = ? AND state = 'sampled'"

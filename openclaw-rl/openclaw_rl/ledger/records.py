@@ -259,6 +259,8 @@ class Forgotten:
     """Versions that trained on the turns, dead ones too: their weights stay."""
     removed: tuple[int, ...] = ()
     """Versions of the user's own policy: their weights are deleted, and nothing is to be rebuilt."""
+    began_with: tuple[int, ...] = ()
+    """First versions of users' policies that began with weights trained on the turns: a rebuild leaves them."""
     is_scrubbed: bool = True
     """No deleted byte is left in the ledger's files; False: some may be, until `openclaw-rl compact`."""
 

@@ -137,6 +137,7 @@ class PracticeLoop:
     async def turn(self) -> str | None:
         """Do the next thing that may be done. Return the reason to wait; None after work that another may follow."""
         reason: str | None = NO_WISH
+        self._forget_all_but(await self._deps.ledger.wishes(only_active=True))  # first: practice may wait for long
         for policy in await self._policies():
             room = await self._deps.ledger.practice_room(policy)
             reason = self._why_not(room, policy)

@@ -102,7 +102,7 @@ class Meter:
         that nobody corrected, for a wish that is general.
         """
         kl = await self._kl(replies)
-        async with self._serving.use(policy=wish.policy) as use:
+        async with self._serving.use(policy=wish.policy, opens=False) as use:
             if use.lora_path is None and self._base is self._engine:
                 return Measure(0.0, kl)
             turns = probe_turns(wish, others, uncorrected)

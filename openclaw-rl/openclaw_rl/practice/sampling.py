@@ -74,7 +74,13 @@ class ReplySampler:
             self.serving,
             rid=name,
             prompt_ids=asked.prompt_ids,
-            decoding=Decoding(sampling, self.frontend.end_ids, user=request.scope.user, policy=request.scope.policy),
+            decoding=Decoding(
+                sampling,
+                self.frontend.end_ids,
+                user=request.scope.user,
+                policy=request.scope.policy,
+                opens=False,
+            ),
             priority=PRIORITY_BACKGROUND,
         )
         async with generation:

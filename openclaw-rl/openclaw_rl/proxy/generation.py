@@ -59,13 +59,15 @@ class Decoding:
     """The user whose prefix cache the calls use."""
     policy: str = SHARED_POLICY
     """The policy that must answer."""
+    opens: bool = True
+    """The policy is opened if it is new; False for a reply that no user asked for."""
     conversation: str | None = None
     """Name of the conversation: a pool keeps it on the engine that holds its prefix."""
 
     @classmethod
     def of(cls, request: Request, end_ids: Collection[int], extras: EngineExtras) -> "Decoding":
         scope = request.scope
-        return cls(request.sampling, end_ids, extras, scope.user, scope.policy, _conversation(request))
+        return cls(request.sampling, end_ids, extras, scope.user, scope.policy, conversation=_conversation(request))
 
     @property
     def is_not_resumable(self) -> bool:
@@ -295,7 +297,10 @@ class Generation:
         """Hold the current version, then release the one held before."""
         former, self._stack = self._stack, AsyncExitStack()
         use = self._serving.use(
-            policy=self._decoding.policy, is_not_resumable=self._decoding.is_not_resumable, within_s=within_s
+            policy=self._decoding.policy,
+            opens=self._decoding.opens,
+            is_not_resumable=self._decoding.is_not_resumable,
+            within_s=within_s,
         )
         try:
             self._use = await self._stack.enter_async_context(use)

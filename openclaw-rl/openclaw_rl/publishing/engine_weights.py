@@ -160,6 +160,8 @@ class PolicyEngine:
                 wanted = set(self.adapters.names) if self.adapters.most is not None else {name} - {None}
                 if wanted:
                     folders = await self._engine.adapter_folders()
+                    if self.adapters.most is not None:
+                        wanted &= set(self.adapters.names)  # one may have left meanwhile, to make room
                     holds = folders is None or wanted <= folders.keys()
                 else:
                     holds = self._kind is WeightKind.LORA or is_held(current, await self._engine.model_info())

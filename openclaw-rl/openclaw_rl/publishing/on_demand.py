@@ -27,8 +27,8 @@ log = structlog.get_logger()
 PART = "adapters"
 """Name of the part in `Health` that is out of order while a version cannot be loaded."""
 
-_Wanted = tuple[str, int | None]
-"""A policy, and its version; None: the one that should serve."""
+_Wanted = tuple[str, int | None, bool]
+"""A policy; its version, None: the one that should serve; True if the policy may be opened."""
 
 
 class OnDemand:
@@ -52,8 +52,8 @@ class OnDemand:
     def holds(self, weight_version: int) -> bool:
         return self._policy.adapters.holds(weight_version)
 
-    async def bring(self, policy: str, weight_version: int | None) -> None:
-        key = (policy, weight_version)
+    async def bring(self, policy: str, weight_version: int | None, *, opens: bool) -> None:
+        key = (policy, weight_version, opens)
         future = self._wanted.get(key)
         if future is None:
             future = self._wanted[key] = asyncio.get_running_loop().create_future()
@@ -75,11 +75,11 @@ class OnDemand:
                     future.set_exception(error)
                     future.exception()  # retrieved: every client may have left
 
-    async def _brought(self, policy: str, weight_version: int | None) -> Exception | None:
+    async def _brought(self, policy: str, weight_version: int | None, opens: bool) -> Exception | None:
         """Load a version. Return the error of those that wait for it."""
         try:
             if weight_version is None:
-                await self._bring_serving(policy)
+                await self._bring_serving(policy, opens)
             else:
                 await self._policy.adapters.load(await self._ledger.version(weight_version), on_demand=True)
         except EngineRefused as error:
@@ -98,25 +98,31 @@ class OnDemand:
         self._health.ok(PART)
         return None
 
-    async def _bring_serving(self, policy: str) -> None:
+    async def _bring_serving(self, policy: str, opens: bool) -> None:
         """Load the version that serves a policy; choose it if the policy was not asked for since the start."""
         serving = self._policy.serving
         while (current := serving.currents.get(policy)) is None:
-            version = await self._version_of(policy)
+            version = await self._version_of(policy, opens)
             await self._policy.adapters.load(version, on_demand=True)
             if policy in serving.currents:  # the publisher chose meanwhile
                 continue
             self._policy.switch(version)
             # A rollback may have come between the ledger's answer and the switch; a later one finds the policy here.
-            if (await self._ledger.target(policy)).weight_version == serving.currents.get(policy):
-                return
+            try:
+                if (await self._ledger.target(policy)).weight_version == serving.currents.get(policy):
+                    return
+            except LedgerError:  # its user was forgotten meanwhile
+                serving.close_policy(policy)
+                raise
             serving.close_policy(policy)
         if not self.holds(current):
             await self._policy.adapters.load(await self._ledger.version(current), on_demand=True)
 
-    async def _version_of(self, policy: str) -> Version:
-        """Return the version that should serve a policy, which is opened if it is new."""
+    async def _version_of(self, policy: str, opens: bool) -> Version:
+        """Return the version that should serve a policy, which is opened if it is new and may be."""
         if policy not in await self._ledger.policies():
+            if not opens:
+                raise LedgerError(f"there is no policy {policy!r}")
             opened = await self._ledger.open_policy(policy, start=await self._start())
             log.info("policy_opened", policy=policy, root=opened.weight_version, start=opened.same_weights_as)
         return await self._ledger.target(policy)

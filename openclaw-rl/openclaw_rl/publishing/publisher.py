@@ -170,8 +170,11 @@ class Publisher:
 
     async def remove(self, policy: str, numbers: Sequence[int]) -> None:
         """Unload a policy that was removed from the ledger. Replies that run on it end first."""
-        self._serving.close_policy(policy)
+        self._serving.close_policy(policy)  # at once: no new reply begins on it
         self._adapters.forget(numbers)
+        if self._on_demand:
+            async with self._swap:  # a publication that was under way may have switched it in again
+                self._serving.close_policy(policy)
         self.wake()  # `run` unloads what serves no policy and has no user
 
     @asynccontextmanager
@@ -215,7 +218,10 @@ class Publisher:
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
             others = [name for name in self._serving.currents if name != SHARED_POLICY]
-            for policy, number in (await self._ledger.targets(others) if others else {}).items():
+            targets = await self._ledger.targets(others) if others else {}
+            for policy in set(others) - targets.keys():  # removed while a publication or a load of it ran
+                self._serving.close_policy(policy)
+            for policy, number in targets.items():
                 if number != self._serving.currents.get(policy):
                     self._policy.switch(await self._ledger.version(number))  # the next request brings its adapter
                     log.info("serving", weight_version=number, policy=policy)

@@ -4,8 +4,8 @@ Forgetting means a session, the conversation of a turn, or a user. `Ledger.forge
 `Sessions` drops its digests of their words. A version's folder holds the commit that published it, with prompts and
 replies of its batch: they are taken out of it. A checkpoint that can never be committed is deleted.
 
-With `rebuild` the policy goes back to the newest version before the forgotten turns. What it learned after that version
-is abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
+With `rebuild` each policy goes back to the newest version before the forgotten turns. What it learned since then is
+abandoned, the samples of other users wait for training again, and the folders of abandoned versions are deleted.
 Backups and exports are their owner's to delete.
 """
 
@@ -38,8 +38,8 @@ _NEXT_S = 1.0  # while a round deleted rows: more may be due
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    serving: int
-    """Version that the policy went back to."""
+    serving: dict[str, int]
+    """Version that each policy went back to."""
     waiting: int
     """Samples that wait for training, for the first time or again."""
     folders: int
@@ -64,9 +64,21 @@ class Forgetting:
 
     async def user(self, name: str) -> Forgotten:
         """Delete a user, and the policy that learned from this user alone with all of its weights."""
-        forgotten = await self._everywhere(self.ledger.forget_user(name))
-        await self.publisher.remove(own_policy(name), forgotten.removed)
-        return forgotten
+        removed: tuple[int, ...] = ()
+
+        async def deleted() -> Forgotten:
+            nonlocal removed
+            forgotten = await self.ledger.forget_user(name)
+            removed = forgotten.removed
+            return forgotten
+
+        try:
+            return await self._everywhere(deleted())
+        finally:
+            # Always: the rows may be gone before a failure, and the policy with them.
+            policy = own_policy(name)
+            if removed or policy not in await self.ledger.policies():
+                await self.publisher.remove(policy, removed)
 
     async def _everywhere(self, deletion: Awaitable[Forgotten]) -> Forgotten:
         try:
@@ -93,7 +105,7 @@ class Forgetting:
         folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
         for folder in folders:
             await asyncio.to_thread(checkpoint.discard, self.root / folder)
-        if to is None:
+        if not to:
             return None
         try:
             await self.publisher.follow()

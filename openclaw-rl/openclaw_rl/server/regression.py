@@ -24,7 +24,7 @@ statistic is therefore the largest over all cuts too: the change-point form of t
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,10 +65,18 @@ class RegressionMonitor:
         while True:
             await asyncio.sleep(self._settings.check_every_s)
             try:
-                for policy in await self._ledger.policies():
+                policies = await self._ledger.policies()
+                self._forget_all_but(policies)
+                for policy in policies:
                     await self.look(policy)
             except LedgerUnavailable as error:
                 log.debug("watch_delayed", error=str(error))
+
+    def _forget_all_but(self, policies: Collection[str]) -> None:
+        """Forget what was seen of policies that were removed."""
+        for kept in (self._seen, self._falls, self._no_way_back):
+            for policy in kept.keys() - set(policies):
+                del kept[policy]
 
     async def look(self, policy: str = SHARED_POLICY) -> "VerdictDrop | None":
         """Test a policy once, and roll it back on a fall."""
@@ -88,8 +96,8 @@ class RegressionMonitor:
 
     async def _go_back(self, fall: "VerdictDrop", policy: str) -> None:
         figures: dict[str, float | str] = {"before": fall.before, "after": fall.after, "p_value": fall.p_value}
-        if policy != SHARED_POLICY:
-            figures["policy"] = policy
+        of = {} if policy == SHARED_POLICY else {"policy": policy}
+        figures |= of
         turns = {"turns_before": fall.n_before, "turns_after": fall.n_after}
         try:
             to = await self._ledger.roll_back_behind(fall.good)
@@ -102,13 +110,15 @@ class RegressionMonitor:
                 await self._ledger.set_learning(False, policy)
                 self._no_way_back[policy] = fall.good
                 self._alerts.raise_alert("verdicts_fall", reason=str(error), good=fall.good, **figures, **turns)
-                self._alerts.raise_alert("learning_paused", reason=str(error), resume="openclaw-rl learning resume")
+                self._alerts.raise_alert(
+                    "learning_paused", reason=str(error), resume="openclaw-rl learning resume", **of
+                )
             return
         self._falls[policy] += 1
         self._alerts.raise_alert("rolled_back", serving=to, good=fall.good, **figures, **turns)
         if self._falls[policy] >= self._settings.pause_after:
             await self._ledger.set_learning(False, policy)
-            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self._falls[policy])
+            self._alerts.raise_alert("learning_paused", automatic_rollbacks=self._falls[policy], **of)
         try:
             await self._publisher.follow()
         except (EngineError, TimeoutError) as error:  # the publisher retries

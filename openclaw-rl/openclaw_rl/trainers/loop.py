@@ -82,7 +82,7 @@ class TrainerLoop:
     def turn(self) -> int | None:
         """Poll once, and make one step if a batch is ready. Return the new version, or None without one."""
         self._settle()
-        self._load(self._tip())
+        self._load_tip()
         lease = self._session.take()
         if lease is None:
             return None
@@ -208,6 +208,17 @@ class TrainerLoop:
         self._learner.load(folder, fresh_moments=tip.needs_fresh_moments)
         self._loaded = wanted
         log.info("tip_loaded", weight_version=tip.weight_version, fresh_moments=tip.needs_fresh_moments)
+
+    def _load_tip(self) -> None:
+        """Load the tip of the policy that was trained last. Files that are damaged stop no other policy's training."""
+        try:
+            self._load(self._tip())
+        except (TrainerError, OSError) as error:
+            if self._policy == SHARED_POLICY or isinstance(error, (WrongBase, ServerGone)):
+                raise
+            log.error("tip_not_loaded", policy=self._policy, error=str(error))
+            self._policy = SHARED_POLICY
+            self._load(self._tip())
 
     def _tip(self) -> Tip:
         """Return the tip of the policy that was trained last, or the shared one's when that policy was removed."""

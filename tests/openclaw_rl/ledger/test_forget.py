@@ -324,13 +324,13 @@ async def test_the_policy_goes_back_behind_what_was_trained_on_it(ledger, driver
     await driver.serve(second)
     forgotten = await ledger.forget("theirs")
     assert forgotten.trained_in == (second,)
-    assert await ledger.rollback_from(forgotten.trained_in) == first
+    assert await ledger.rollback_from(forgotten.trained_in) == {"policy": first}
     assert await ledger.serving_version() == first
     assert len(await ledger.drop_weights(first)) == 1
     assert (await ledger.version(second)).folder is None
     assert (await ledger.version(first)).folder is not None
     assert await ledger.turn(other) is None
-    assert await ledger.rollback_from((second,)) is None  # it is dead already
+    assert await ledger.rollback_from((second,)) == {}  # it is dead already
 
 
 async def test_a_backup_taken_while_turns_are_written_is_whole(

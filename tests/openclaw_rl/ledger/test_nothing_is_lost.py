@@ -22,7 +22,17 @@ from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import TrainingSettings
 from openclaw_rl.trainer_protocol import Commit, Manifest, Report
-from openclaw_rl.types import Lease, NextState, Sample, Verdict, Version, VersionRun, VersionState, WeightKind
+from openclaw_rl.types import (
+    SHARED_POLICY,
+    Lease,
+    NextState,
+    Sample,
+    Verdict,
+    Version,
+    VersionRun,
+    VersionState,
+    WeightKind,
+)
 
 KEPT = 2
 FAST = Path("/dev/shm")
@@ -121,7 +131,7 @@ class Node(RuleBasedStateMachine):
         if rebuild:
             before = self.versions()
             try:
-                to = self.do(self.ledger.rollback_from(forgotten.trained_in))
+                to = self.do(self.ledger.rollback_from(forgotten.trained_in)).get(SHARED_POLICY)
             except LedgerError:
                 assert self.versions() == before
             else:

@@ -15,7 +15,7 @@ from openclaw_rl.errors import CommitRefused, LedgerError
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.settings import TrainingSettings
-from openclaw_rl.types import SHARED_POLICY, Feedback, Version, VersionState, WeightKind
+from openclaw_rl.types import SHARED_POLICY, Feedback, TurnState, Version, VersionState, WeightKind
 
 ANN, BOB = "user:ann", "user:bob"
 CALLS = ("chat", "chat", "judge", "sample", "sample", "train", "serve", "reject", "back", "crash")
@@ -313,3 +313,63 @@ async def test_the_tips_that_passed_and_do_not_serve_are_known_for_every_policy(
     assert [(tip.weight_version, tip.policy) for tip in await ledger.passed_tips()] == [(number, ANN)]
     with pytest.raises(LedgerError, match="there is no policy"):
         await ledger.root(BOB)
+
+
+async def test_a_rebuild_goes_back_in_each_policy_that_learned_the_words_and_in_no_other(ledger, driver) -> None:
+    """Numbers count over all policies: the version before one of ann's may be bob's."""
+    shared, _ = await driver.step()
+    await driver.serve(shared)
+    numbers = {}
+    for policy, session in ((ANN, "kept"), (BOB, "his"), (ANN, "told"), (BOB, "his")):
+        root = (await ledger.open_policy(policy)).weight_version
+        await driver.sampled(policy=policy, version=root, session=session, user=policy.removeprefix("user:"))
+        lease = await ledger.lease(trainer="a", now=True)
+        assert lease.policy == policy
+        numbers.setdefault(policy, []).append(await driver.commit(lease))
+        await driver.serve(numbers[policy][-1])
+    (kept, told), (_, bobs) = numbers[ANN], numbers[BOB]
+    before = await seen(ledger, BOB)
+    forgotten = await ledger.forget("told", "ann")
+    assert forgotten.trained_in == (told,)
+    # As an older ledger, in which the shared policy learned from the user too.
+    assert await ledger.rollback_from((shared, told)) == {SHARED_POLICY: 0, ANN: kept}
+    assert await seen(ledger, BOB) == before
+    assert [await ledger.serving_version(policy) for policy in (SHARED_POLICY, ANN, BOB)] == [0, kept, bobs]
+    assert (await ledger.version(told)).state is VersionState.ROLLED_BACK
+    assert await ledger.audit(is_deep=True) == []
+
+
+async def test_a_policy_whose_batch_was_given_back_lets_the_others_go_first(ledger, driver, clock) -> None:
+    for policy in (ANN, BOB):
+        root = (await ledger.open_policy(policy)).weight_version
+        await driver.sampled(policy=policy, version=root)
+        clock.advance(1)
+    taken = []
+    for _ in range(4):
+        lease = await ledger.lease(trainer="test", now=True)
+        taken.append(lease.policy)
+        await ledger.release(lease.lease_id, lease.fence, reason="its weights are torn")
+    assert taken == [ANN, BOB, ANN, BOB]
+
+
+async def test_samples_of_a_policy_that_is_paused_are_dropped_before_those_of_another(ledger, driver) -> None:
+    ann, bob = [(await ledger.open_policy(policy)).weight_version for policy in (ANN, BOB)]
+    await ledger.set_learning(False, ANN)
+    bobs = [await driver.sampled(policy=BOB, version=bob) for _ in range(2)]
+    anns = [await driver.sampled(policy=ANN, version=ann) for _ in range(5)]
+    assert await ledger.drop_oldest(TurnState.SAMPLED, 4) == 3
+    assert [await driver.state(turn) for turn in bobs] == ["sampled"] * 2
+    assert [await driver.state(turn) for turn in anns] == ["dropped.backlog"] * 3 + ["sampled"] * 2
+
+
+async def test_a_policy_that_began_with_forgotten_turns_is_reported(ledger, driver) -> None:
+    told, _ = await driver.step()  # session "s"
+    await driver.serve(told)
+    await driver.sampled(session="other", version=told)
+    later = await driver.commit(await ledger.lease(trainer="a", now=True))
+    await driver.serve(later)
+    root = await ledger.open_policy(BOB, start=later)
+    await ledger.open_policy(ANN)
+    forgotten = await ledger.forget("s")
+    assert (forgotten.trained_in, forgotten.began_with) == ((told,), (root.weight_version,))
+    assert (await ledger.forget("other")).began_with == (root.weight_version,)

@@ -411,3 +411,17 @@ async def test_a_policy_whose_version_is_pinned_holds_up_no_other(bench: Bench) 
     await bench.ledger.set_pin((await bench.ledger.root("user:ann")).weight_version, policy="user:ann")
     assert await bench.loop.turn() is None
     assert {row.user for row in await bench.practice()} == {"bob"}
+
+
+async def test_words_that_are_forgotten_leave_memory_while_practice_waits(bench):
+    await corrected(bench.ledger, "shorter")
+    bench.relevance = Answers("yyy")
+    bench.loop = bench.make()
+    assert await bench.loop.turn() is None
+    assert bench.relevance.kept
+    assert bench.loop._newest
+    bench.activity.begin()
+    for wish in await bench.ledger.wishes(only_active=True):
+        await bench.ledger.forget_user(wish.user)
+    assert await bench.loop.turn() == "a chat runs"
+    assert (bench.relevance.kept, dict(bench.loop._newest)) == (set(), {})

@@ -50,6 +50,20 @@ async def test_an_engine_that_lost_its_adapter_is_noticed_and_restored(world: Wo
     assert await world.publisher.is_in_place()
 
 
+async def test_an_adapter_that_leaves_while_the_engine_is_asked_is_not_missed(world: World) -> None:
+    policy = PolicyEngine(world.engine, world.serving, PublisherSettings(), world.folder, most_adapters=2)
+    number = await world.commit(sampled_by=0)
+    await policy.adapters.load(await world.ledger.version(number))
+    asked = world.engine.adapter_folders
+
+    async def left_meanwhile() -> object:
+        await policy.adapters.unload(number)
+        return await asked()
+
+    world.engine.adapter_folders = left_meanwhile  # type: ignore[method-assign, assignment]
+    assert await policy.is_in_place()
+
+
 async def test_an_engine_that_came_back_empty_gets_the_serving_weights(full_world: World) -> None:
     number = await full_world.commit_full()
     full_world.publisher.wake()

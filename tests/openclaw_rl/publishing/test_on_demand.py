@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from ledger import commit_of, give_sample, probe_of
@@ -27,13 +29,15 @@ from openclaw_rl.publishing.engine_adapters import BESIDE
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.on_demand import OnDemand
 from openclaw_rl.publishing.publisher import Publisher
+from openclaw_rl.server.privacy import Forgetting
+from openclaw_rl.sessions.store import Sessions
 from openclaw_rl.settings import PublisherSettings, TrainingSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import Pacing
 from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
 from openclaw_rl.trainers.checkpoint import EMA_FOLDER
-from openclaw_rl.types import SHARED_POLICY, Scope, VersionRun, VersionState
+from openclaw_rl.types import SHARED_POLICY, Scope, Version, VersionRun, VersionState
 
 PROMPT = (1, 5, 9)
 ANN, BOB = "user:ann", "user:bob"
@@ -357,7 +361,10 @@ async def test_a_chat_waits_for_a_place_and_no_running_one_loses_its_own(tmp_pat
         )
 
 
-async def test_people_who_chat_all_the_time_do_not_keep_a_version_from_serving(tmp_path: Path) -> None:
+async def test_people_who_chat_all_the_time_do_not_keep_a_version_from_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_adapters, "PATIENCE_S", 3600.0)  # no version leaves for the one that waits
     async with household(tmp_path, places=2) as house:
         taught = {}
         for policy in ("user:eve", "user:kim", "user:lee", "user:max", ANN, BOB):
@@ -444,6 +451,94 @@ async def test_a_forgotten_user_leaves_no_weights_and_begins_anew(tmp_path: Path
         again = await house.trained()
         await house.decided()
         assert (await house.chat(ANN), await house.chat(BOB)) == (again[1], of_bob)
+
+
+async def test_work_that_no_user_waits_for_does_not_open_a_policy_anew(tmp_path: Path) -> None:
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        forgotten = await house.ledger.forget_user("ann")
+        await house.publisher.remove(ANN, forgotten.removed)
+        with pytest.raises(RequestError, match="there is no policy 'user:ann'"):
+            async with house.serving.use(policy=ANN, opens=False):
+                pass
+        assert await house.ledger.policies() == [SHARED_POLICY]
+        await house.chat(ANN)
+
+
+async def test_a_policy_that_is_removed_while_its_version_is_published_does_not_serve_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        prewarm = house.publisher._publication._prewarm
+        removals: list[asyncio.Task[None]] = []
+
+        async def is_removed() -> bool:
+            return bool(removals) and removals[0].done()
+
+        async def removed_meanwhile(version: Version) -> None:
+            await prewarm(version)
+            if not removals:
+                forgotten = await house.ledger.forget_user("ann")
+                removals.append(asyncio.create_task(house.publisher.remove(ANN, forgotten.removed)))
+                await asyncio.sleep(0)  # it has closed the policy, and waits for the publication
+
+        monkeypatch.setattr(house.publisher._publication, "_prewarm", removed_meanwhile)
+        of_ann = (await house.trained())[1]
+        await until(is_removed)
+        assert ANN not in house.serving.currents
+        await until(partial(_has_left, house, of_ann))
+        assert await house.chat(ANN) > of_ann
+
+
+async def test_a_forgetting_that_fails_late_leaves_no_policy_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def disk_fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def forget_deleted() -> None: ...
+
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        sessions = cast(Sessions, SimpleNamespace(forget_deleted=forget_deleted))
+        monkeypatch.setattr(version_folders, "remove_ended", disk_fails)
+        with pytest.raises(OSError, match="Input/output"):
+            await Forgetting(house.ledger, sessions, house.publisher, tmp_path).user("ann")
+        assert ANN not in house.serving.currents
+        with pytest.raises(LedgerError, match="no user"):  # a second one finds nothing to do
+            await house.ledger.forget_user("ann")
+
+
+async def test_a_dead_version_that_was_switched_in_is_closed(tmp_path: Path) -> None:
+    """As a load that waited for room while its user was forgotten would leave it."""
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        dead = await house.ledger.target(ANN)
+        forgotten = await house.ledger.forget_user("ann")
+        await house.publisher.remove(ANN, forgotten.removed)
+        house.policy.switch(dead)
+        await house.publisher.follow()
+        assert ANN not in house.serving.currents
+
+
+async def test_a_load_whose_user_is_forgotten_meanwhile_leaves_nothing_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with household(tmp_path, places=2) as house:
+        await house.chat(ANN)
+        house.serving.close_policy(ANN)  # as after a restart
+        load = house.policy.adapters.load
+
+        async def forgotten_meanwhile(version: Version, *, on_demand: bool = False) -> None:
+            await load(version, on_demand=on_demand)
+            forgotten = await house.ledger.forget_user("ann")
+            await house.publisher.remove(ANN, forgotten.removed)
+
+        monkeypatch.setattr(house.policy.adapters, "load", forgotten_meanwhile)
+        with pytest.raises(RequestError, match="your policy cannot be read now"):
+            await house.on_demand.bring(ANN, None, opens=True)
+        assert ANN not in house.serving.currents
 
 
 async def _is_used(house: Household, number: int) -> bool:

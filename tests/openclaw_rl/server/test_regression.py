@@ -147,3 +147,13 @@ async def test_where_only_the_base_is_left_the_monitor_alerts_once_and_pauses_le
     ledger.verdicts.append((6, -1))
     assert await monitor.look() is not None
     assert (ledger.is_learning, len(raised)) == (True, 2)
+
+
+def test_a_policy_that_was_removed_leaves_no_figures() -> None:
+    none: Any = None
+    monitor = RegressionMonitor(none, none, WatchSettings(), none)
+    for policy in ("policy", "user:ann"):
+        monitor._seen[policy], monitor._no_way_back[policy] = [(1, 1)], 1
+        monitor._falls[policy] += 1
+    monitor._forget_all_but(["policy"])
+    assert [list(kept) for kept in (monitor._seen, monitor._falls, monitor._no_way_back)] == [["policy"]] * 3

@@ -311,3 +311,16 @@ def test_a_policy_that_was_removed_costs_no_other_a_step(tmp_path: Path, batch: 
     assert bench.loop.turn() is not None
     assert weights_of(bench, api.tips["user:bob"].folder)["steps"] == 1
     assert api.failures == []
+
+
+def test_a_damaged_tip_of_one_policy_does_not_stop_the_others(tmp_path: Path, batch: list[Sample]) -> None:
+    api = _TwoUsers(batch, ["user:ann", "user:bob"])
+    bench = Bench(tmp_path, api)
+    assert bench.loop.turn() is not None
+    folder = api.tips["user:ann"].folder
+    assert folder is not None
+    (bench.data_dir / folder / "weights").write_text("{")
+    bench.restart()
+    bench.loop._policy = "user:ann"
+    assert bench.loop.turn() is not None
+    assert weights_of(bench, api.tips["user:bob"].folder)["steps"] == 1

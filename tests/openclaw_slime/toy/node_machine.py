@@ -267,7 +267,7 @@ class Node:
             done = self.do(call)
         except LedgerError:
             return None
-        if done is None:
+        if done is None or done == {}:
             return None
         versions = self.records.versions()
         self.newest_when_rolled = max(versions)

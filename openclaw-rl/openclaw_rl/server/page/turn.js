@@ -111,7 +111,7 @@ export function show(root, { path: [id], signal, go }) {
     if (!agreed) return;
     const body = scope.session_id === null ? { turn_id: id } : { session_id: scope.session_id, user: scope.user };
     const done = await asAdmin("v1/admin/forget", { body: { ...body, rebuild: agreed.rebuild } });
-    tell(`${many(done.turns, "turn")} forgotten.${done.rebuilt ? ` Version ${done.rebuilt.serving} serves.` : ""}${done.not_rebuilt ? ` Not rolled back: ${done.not_rebuilt}` : ""}`);
+    tell(`${many(done.turns, "turn")} forgotten.${done.rebuilt ? ` Serving now: ${Object.values(done.rebuilt.serving).join(", ")}.` : ""}${done.not_rebuilt ? ` Not rolled back: ${done.not_rebuilt}` : ""}`);
     go("#/turns");
   }
 
