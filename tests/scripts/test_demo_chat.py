@@ -19,7 +19,7 @@ def test_four_corrections_are_practised_and_new_questions_are_asked_before_and_a
     launch = tmp_path / "serve.sh"
     launch.write_text(SERVE.format(python=sys.executable, model=short_model))
     launch.chmod(0o755)
-    argv = [sys.executable, str(ROOT / "scripts" / "demo_chat.py"), str(launch), "--minutes", "0.3"]
+    argv = [sys.executable, str(ROOT / "scripts" / "demo_chat.py"), str(launch), "--minutes", "1"]
     environ = os.environ | {"PYTHONSAFEPATH": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -101,18 +101,21 @@ class Forgetting:
 
         Raises LedgerError when there is no version to go back to.
         """
+        before = await self.ledger.version_folders()
         to = await self.ledger.rollback_from(forgotten.trained_in)
         folders = await self.ledger.drop_weights(min(forgotten.trained_in) - 1) if forgotten.trained_in else []
         for folder in folders:
             await asyncio.to_thread(checkpoint.discard, self.root / folder)
         if not to:
             return None
+        # The publisher may have pruned one of them since the rollback.
+        gone = len(before.keys() - (await self.ledger.version_folders()).keys())
         try:
             await self.publisher.follow()
         except (EngineError, TimeoutError) as error:  # the publisher retries when the engine is back
             log.debug("rebuild_delayed", error=repr(error))
             self.publisher.wake()
-        return Rebuilt(to, (await self.ledger.counts())["sampled"], len(folders))
+        return Rebuilt(to, (await self.ledger.counts())["sampled"], gone)
 
 
 def without_probes(folder: Path) -> None:
