@@ -35,7 +35,6 @@ from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInf
 from openclaw_rl.engines.pool_member import STRANGER, EngineStatus, Member, Weights, stranger_of
 from openclaw_rl.engines.version_keys import version_of
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
-from openclaw_rl.telemetry.health import OUT_AFTER
 from openclaw_rl.types import Ids
 
 log = structlog.get_logger()
@@ -241,11 +240,10 @@ class PooledEngine:
 
     async def update_weights(self, folder: Path, weight_version: int) -> None:
         async with self._changes:
-            took: list[Member] = []
+            weights, took = Weights(folder, weight_version), list[Member]()
 
             async def push(member: Member) -> None:
-                await member.engine.update_weights(folder, weight_version)
-                member.weight_version = weight_version
+                await member.push(weights)
                 took.append(member)
 
             try:
@@ -254,7 +252,12 @@ class PooledEngine:
                 for member in took:  # it comes back with the weights of the others
                     member.leave(f"it took version {weight_version}, which another engine refused")
                 raise
-            self.hold(Weights(folder, weight_version))
+            self.hold(weights)
+
+    def hold_start(self, folder: Path) -> None:
+        """Note the folder of the weights that the engines were started with, while all hold them."""
+        if self._weights is None and self._holds() == "default":
+            self._weights = Weights(folder, 0)
 
     def hold(self, weights: Weights) -> None:
         """Note the weights that an engine has to hold from now on, and place conversations anew: caches are empty."""
@@ -364,7 +367,7 @@ class PooledEngine:
                     return
                 # Full weights take longer; the engine's client bounds that call.
                 async with asyncio.timeout(None if self._weights else self._change_s):
-                    await member.take(dict(self._adapters), self._weights, info)
+                    await member.take(dict(self._adapters), self._weights)
                 member.is_in, member.missed = True, 0
         except TimeoutError:
             member.fault = f"{member.url} did not answer within {self._change_s:g} s"
@@ -378,23 +381,4 @@ class PooledEngine:
 
     def statuses(self) -> list[EngineStatus]:
         homes = Counter(self._homes.values())
-        return [
-            EngineStatus(
-                engine=one.url,
-                is_in=one.is_in,
-                running=one.running,
-                sessions=homes[one],
-                calls=one.calls,
-                failures=one.failures,
-                fault=_problem(one),
-            )
-            for one in self._members
-        ]
-
-
-def _problem(member: Member) -> str | None:
-    if member.is_told and not member.is_in:
-        return f"out of the pool: {member.fault}"
-    if member.failed_in_row >= OUT_AFTER:
-        return f"failed {member.failed_in_row} times in a row, last: {member.fault}"
-    return None
+        return [member.status(homes[member]) for member in self._members]

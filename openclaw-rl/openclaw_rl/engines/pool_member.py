@@ -11,6 +11,7 @@ from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.put_adapter import put_adapter
 from openclaw_rl.errors import EngineRefused
+from openclaw_rl.telemetry.health import OUT_AFTER
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 10.0
 """Pauses before an engine whose calls fail may come back: longer with each failure that no reply came after."""
@@ -92,6 +93,8 @@ class Member:
     """It is taking other weights, and gets no request meanwhile."""
     weight_version: int | None = None
     """Version of its own weights; None: it names none of ours."""
+    is_unsure: bool = False
+    """A push to it got no answer: it may take those weights later, whatever version it names now."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     took: dict[str, Path] = field(default_factory=dict)
     """Adapters that it took from us, with their folders."""
@@ -131,6 +134,24 @@ class Member:
         finally:
             self.running -= 1
 
+    def status(self, sessions: int) -> EngineStatus:
+        return EngineStatus(
+            engine=self.url,
+            is_in=self.is_in,
+            running=self.running,
+            sessions=sessions,
+            calls=self.calls,
+            failures=self.failures,
+            fault=self._problem(),
+        )
+
+    def _problem(self) -> str | None:
+        if self.is_told and not self.is_in:
+            return f"out of the pool: {self.fault}"
+        if self.failed_in_row >= OUT_AFTER:
+            return f"failed {self.failed_in_row} times in a row, last: {self.fault}"
+        return None
+
     async def load(self, name: str, folder: Path) -> None:
         await put_adapter(self.engine, name, folder, self.took)
         self.took[name] = folder
@@ -143,6 +164,16 @@ class Member:
         except EngineRefused:
             return
 
+    async def push(self, weights: Weights) -> None:
+        """Replace its weights. Until one push has an answer they are unknown. Raises EngineError."""
+        was_unsure, self.is_unsure = self.is_unsure, True
+        try:
+            await self.engine.update_weights(weights.folder, weights.weight_version)
+        except EngineRefused:
+            self.is_unsure = was_unsure
+            raise
+        self.is_unsure, self.weight_version = False, weights.weight_version
+
     async def lacks(self, adapters: dict[str, Path], weights: Weights | None) -> bool:
         """Return True if the engine says that it has lost one of these adapters, or the weights."""
         if weights is not None:
@@ -150,13 +181,13 @@ class Member:
         folders = await self.engine.adapter_folders() if adapters else None
         return folders is not None and not adapters.keys() <= folders.keys()
 
-    async def take(self, adapters: dict[str, Path], weights: Weights | None, info: ModelInfo) -> None:
+    async def take(self, adapters: dict[str, Path], weights: Weights | None) -> None:
         """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
         await self.engine.resume()
-        self.weight_version = held(info)
-        if weights is not None and self.weight_version != weights.weight_version:
-            await self.engine.update_weights(weights.folder, weights.weight_version)
-            self.weight_version = weights.weight_version
+        self.weight_version = held(await self.engine.model_info())
+        # Without weights of ours chats are held, and `publishing.engine_weights` pushes some before it lets them go on.
+        if weights is not None and (self.is_unsure or self.weight_version != weights.weight_version):
+            await self.push(weights)
         for name in self.took.keys() - adapters.keys():
             await self.unload(name)
         folders = await self.engine.adapter_folders()

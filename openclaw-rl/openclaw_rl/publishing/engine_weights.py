@@ -212,6 +212,8 @@ class PolicyEngine:
         """
         number, info = version.weight_version, await self._engine.model_info()
         if not self._full.is_unsure and is_held(number, info):
+            if isinstance(self._engine, PooledEngine) and number == 0 and self._base_folder is not None:
+                self._engine.hold_start(self._base_folder)
             self.serving.switch(number, None)
         elif is_remote_only(version):
             self.serving.switch(number, None)

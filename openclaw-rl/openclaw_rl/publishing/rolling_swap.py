@@ -90,9 +90,7 @@ class RollingSwap:
             await spent.finishing(self._let_finish(member))
             try:
                 await spent.cutting(cut(engine, lambda: member.running, _changed, timeout_s))
-                push = engine.update_weights(weights.folder, weights.weight_version)
-                await spent.pushing(in_time(push, self._settings.push_timeout_s))
-                member.weight_version = weights.weight_version
+                await spent.pushing(in_time(member.push(weights), self._settings.push_timeout_s))
             finally:
                 await in_time(engine.resume(), timeout_s)
         except EngineGone as error:
