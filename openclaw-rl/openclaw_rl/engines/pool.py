@@ -323,17 +323,19 @@ class PooledEngine:
                 pass
             await asyncio.sleep(max(0.0, member.retry_at - loop.time()))
 
-    async def _check(self, member: Member) -> None:
-        """Look at an engine of the pool: one missed answer may be a pause, several are its end."""
+    async def _look(self, member: Member) -> str | None:
+        """Return the engine's fault: one missed answer may be a pause, several are its end."""
         fault = await member.engine.fault()
         member.missed = 0 if fault is None else member.missed + 1
-        if fault is not None:
-            if member.missed >= DOWN_AFTER:
-                member.leave(fault)
-                if self.members:  # its replies go on elsewhere, where it closes no connection itself
-                    member.engine.break_off()
-            return
-        if self._changes.locked():
+        if fault is not None and member.missed >= DOWN_AFTER:
+            member.leave(fault)
+            if self.members:  # its replies go on elsewhere, where it closes no connection itself
+                member.engine.break_off()
+        return fault
+
+    async def _check(self, member: Member) -> None:
+        """Look at an engine of the pool, and take it out if it is gone or lacks what the others hold."""
+        if await self._look(member) is not None or self._changes.locked():
             return
         adapters, weights = dict(self._adapters), self._weights
         try:
@@ -351,7 +353,7 @@ class PooledEngine:
 
     async def _join(self, member: Member) -> None:
         """Bring an engine that is out to the state of the others, and give it requests again."""
-        fault = await member.engine.fault()
+        fault = await self._look(member)
         if fault is not None or self._is_paused or member.is_aside:
             member.fault = fault or "a swap of weights runs"
             return

@@ -97,7 +97,9 @@ async def test_a_reply_that_was_cut_is_its_callers_to_resume_and_meets_another_e
         assert len(second.calls) == 1
 
 
-async def test_replies_leave_a_host_that_vanished_though_no_connection_ends() -> None:
+@pytest.mark.parametrize("was_met", [False, True])
+async def test_replies_leave_a_host_that_vanished_though_no_connection_ends(was_met: bool) -> None:
+    """was_met: another call found it out before the health checks did."""
     one, two = fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes) as pool:
         for fake in fakes:
@@ -110,11 +112,15 @@ async def test_replies_leave_a_host_that_vanished_though_no_connection_ends() ->
                 return False
 
             silent.is_healthy = is_healthy  # type: ignore[method-assign]
+            other._scripts.clear()
+            if was_met:
+                silent.script(Scripted(ids=(5,), break_after=0))
+                assert await ask(pool, affinity="a", n=2)
+                assert len(silent.calls) == 2
             with pytest.raises(EngineGone):
                 await anext(events)
-        other._scripts.clear()
         assert await ask(pool, affinity="a", n=2)
-        assert len(other.calls) == 1
+        assert len(other.calls) == 1 + was_met
 
 
 async def test_an_engine_that_comes_back_gets_its_adapters_before_any_call(folder: Path) -> None:
