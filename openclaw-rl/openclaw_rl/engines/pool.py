@@ -20,7 +20,7 @@ Leaves to others: the version of each request, and holding chats while no engine
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -28,11 +28,10 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from openclaw_rl.engines.admission import is_unknown_adapter
 from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
-from openclaw_rl.engines.pool_member import STRANGER, EngineStatus, Member, Weights, stranger_of
+from openclaw_rl.engines.pool_member import EMPTY, STRANGER, EngineStatus, Member, Tried, Weights, stranger_of
 from openclaw_rl.engines.version_keys import version_of
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.types import Ids
@@ -43,7 +42,6 @@ T = TypeVar("T")
 POLL_S, DOWN_AFTER = 1.0, 3
 MOST_HOMES = 20_000
 """Conversations whose engine is remembered; the least recently used one is forgotten."""
-_EMPTY = "it was started again, and lacks what the others hold"
 
 
 class PooledEngine:
@@ -77,7 +75,7 @@ class PooledEngine:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
-        tried: list[Member] = []
+        tried = Tried(request.lora_path)
         while True:
             member, has_begun = self._choose(request.affinity, request.extra_key, tried), False
             with member.call():
@@ -86,14 +84,14 @@ class PooledEngine:
                         async for reply in events:
                             has_begun = True
                             yield reply
-                    member.worked()
+                    tried.worked(member)
                     return
                 except (EngineGone, EngineRefused) as error:
-                    if not self._may_ask_another(member, error, request.lora_path) or not self.members:
+                    if not tried.may_go_on(member, error, self._adapters, self.members) or not self.members:
                         raise
                     if has_begun:
+                        self._homes.pop(request.affinity or "", None)
                         raise EngineLeft(str(error)) from error
-            tried.append(member)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         return await self._ask(
@@ -123,20 +121,19 @@ class PooledEngine:
         extra_key: str | None,
         affinity: str | None = None,
     ) -> T:
-        tried: list[Member] = []
+        tried = Tried(lora_path)
         while True:
             member = self._choose(affinity, extra_key, tried)
             with member.call():
                 try:
                     answer = await call(member.engine)
-                    member.worked()
+                    tried.worked(member)
                     return answer
                 except (EngineGone, EngineRefused) as error:
-                    if not self._may_ask_another(member, error, lora_path):
+                    if not tried.may_go_on(member, error, self._adapters, self.members):
                         raise
-            tried.append(member)
 
-    def _choose(self, affinity: str | None, extra_key: str | None, tried: Sequence[Member]) -> Member:
+    def _choose(self, affinity: str | None, extra_key: str | None, tried: Container[Member]) -> Member:
         """Return the engine of the conversation, else the least loaded. Raises EngineGone when none may be asked."""
         ready = [one for one in self._members if one.is_in and not one.is_aside and one not in tried]
         if self._is_full and (version := version_of(extra_key)) is not None:
@@ -154,17 +151,6 @@ class PooledEngine:
             if len(self._homes) > MOST_HOMES:
                 self._homes.popitem(last=False)
         return member
-
-    def _may_ask_another(self, member: Member, error: EngineGone | EngineRefused, lora_path: str | None) -> bool:
-        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault."""
-        if isinstance(error, EngineRefused):
-            if lora_path not in self._adapters or not is_unknown_adapter(error, lora_path):
-                member.worked()
-                return False
-            member.leave(_EMPTY)
-            return True
-        member.failed(str(error))
-        return True
 
     def _faults(self) -> str:
         return "; ".join(
@@ -280,22 +266,9 @@ class PooledEngine:
 
         Raises EngineRefused of an engine, and EngineGone if none is left. within_s: -1 for the pool's `change_s`.
         """
-        refusals: list[EngineRefused] = []
         within_s = self._change_s if within_s == -1 else within_s
-
-        async def one(member: Member) -> None:
-            try:
-                async with asyncio.timeout(within_s):
-                    await change(member)
-            except TimeoutError:
-                member.failed(f"it did not answer within {within_s:g} s")
-            except EngineGone as error:
-                member.failed(str(error))
-            except EngineRefused as error:
-                refusals.append(error)
-
-        await asyncio.gather(*(one(member) for member in self._members if member.is_in))
-        if refusals:
+        found = await asyncio.gather(*(member.change(change(member), within_s) for member in self.members))
+        if refusals := [one for one in found if one is not None]:
             raise refusals[0]
         if not self.ready():
             raise EngineGone(self._faults())
@@ -349,7 +322,7 @@ class PooledEngine:
             and (adapters, weights) == (self._adapters, self._weights)
             and not self._changes.locked()
         ):
-            member.leave(_EMPTY)
+            member.leave(EMPTY)
 
     async def _join(self, member: Member) -> None:
         """Bring an engine that is out to the state of the others, and give it requests again."""

@@ -1,16 +1,17 @@
 """One engine of a pool: its state, and its way into the pool."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from openclaw_rl.backoff import Backoff
+from openclaw_rl.engines.admission import is_unknown_adapter
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.put_adapter import put_adapter
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
 from openclaw_rl.telemetry.health import OUT_AFTER
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 10.0
@@ -119,6 +120,19 @@ class Member:
             self.retry_at = asyncio.get_running_loop().time() + self._pauses.next_s()
         self.leave(fault)
 
+    async def change(self, change: Awaitable[None], within_s: float | None) -> EngineRefused | None:
+        """Return the refusal of a change. Leave if the engine fails it."""
+        try:
+            async with asyncio.timeout(within_s):
+                await change
+        except TimeoutError:
+            self.failed(f"it did not answer within {within_s:g} s")
+        except EngineGone as error:
+            self.failed(str(error))
+        except EngineRefused as error:
+            return error
+        return None
+
     def worked(self) -> None:
         if self.failed_in_row:
             self.failed_in_row = 0
@@ -194,3 +208,47 @@ class Member:
         for name, folder in adapters.items():
             if folders is None or folders.get(name) != str(folder):
                 await self.load(name, folder)
+
+
+EMPTY = "it was started again, and lacks what the others hold"
+
+
+class Tried:
+    """Engines that one request has met."""
+
+    def __init__(self, lora_path: str | None) -> None:
+        self._lora_path = lora_path
+        self._faults: dict[Member, str | None] = {}
+        """The fault of each engine that answered badly; None: of one that has left."""
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._faults
+
+    def worked(self, member: Member) -> None:
+        """Note an answer. The engines that answered the same request badly are at fault."""
+        member.worked()
+        for one, fault in self._faults.items():
+            if fault is not None:
+                one.failed(fault)
+
+    def may_go_on(
+        self, member: Member, error: EngineGone | EngineRefused, adapters: Container[str], serve: Sequence[Member]
+    ) -> bool:
+        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault."""
+        self._faults[member] = None
+        if isinstance(error, EngineRefused):
+            if self._lora_path is None or self._lora_path not in adapters:
+                is_empty = False
+            else:
+                is_empty = is_unknown_adapter(error, self._lora_path)
+            if is_empty:
+                member.leave(EMPTY)
+            else:
+                member.worked()
+            return is_empty
+        if isinstance(error, EngineFaulty):
+            # One request may break each engine that it meets. The engine is at fault where another one answers it.
+            self._faults[member] = str(error)
+            return len(serve) > 1 and sum(fault is not None for fault in self._faults.values()) < 2
+        member.failed(str(error))
+        return True

@@ -11,7 +11,7 @@ from engine_client import request, served
 from waiting import until
 
 from openclaw_rl.engines.pool import PooledEngine
-from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
 
 LONG = Scripted(ids=(5, 6, 2), hold_after=1)
@@ -79,7 +79,22 @@ async def test_a_call_that_has_no_token_yet_goes_to_another_engine_at_once() -> 
         two.go_down()
         with pytest.raises(EngineGone, match="is down"):
             await ask(pool)
-        assert not await pool.is_healthy()
+        assert pool.statuses()[1].is_in, "one request is no proof: its health check tells"
+
+
+async def test_one_request_that_every_engine_answers_badly_throws_none_out() -> None:
+    fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+        for fake in fakes:
+            fake.script(Scripted(ids=(), refuse=(500, "it cannot compute this")))
+        with pytest.raises(EngineFaulty, match="cannot compute"):
+            await ask(pool)
+        assert not any(fake._scripts for fake in fakes)
+        assert [(status.is_in, status.failures) for status in pool.statuses()] == [(True, 0)] * 2
+        fakes[0].script(Scripted(ids=(), refuse=(500, "it is broken")))
+        for _ in range(2):
+            assert await ask(pool, n=2)
+        assert [status.failures for status in pool.statuses()] == [1, 0]
 
 
 async def test_a_reply_that_was_cut_is_its_callers_to_resume_and_meets_another_engine() -> None:
