@@ -114,6 +114,23 @@ class PooledEngine:
 
         return await self._ask(ask, lora_path, extra_key)
 
+    async def score_on(
+        self, engine: HttpEngine, within_s: float, prompt: Ids, ids: Ids, *, lora_path: str | None, extra_key: str
+    ) -> Score:
+        """Score on one engine. If it fails while others serve, it leaves the pool: raises EngineLeft."""
+        member = next(one for one in self._members if one.engine is engine)
+        try:
+            async with asyncio.timeout(within_s):
+                return await engine.score(prompt, ids, lora_path=lora_path, extra_key=extra_key)
+        except (EngineGone, EngineRefused, TimeoutError) as error:
+            if self.members == [member]:
+                raise
+            if not isinstance(error, EngineRefused):
+                member.failed(str(error) or f"it did not answer within {within_s:g} s")
+            elif not Tried(lora_path).may_go_on(member, error, self._adapters, self.members):
+                raise
+            raise EngineLeft(f"{member.url}: {member.fault}") from error
+
     async def _ask(
         self,
         call: Callable[[HttpEngine], Awaitable[T]],

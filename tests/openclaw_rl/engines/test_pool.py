@@ -11,7 +11,7 @@ from engine_client import request, served
 from waiting import until
 
 from openclaw_rl.engines.pool import PooledEngine
-from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
 
 LONG = Scripted(ids=(5, 6, 2), hold_after=1)
@@ -292,3 +292,20 @@ async def test_scores_are_the_same_on_each_engine(folder: Path) -> None:
         }
         assert len(found) == 1
         assert all(map(math.isfinite, found.pop()))
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_an_engine_that_fails_a_score_of_its_own_leaves_while_others_serve(hangs: bool) -> None:
+    one, _ = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+
+        async def fails(_: object) -> object:
+            if hangs:
+                await asyncio.Event().wait()
+            raise EngineGone("it cannot score")
+
+        one.generate = fails  # type: ignore[assignment,method-assign]
+        with pytest.raises(EngineLeft):
+            await pool.score_on(pool.ready()[0], 0.05, (1,), (300, 301), lora_path=None, extra_key="")
+        assert [status.failures for status in pool.statuses()] == [1, 0]
+        assert (await pool.score_on(pool.ready()[-1], 60, (1,), (300, 301), lora_path=None, extra_key="")).log_probs
