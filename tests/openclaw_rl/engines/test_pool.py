@@ -18,11 +18,13 @@ LONG = Scripted(ids=(5, 6, 2), hold_after=1)
 
 
 @asynccontextmanager
-async def pool_of(fakes: Sequence[FakeEngine], *, poll_s: float = 0.01) -> AsyncIterator[PooledEngine]:
+async def pool_of(
+    fakes: Sequence[FakeEngine], *, poll_s: float = 0.01, change_s: float = 60
+) -> AsyncIterator[PooledEngine]:
     """Yield a pool that watches its engines; all that are up are in it."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(served(fake)) for fake in fakes]
-        pool = PooledEngine(engines, change_s=1.0, poll_s=poll_s)
+        pool = PooledEngine(engines, change_s=change_s, poll_s=poll_s)
         await pool.fault()
         watch = asyncio.create_task(pool.run())
         try:
@@ -130,7 +132,7 @@ async def test_replies_leave_a_host_that_vanished_though_no_connection_ends(was_
             other._scripts.clear()
             if was_met:
                 silent.script(Scripted(ids=(5,), break_after=0))
-                assert await ask(pool, affinity="a", n=2)
+                assert await ask(pool, affinity="a", rid="met", n=2)
                 assert len(silent.calls) == 2
             with pytest.raises(EngineGone):
                 await anext(events)
@@ -190,7 +192,7 @@ async def test_an_engine_that_was_restarted_faster_than_anyone_looked_refuses_no
 
 async def test_an_engine_that_hangs_holds_up_no_adapter_of_the_others(folder: Path) -> None:
     one, two = fakes = FakeEngine(), FakeEngine()
-    async with pool_of(fakes, poll_s=1000) as pool:
+    async with pool_of(fakes, poll_s=1000, change_s=1.0) as pool:
         async with one._changing:  # its unload waits for ever
             await pool.load_adapter("policy-v1", folder)
             assert [status.is_in for status in pool.statuses()] == [False, True]
@@ -298,14 +300,16 @@ async def test_scores_are_the_same_on_each_engine(folder: Path) -> None:
 async def test_an_engine_that_fails_a_score_of_its_own_leaves_while_others_serve(hangs: bool) -> None:
     one, _ = fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes, poll_s=1000) as pool:
+        may_end = asyncio.Event()
 
         async def fails(_: object) -> object:
             if hangs:
-                await asyncio.Event().wait()
+                await may_end.wait()
             raise EngineGone("it cannot score")
 
         one.generate = fails  # type: ignore[assignment,method-assign]
         with pytest.raises(EngineLeft):
             await pool.score_on(pool.ready()[0], 0.05, (1,), (300, 301), lora_path=None, extra_key="")
+        may_end.set()
         assert [status.failures for status in pool.statuses()] == [1, 0]
         assert (await pool.score_on(pool.ready()[-1], 60, (1,), (300, 301), lora_path=None, extra_key="")).log_probs
