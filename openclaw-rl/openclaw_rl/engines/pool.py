@@ -214,8 +214,17 @@ class PooledEngine:
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         async with self._changes:
+
+            async def load(member: Member) -> None:
+                try:
+                    await member.load(name, folder)
+                except EngineRefused as error:
+                    if name not in self._adapters:
+                        raise
+                    member.leave(f"it refused {name}, which the others hold: {error}")
+
             try:
-                await self._each(lambda member: member.load(name, folder))
+                await self._each(load)
             except EngineRefused:
                 with suppress(EngineGone, EngineRefused):
                     await self._each(lambda member: member.unload(name))

@@ -201,6 +201,11 @@ class Member:
         self.weight_version = held(await self.engine.model_info())
         # Without weights of ours chats are held, and `publishing.engine_weights` pushes some before it lets them go on.
         if weights is not None and (self.is_unsure or self.weight_version != weights.weight_version):
+            if self.running:
+                self.engine.break_off()
+                raise EngineGone("its replies have to end before it takes other weights")
+            await self.engine.abort_all()
+            await self.engine.flush_cache()  # refused while a request is there: the next look tries again
             await self.push(weights)
         for name in self.took.keys() - adapters.keys():
             await self.unload(name)

@@ -214,6 +214,21 @@ async def test_an_adapter_that_one_engine_refuses_is_on_none(folder: Path) -> No
         assert (one.adapters, await pool.adapter_folders()) == ({}, {})
 
 
+async def test_a_reload_that_one_engine_refuses_takes_the_adapter_off_no_other(folder: Path) -> None:
+    one, two = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+        await pool.load_adapter("policy-v1", folder)
+        two.adapters.clear()
+
+        async def full(*_: object) -> None:
+            raise EngineRefused("no slot is free", status=400)
+
+        two.load_adapter = full  # type: ignore[assignment,method-assign]
+        await pool.load_adapter("policy-v1", folder)
+        assert set(one.adapters) == set(await pool.adapter_folders()) == {"policy-v1"}
+        assert [status.is_in for status in pool.statuses()] == [True, False]
+
+
 async def test_leaving_a_stream_aborts_it_on_its_engine_alone() -> None:
     one, two = fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes) as pool:
@@ -313,3 +328,22 @@ async def test_an_engine_that_fails_a_score_of_its_own_leaves_while_others_serve
         may_end.set()
         assert [status.failures for status in pool.statuses()] == [1, 0]
         assert (await pool.score_on(pool.ready()[-1], 60, (1,), (300, 301), lora_path=None, extra_key="")).log_probs
+
+
+async def test_an_engine_takes_no_weights_under_the_replies_that_it_still_runs(folder: Path) -> None:
+    fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes) as pool:
+        for fake in fakes:
+            fake.script(LONG)
+        async with aclosing(pool.stream(request([1]))) as events:
+            await anext(events)
+            n = 0 if fakes[0].running else 1
+            await pool.pause("retract")
+            pool._members[n].failed("one of its calls failed, and this reply goes on")
+            await pool.update_weights(folder, 1)
+            assert [fake.weight_version for fake in fakes] == [n, 1 - n]
+            await pool.resume()
+            with pytest.raises(EngineGone):
+                await anext(events)
+        await until(lambda: pool.statuses()[n].is_in)
+        assert [fake.weight_version for fake in fakes] == [1, 1]
